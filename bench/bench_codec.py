@@ -29,7 +29,7 @@ from rose.errors import InternalError, check
 from rose.transfer import Delta, delta_apply, delta_pack
 from rose.transfer.codec.class_rule import class_rule
 from rose.transfer.codec.operations import digest, topk_unpack
-from rose.transfer.codec.strat import link_pack, strat_pack, strat_unpack
+from rose.transfer.codec.strat import strat_pack, strat_unpack, wire_pack
 
 Bits = npt.NDArray[np.uint16]
 
@@ -217,9 +217,9 @@ def by_torch(bench: Bench, new: Any, held: Any) -> Any:
     return positions, values
 
 
-@pytest.mark.parametrize("link", ["gap", "strat"])
+@pytest.mark.parametrize("encoding", ["gap", "strat"])
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
+def test_pack(report: Report, bench: Bench, case: Case, encoding: str) -> None:
     """Speed with digest and choice of codec; STRAT together with GAP in one pass, with a given
     rule.
 
@@ -230,8 +230,8 @@ def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
     base = digest(versions.old)
     shadow = versions.old.copy()
     rule = class_rule(versions.new, versions.old)
-    if rule is None and link == "strat":
-        pytest.skip("no class rule makes this delta smaller, so its link is GAP")
+    if rule is None and encoding == "strat":
+        pytest.skip("no class rule makes this delta smaller, so its encoding is GAP")
     fresh, held = bench.tensor(versions.new), bench.tensor(shadow)
 
     def gap() -> Delta:
@@ -240,20 +240,20 @@ def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
     def strat() -> Delta:
         if rule is None:
             raise InternalError("a case without a rule was not left out")
-        made = link_pack(versions.new, shadow, rule, threads=case.threads, base_digest=base)
+        made = wire_pack(versions.new, shadow, rule, threads=case.threads, base_digest=base)
         return made[1]
 
     def reset() -> None:
         shadow[:] = versions.old
 
     paired = report.pairs(
-        speed_gb_s(case, {"gap": gap, "strat": strat}[link], reset),
+        speed_gb_s(case, {"gap": gap, "strat": strat}[encoding], reset),
         speed_gb_s(case, lambda: by_torch(bench, fresh, held), reset),
         rounds=case.rounds,
     )
-    at_least = {"gap": 8.0, "strat": 3.0}[link]
+    at_least = {"gap": 8.0, "strat": 3.0}[encoding]
     report.add_ratio(
-        f"pack_{link}_speedup_vs_torch_{case.name}",
+        f"pack_{encoding}_speedup_vs_torch_{case.name}",
         paired,
         peer=Peer("torch ne, nonzero, index, copy_; no digest", paired.peer, "GB/s"),
         bar=Bar(at_least=at_least) if case.is_judged else None,

@@ -107,7 +107,9 @@ def read_seeds(path: Path) -> tuple[int, ...]:
         if not line or line.startswith("#"):
             continue
         if not (line.isascii() and line.isdigit()) or int(line) in seeds:
-            raise InvalidArgument(f"{path} line {number}: {line!r} is no seed, or there twice")
+            raise InvalidArgument(
+                f"{path} line {number}: {line!r} is not a seed, or is listed twice"
+            )
         seeds[int(line)] = None
     return tuple(seeds)
 
@@ -145,7 +147,7 @@ def _job(random: np.random.Generator, *, speed: float) -> tuple[dict[str, Any], 
     """Return the job, its versions, and an estimate of a batch's rollout time in seconds."""
     group = int(_one(random, (4, 8, 16)))
     batch = round(_log(random, 32, 1024) / group) * group
-    environment, turns, heard, said = _environment(random)
+    environment, turns, input_, output = _environment(random)
     is_dapo = random.random() < 0.25
     redundancy = 1.5 if is_dapo else 1.0  # the mean for a log-uniform distribution up to 3
     per_version = batch * turns * redundancy
@@ -153,9 +155,9 @@ def _job(random: np.random.Generator, *, speed: float) -> tuple[dict[str, Any], 
     if per_version * versions > _TURNS_MAX:
         batch = max(1, int(_TURNS_MAX / (turns * redundancy * versions * group))) * group
     mode = str(_one(random, _MODES))
-    turn_s = (said / _TOKENS_PER_S + heard / _PROMPT_TOKENS_PER_S) / speed
+    turn_s = (output / _TOKENS_PER_S + input_ / _PROMPT_TOKENS_PER_S) / speed
     bulk_s = batch * redundancy * turns * turn_s
-    rollout_s = max(bulk_s, _LONGEST * turns * (said * _TOKEN_S + _TOOL_S))
+    rollout_s = max(bulk_s, _LONGEST * turns * (output * _TOKEN_S + _TOOL_S))
     job: dict[str, Any] = {
         "name": "job",
         "algorithm": "dapo" if is_dapo else "grpo",
@@ -177,15 +179,15 @@ def _environment(random: np.random.Generator) -> tuple[dict[str, Any], float, fl
     turn.
     """
     turns, turns_sigma = _log(random, 2, 24), _uniform(random, 0.3, 1)
-    said, said_sigma = _log(random, 48, 768), _uniform(random, 0.4, 1)
-    heard, heard_sigma = _log(random, 64, 2048), _uniform(random, 0.2, 0.8)
+    output, output_sigma = _log(random, 48, 768), _uniform(random, 0.4, 1)
+    input_, input_sigma = _log(random, 64, 2048), _uniform(random, 0.2, 0.8)
     tail = _uniform(random, 0.01, 0.1)
     environment = {
         "kind": "drawn",
         "turns": _lognormal(turns, turns_sigma),
-        "first_heard": _lognormal(_log(random, 256, 4096), 0.3),
-        "heard": _lognormal(heard, heard_sigma),
-        "said": _lognormal(said, said_sigma),
+        "first_input": _lognormal(_log(random, 256, 4096), 0.3),
+        "input": _lognormal(input_, input_sigma),
+        "output": _lognormal(output, output_sigma),
         "tool_s": {
             "kind": "mixture",
             "parts": [
@@ -197,7 +199,7 @@ def _environment(random: np.random.Generator) -> tuple[dict[str, Any], float, fl
         "group_share": _uniform(random, 0, 1),
         "hardness": _uniform(random, 0, 0.5),
     }
-    means = (_mean(turns, turns_sigma), _mean(heard, heard_sigma), _mean(said, said_sigma))
+    means = (_mean(turns, turns_sigma), _mean(input_, input_sigma), _mean(output, output_sigma))
     return environment, *means
 
 

@@ -13,7 +13,7 @@ from rose.clock import BootClock
 from rose.demo.environments import GridWorld, Task
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.rollouts import RolloutThread
-from rose.demo.rl.settings import RolloutSettings, TrainerSettings
+from rose.demo.rl.settings import RolloutLimits, TrainerSettings
 from rose.demo.rl.trainer import PolicyTrainer
 from rose.demo.rl.trajectory import Trajectory
 from rose.engines.transformers import (
@@ -88,7 +88,7 @@ class SmallCircle:
         self._log = VersionLog()
         self._publisher = RowPublisher(self._trainer.bits(), f"seed-{seed}", 1, 0, self._log)
         self.loop = RolloutThread(
-            RolloutSettings(
+            RolloutLimits(
                 in_flight=BATCH,
                 group_size=GROUP,
                 turn_tokens_max=2,

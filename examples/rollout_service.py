@@ -31,9 +31,9 @@ async def ask(client: httpx2.AsyncClient, first: int) -> list[int]:
     async with client.stream("POST", "/v1/completions", json=body) as stream:
         stream.raise_for_status()
         async for line in stream.aiter_lines():
-            said = line.removeprefix("data: ")
-            if said and said != "[DONE]":
-                tokens += json.loads(said)["choices"][0]["token_ids"]
+            data = line.removeprefix("data: ")
+            if data and data != "[DONE]":
+                tokens += json.loads(data)["choices"][0]["token_ids"]
     return tokens
 
 

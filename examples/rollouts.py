@@ -30,7 +30,7 @@ class CountingWorker:
         """Report a new lease; without memory, give all turns back first."""
         with self._lock:
             while self._turns and not kv_tokens:
-                self._say(self._turns.popitem()[1], (), TurnEnd.INTERRUPTED)
+                self._send(self._turns.popitem()[1], (), TurnEnd.INTERRUPTED)
             self._epoch += kv_tokens > 0  # every grant has a higher epoch than the last
             self._kv_tokens = kv_tokens
             self._report(GrantChanged(self.number, self._epoch, kv_tokens, ttl_ms=0.0))
@@ -41,13 +41,13 @@ class CountingWorker:
             if self._kv_tokens and request.grant_epoch == self._epoch:
                 self._turns[request.trajectory] = request
             else:
-                self._say(request, (), TurnEnd.INTERRUPTED)
+                self._send(request, (), TurnEnd.INTERRUPTED)
 
     def stop_turn(self, trajectory: int) -> None:
         """Give one turn back."""
         with self._lock:
             if (request := self._turns.pop(trajectory, None)) is not None:
-                self._say(request, (), TurnEnd.INTERRUPTED)
+                self._send(request, (), TurnEnd.INTERRUPTED)
 
     def _run(self) -> None:
         while True:
@@ -55,13 +55,13 @@ class CountingWorker:
             with self._lock:
                 for of in list(self._turns.values()):
                     token, left = of.prompt[-1] + 1, of.max_new_tokens - 1
-                    self._say(of, (token,), None if left else TurnEnd.FINISHED)
+                    self._send(of, (token,), None if left else TurnEnd.FINISHED)
                     del self._turns[of.trajectory]
                     if left:
                         rest = {"prompt": (*of.prompt, token), "first_token": of.first_token + 1}
                         self._turns[of.trajectory] = replace(of, **rest, max_new_tokens=left)
 
-    def _say(self, of: TurnRequest, tokens: tuple[int, ...], end: TurnEnd | None) -> None:
+    def _send(self, of: TurnRequest, tokens: tuple[int, ...], end: TurnEnd | None) -> None:
         where = of.trajectory, of.turn, of.grant_epoch, of.first_token
         logprobs, versions = (0.0,) * len(tokens), (0,) * len(tokens)
         self._report(TurnOutput(self.number, *where, tokens, logprobs, versions, end))

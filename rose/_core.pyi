@@ -184,8 +184,6 @@ class Tenant:
     @property
     def is_alive(self) -> bool: ...
     @property
-    def was_killed(self) -> bool: ...
-    @property
     def mailbox_fd(self) -> int: ...
     @property
     def to_arbiter_fd(self) -> int: ...
@@ -508,7 +506,7 @@ class Arbiter:
         self, partition: int, *, demand_blocks: int, blocks_per_slab: int, taking: int = 0
     ) -> bool: ...
     def is_short(self, partition: int, *, taking: int = 0) -> bool: ...
-    def listen(self, heard: int, *, timeout_ns: int) -> int: ...
+    def listen(self, seen: int, *, timeout_ns: int) -> int: ...
     def ring(self) -> None: ...
     def add_tenant(
         self, partition: int, process: Process, *, kill_late: bool = True, is_mapped: bool = False
@@ -781,11 +779,7 @@ class AdmissionTerms:
     @property
     def epoch(self) -> int: ...
     @property
-    def free_serving_blocks(self) -> int: ...
-    @property
     def unowned_slabs(self) -> int: ...
-    @property
-    def running_requests(self) -> int: ...
     @property
     def decode_tokens_per_s(self) -> float: ...
     @property
@@ -804,8 +798,6 @@ class AdmissionBalance:
     def burst_blocks(self) -> int: ...
     @property
     def demand_blocks(self) -> int: ...
-    @property
-    def supply_blocks(self) -> int: ...
     @property
     def slack_blocks(self) -> int: ...
 
@@ -860,12 +852,6 @@ class QuantumRefusal(Enum):
 class HarvestMode(Enum):
     IDLE = 0
     SLACK = 1
-
-class Harvest(Enum):
-    CLOSED = 0
-    DRAINING = 1
-    IDLE = 2
-    SLACK = 3
 
 class ServingState:
     def __init__(self, log: CertificateLog, *, gate: HostGate | None = None) -> None: ...
@@ -957,8 +943,6 @@ class Creditor:
     def close_for_step(self) -> None: ...
     @property
     def is_lending(self) -> bool: ...
-    @property
-    def harvest(self) -> Harvest: ...
     def granted(self, mode: HarvestMode) -> int: ...
     @property
     def is_running(self) -> bool: ...
@@ -1026,10 +1010,6 @@ class ChunkServer:
     def sent_bytes(self, n: int, base_n: int) -> int: ...
     @property
     def sent_bytes_total(self) -> int: ...
-    @property
-    def turned_away(self) -> int: ...
-    @property
-    def connections(self) -> int: ...
     def set_pace(self, bytes_per_s: int, burst_bytes: int) -> None: ...
     def close(self) -> None: ...
 
@@ -1125,7 +1105,7 @@ def strat_pack(
 @overload
 def strat_unpack(
     base: npt.NDArray[np.uint8],
-    link: Any,
+    encoded: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     threads: int = 1,
@@ -1134,7 +1114,7 @@ def strat_unpack(
 @overload
 def strat_unpack(
     base: npt.NDArray[np.uint16],
-    link: Any,
+    encoded: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     threads: int = 1,
@@ -1143,13 +1123,13 @@ def strat_unpack(
 @overload
 def strat_unpack(
     base: npt.NDArray[np.uint32],
-    link: Any,
+    encoded: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     threads: int = 1,
     isa: str | None = None,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
-def link_pack(
+def wire_pack(
     new: npt.NDArray[Any],
     shadow: npt.NDArray[Any],
     rule: tuple[int, int, int, int, Sequence[int]],
@@ -1397,6 +1377,17 @@ class DeviceCodec:
         first_index: int = 0,
         seed: int = 0,
     ) -> None: ...
+    def payload_gather(
+        self,
+        *,
+        entries: int,
+        offsets: int,
+        starts: int,
+        blocks: int,
+        arena: int,
+        payload: int,
+        stream: int,
+    ) -> None: ...
 
 class DeviceQuantiser:
     @staticmethod
@@ -1546,8 +1537,8 @@ class ClusterWorld:
         *,
         job: int,
         first_turn: npt.NDArray[np.int64],
-        heard_tokens: npt.NDArray[np.int64],
-        said_tokens: npt.NDArray[np.int64],
+        input_tokens: npt.NDArray[np.int64],
+        output_tokens: npt.NDArray[np.int64],
         tool_ms: npt.NDArray[np.float64],
         group: npt.NDArray[np.int64],
         mode: int,

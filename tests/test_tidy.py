@@ -9,6 +9,7 @@ import functools
 import posixpath
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -514,6 +515,32 @@ def test_tree_is_tidy(name: str, sources: list[Source]) -> None:
         f"{source.path}:{line}: {what}" for source in sources for line, what in CHECKS[name](source)
     )
     assert not findings, "\n" + "\n".join(findings)
+
+
+# Classes of one concept in two places: twins of the core and the kernels, or a public form of an
+# inner class. Python and C++ may share a name: most pairs are two sides of one binding.
+ONE_CONCEPT_TWICE: Final = frozenset(
+    {"BitWriter", "BlockPlan", "Box", "Entry", "Request", "Sampling", "ServingStep", "Tokenizer"}
+)
+CPP_CLASS: Final = re.compile(r"^(?:enum )?(?:class|struct) (\w+)(?: final)?(?: :[^;{]*)? \{", re.M)
+
+
+def test_no_class_name_has_two_meanings(sources: list[Source]) -> None:
+    homes = defaultdict[tuple[bool, str], list[str]](list)
+    for source in sources:
+        is_python = source.is_python_of_rose()
+        if is_python:
+            names = [node.name for node in source.tree().body if isinstance(node, ast.ClassDef)]
+        elif source.path.parts[0] in {"csrc", "kernels"} and source.path.suffix == ".h":
+            names = CPP_CLASS.findall(source.text)
+        else:
+            continue
+        for name in names:
+            if not name.startswith("_"):
+                homes[is_python, name].append(str(source.path))
+    assert len(homes) > 500
+    twice = {name: paths for (_, name), paths in homes.items() if len(paths) > 1}
+    assert twice.keys() == ONE_CONCEPT_TWICE, twice
 
 
 def test_only_small_files_are_kept() -> None:

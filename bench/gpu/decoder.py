@@ -209,15 +209,15 @@ class Part:
     def capture(self, stream: Any, pool: Any) -> None:
         import torch
 
-        from rose._core import CudaDevice
-        from rose.engines.torch import gated_graph
+        from rose._core import CudaDevice, CudaGraph
 
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(graph, stream=stream, pool=pool, capture_error_mode="thread_local"):
             self._run()
         # A graph replayed by torch has the priority of the stream that it was captured on. This one
         # has that of the stream it is launched on.
-        launchable = gated_graph(CudaDevice.open(stream.device.index or 0), graph)
+        device = CudaDevice.open(stream.device.index or 0)
+        launchable = CudaGraph.instantiate(device, int(graph.raw_cuda_graph()))
         self._captured = graph  # it owns the memory
         self._run = lambda: launchable.launch(int(torch.cuda.current_stream().cuda_stream))
 

@@ -3,12 +3,13 @@
     python -m bench.gpu.merge part-1 part-2 part-3 --out gpu.json
 
 Folders of `make gpu OUT=dir PART=K/N` from machines of one kind and one commit belong together;
-others are refused with status 2, and nothing is written.
+others are refused with status 2, and nothing is written. Drivers of one release may differ in their
+patch level; all of them are named.
 """
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,14 +81,25 @@ def merged(documents: Mapping[str, Document]) -> Document:
             if not _waits(entries) or _waits(said.get(row, [])):
                 said[row] = entries
     everything = [one for entries in said.values() for one in entries]
-    return [*documents.values()][-1] | {
+    last = [*documents.values()][-1]
+    return last | {
+        "machine": last["machine"] | _drivers(documents.values()),
         "rows": [one for one in everything if "reason" not in one],
         "unmeasured": [one for one in everything if "reason" in one],
     }
 
 
+def _drivers(documents: Iterable[Document]) -> dict[str, str]:
+    """Return the versions of the driver, if they are known."""
+    known = [one["machine"]["driver"] for one in documents if "driver" in one["machine"]]
+    versions = dict.fromkeys(version for one in known for version in one.split(", "))
+    return {"driver": ", ".join(versions)} if versions else {}
+
+
 def _identity(document: Document) -> dict[str, Any]:
     machine = {k: value for k, value in document["machine"].items() if k not in INCIDENTAL}
+    if "driver" in machine:  # 580.159.03 is of release 580.159
+        machine["driver"] = ".".join(machine["driver"].split(", ")[0].split(".")[:2])
     return machine | {"commit": document["commit"]}
 
 

@@ -16,6 +16,7 @@ from bench.gpu.children import ROOT, Deadline, last_line, python, run_child
 from bench.gpu.report import read_rows
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, row
 
+# Expected at most. It may take longer where only less important work needs that time.
 BUILD_S: Final = 150.0
 TESTS_S: Final = 180.0
 TEST_FILE_S: Final = 90.0
@@ -59,12 +60,17 @@ class Findings:
 
 
 def build(out: Path, deadline: Deadline) -> str | None:
-    """Build the extension and the fat binary in place; return the reason of a failure, or None."""
+    """Build the extension and the fat binary in place; return the reason of a failure, or None.
+
+    Args:
+        out: folder of the results.
+        deadline: time that the build may take.
+    """
     log = out / "build.log"
     ending = run_child(
         python("setup.py", "-q", "build_ext", "--inplace"),
         log=log,
-        limit_s=deadline.at_most(BUILD_S),
+        limit_s=deadline.left_s(),
         # Another compiler than those of CI may have more warnings.
         more_environment={"ROSE_CUDA": "on", "CXXFLAGS": "-Wno-error"},
     )
@@ -229,11 +235,15 @@ class Suite:
     Args:
         module: imports neither torch nor a driver before `measure`.
         limit_s: time limit of its process.
+        is_first: whether it runs before the tests: then its rows exist even if all else fails.
+        needs_build: False if it runs without the extension.
         environment: additional variables of its process.
     """
 
     module: str
     limit_s: float = SUITE_S
+    is_first: bool = False
+    needs_build: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -48,6 +48,8 @@ class Piece:
         limit_s: its time limit, without the time to end it.
         run: does the work, in that folder and before that deadline.
         reserved_s: time that earlier pieces must leave for it.
+        is_first: whether the build must leave its time too.
+        needs_build: False if it runs without the extension.
     """
 
     what: str
@@ -56,6 +58,8 @@ class Piece:
     limit_s: float
     run: Callable[[Path, Deadline], Findings]
     reserved_s: float = 0.0
+    is_first: bool = False
+    needs_build: bool = True
 
 
 def pieces(suites: Sequence[Suite], test_files: Sequence[str]) -> list[Piece]:
@@ -71,10 +75,13 @@ def pieces(suites: Sequence[Suite], test_files: Sequence[str]) -> list[Piece]:
             one.promised,
             one.limit_s,
             partial(parts.suite, one),
+            is_first=one.is_first,
+            needs_build=one.needs_build,
         )
         for one in suites
     ]
     return [
+        *(one for one in measured if one.is_first),
         Piece(
             f"testing, {len(test_files)} files",
             "tests.log",
@@ -82,7 +89,7 @@ def pieces(suites: Sequence[Suite], test_files: Sequence[str]) -> list[Piece]:
             parts.TESTS_S,
             tests,
         ),
-        *measured,
+        *(one for one in measured if not one.is_first),
         Piece(
             "running the demo",
             "demo.log",

@@ -102,9 +102,7 @@ void bind_admission(py::module_& module) {
            py::arg("max_batch_tokens"), py::arg("burst_requests"), py::arg("burst_request_tokens"))
       .def_readwrite("slabs", &AdmissionTerms::slabs)
       .def_readonly("epoch", &AdmissionTerms::epoch)
-      .def_readonly("free_serving_blocks", &AdmissionTerms::free_serving_blocks)
       .def_readonly("unowned_slabs", &AdmissionTerms::unowned_slabs)
-      .def_readonly("running_requests", &AdmissionTerms::running_requests)
       .def_readonly("decode_tokens_per_s", &AdmissionTerms::decode_tokens_per_s)
       .def_readonly("prefill_tokens_per_s", &AdmissionTerms::prefill_tokens_per_s)
       .def_readonly("burst_requests", &AdmissionTerms::burst_requests)
@@ -115,7 +113,6 @@ void bind_admission(py::module_& module) {
       .def_readonly("request_blocks", &AdmissionBalance::request_blocks)
       .def_readonly("burst_blocks", &AdmissionBalance::burst_blocks)
       .def_readonly("demand_blocks", &AdmissionBalance::demand_blocks)
-      .def_readonly("supply_blocks", &AdmissionBalance::supply_blocks)
       .def_readonly("slack_blocks", &AdmissionBalance::slack_blocks);
 
   module.def("admission_balance", &slo::balance, py::arg("terms"));

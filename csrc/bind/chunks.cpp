@@ -254,10 +254,6 @@ void bind_server(py::module_& module) {
           py::arg("n"), py::arg("base_n"))
       .def_property_readonly("sent_bytes_total",
                              [](const Server& server) { return server->shelf().sent_bytes(); })
-      .def_property_readonly("turned_away",
-                             [](const Server& server) { return server->stats().turned_away; })
-      .def_property_readonly("connections",
-                             [](const Server& server) { return server->stats().connections; })
       .def(
           "set_pace",
           [](Server& server, std::uint64_t bytes_per_s, std::uint64_t burst_bytes) {

@@ -52,9 +52,6 @@ class GateListener final : public slo::ServingListener {
   bool closes_;
 };
 
-// The device's current state towards rollouts.
-enum class Harvest : std::uint8_t { kClosed, kDraining, kIdle, kSlack };
-
 // Range of the histogram of serving's token times; other values count in its first or last bin. No
 // model's step is shorter, and no target is longer.
 constexpr Nanoseconds kShortestTokenNs = 100'000;
@@ -85,7 +82,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
         config_{config},
         is_servings_{is_servings} {}
 
-  compute::Decision decide(const compute::CreditRequest& request) noexcept override {
+  compute::CreditDecision decide(const compute::CreditRequest& request) noexcept override {
     auto grant = ask(request, segment_upper_ms());
     if (grant.segments == 0 && is_starved(request)) {
       grant = ask(request, config_.segment_prior_ms, 1);
@@ -193,11 +190,6 @@ class CertifiedCreditor {
   }
   // Number of serving's threads in before_step, including those about to return.
   std::atomic<int>& lending() noexcept { return lending_; }
-
-  Harvest harvest() const noexcept {
-    if (!gate_->is_open()) return gate_->is_running() ? Harvest::kDraining : Harvest::kClosed;
-    return certifier_->last_mode() == HarvestMode::kSlack ? Harvest::kSlack : Harvest::kIdle;
-  }
 
  private:
   static constexpr Nanoseconds kStartNs = 1'000'000;
@@ -337,13 +329,6 @@ void bind_creditor(py::module_& module) {
         return counts_of(self.token_times().later);
       });
 
-  py::native_enum<Harvest>(module, "Harvest", "enum.Enum")
-      .value("CLOSED", Harvest::kClosed)
-      .value("DRAINING", Harvest::kDraining)
-      .value("IDLE", Harvest::kIdle)
-      .value("SLACK", Harvest::kSlack)
-      .finalize();
-
   py::class_<slo::Binding>(module, "Binding")
       .def_property_readonly("shape", [](const slo::Binding& self) { return name_of(self.shape); })
       .def_property_readonly("target",
@@ -398,8 +383,6 @@ void bind_creditor(py::module_& module) {
       .def("close_for_step", &CertifiedCreditor::close_for_step)
       .def_property_readonly("is_lending",
                              [](CertifiedCreditor& self) { return self.lending().load() != 0; })
-      // Ratios actual / predicted of serving steps that ran beside rollouts.
-      .def_property_readonly("harvest", &CertifiedCreditor::harvest)
       .def(
           "granted",
           [](const CertifiedCreditor& self, HarvestMode mode) {

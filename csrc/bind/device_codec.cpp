@@ -141,6 +141,18 @@ void device_digest(const DeviceCodec& codec, Address bits, std::uint64_t width, 
   check_unlocked([&] { return codec.digest(params, stream_of(stream)); });
 }
 
+void device_payload_gather(const DeviceCodec& codec, Address entries, Address offsets,
+                           Address starts, std::uint64_t blocks, Address arena, Address payload,
+                           std::uint64_t stream) {
+  const kernels::PayloadGatherParams params{.entries = at<std::uint64_t>(entries),
+                                            .offsets = at<std::uint64_t>(offsets),
+                                            .starts = at<std::uint64_t>(starts),
+                                            .blocks = blocks,
+                                            .arena = at<std::uint32_t>(arena),
+                                            .payload = at<std::uint32_t>(payload)};
+  check_unlocked([&] { return codec.payload_gather(params, stream_of(stream)); });
+}
+
 }  // namespace
 
 void bind_device_codec(py::module_& module) {
@@ -171,7 +183,10 @@ void bind_device_codec(py::module_& module) {
            py::arg("budget"), py::arg("threshold"), py::arg("stream"))
       .def("digest", &device_digest, py::kw_only(), py::arg("bits"), py::arg("width"),
            py::arg("count"), py::arg("sums"), py::arg("stream"), py::arg("bits_box") = py::none(),
-           py::arg("first_index") = 0, py::arg("seed") = 0);
+           py::arg("first_index") = 0, py::arg("seed") = 0)
+      .def("payload_gather", &device_payload_gather, py::kw_only(), py::arg("entries"),
+           py::arg("offsets"), py::arg("starts"), py::arg("blocks"), py::arg("arena"),
+           py::arg("payload"), py::arg("stream"));
 }
 
 }  // namespace rose::bind

@@ -31,8 +31,8 @@ using driver::DeviceFacts;
 using driver::Driver;
 using driver::Event;
 using driver::Graph;
-using driver::Priority;
 using driver::Stream;
+using driver::StreamPriority;
 
 namespace {
 
@@ -47,7 +47,9 @@ std::shared_ptr<Device> open_device(int ordinal, std::shared_ptr<Driver> driver)
       take_unlocked([&] { return Device::open(std::move(driver), ordinal); }));
 }
 
-Priority priority_of(bool highest) { return highest ? Priority::kHighest : Priority::kLowest; }
+StreamPriority priority_of(bool highest) {
+  return highest ? StreamPriority::kHighest : StreamPriority::kLowest;
+}
 
 std::vector<std::string> embedded_kernels() {
   std::vector<std::string> names;

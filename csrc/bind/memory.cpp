@@ -325,7 +325,7 @@ void bind_arbiter(py::module_& m) {
             return take(a.is_short(id, taking));
           },
           py::arg("partition"), py::kw_only(), py::arg("taking") = 0)
-      .def("listen", &Self::listen, py::arg("heard"), py::kw_only(), py::arg("timeout_ns"),
+      .def("listen", &Self::listen, py::arg("seen"), py::kw_only(), py::arg("timeout_ns"),
            py::call_guard<py::gil_scoped_release>())
       .def("ring", &Self::ring)
       .def("snapshot", &Self::snapshot)

@@ -33,7 +33,7 @@ class MoveLog final : public memory::MoveObserver {
   std::shared_ptr<slo::CertificateLog> log_;
 };
 
-// Certifies loans. The demand has serving's needs; admit() adds serving's supply while the arbiter
+// Certifies loans. The demand has serving's needs; admit() adds serving's request while the arbiter
 // holds its mutex.
 class CertifiedAdmission final : public memory::Admission {
  public:
@@ -45,17 +45,17 @@ class CertifiedAdmission final : public memory::Admission {
         log_{std::move(log)},
         serving_{std::move(serving)} {}
 
-  Result<std::int32_t> admit(const memory::Supply& supply) noexcept override {
+  Result<std::int32_t> admit(const memory::LoanRequest& request) noexcept override {
     // Terms without running requests: their number is added under the log's mutex, when no arrival
     // can be recorded.
     const Result<slo::AdmissionTerms> demanded = demand_->terms(0);
     if (!demanded.ok()) return demanded.status();
     slo::AdmissionTerms terms = demanded.value();
-    terms.epoch = supply.epoch;
-    terms.to_partition = static_cast<std::uint32_t>(supply.borrower);
-    terms.slabs = static_cast<std::uint32_t>(supply.slabs);
-    terms.free_serving_blocks = static_cast<std::uint32_t>(supply.free_blocks);
-    terms.unowned_slabs = static_cast<std::uint32_t>(supply.unowned);
+    terms.epoch = request.epoch;
+    terms.to_partition = static_cast<std::uint32_t>(request.borrower);
+    terms.slabs = static_cast<std::uint32_t>(request.slabs);
+    terms.free_serving_blocks = static_cast<std::uint32_t>(request.free_blocks);
+    terms.unowned_slabs = static_cast<std::uint32_t>(request.unowned);
     const auto certificate = slo::admission_certificate(terms, log_.get(), serving_.get());
     if (!certificate.ok()) return certificate.status();
     return certificate.value() ? static_cast<std::int32_t>(terms.slabs) : 0;

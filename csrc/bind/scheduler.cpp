@@ -29,7 +29,7 @@ namespace py = pybind11;
 using scheduler::Action;
 using scheduler::Core;
 using scheduler::Event;
-using scheduler::Policy;
+using scheduler::PlacementPolicy;
 using scheduler::Settings;
 using scheduler::Stats;
 
@@ -190,10 +190,10 @@ std::map<std::string, double> scheduler_knobs(const std::map<std::string, double
 }
 
 std::unique_ptr<Core> create_core(int policy, const std::map<std::string, double>& knobs) {
-  if (!scheduler::is_value<Policy>(policy)) {
+  if (!scheduler::is_value<PlacementPolicy>(policy)) {
     raise(Status::invalid_argument("policy " + std::to_string(policy) + " is unknown"));
   }
-  return std::make_unique<Core>(settings_of(knobs), static_cast<Policy>(policy));
+  return std::make_unique<Core>(settings_of(knobs), static_cast<PlacementPolicy>(policy));
 }
 
 }  // namespace

@@ -21,9 +21,9 @@ namespace rose::bind {
 
 namespace py = pybind11;
 using sim::Cluster;
+using sim::ClusterOutcome;
 using sim::JobSpec;
 using sim::Lending;
-using sim::Outcome;
 using sim::WorkerSpec;
 using sim::World;
 
@@ -81,13 +81,13 @@ void add_worker(World& world, std::int64_t number, int kind, std::int64_t domain
 }
 
 void add_job(World& world, std::int64_t job, const Integers& first_turn,
-             const Integers& heard_tokens, const Integers& said_tokens, const Doubles& tool_ms,
+             const Integers& input_tokens, const Integers& output_tokens, const Doubles& tool_ms,
              const Integers& group, int mode, std::int64_t batch, double train_ms,
              std::int64_t max_staleness, double weight) {
   world.jobs.push_back(JobSpec{.job = job,
                                .first_turn = vector_of(first_turn),
-                               .heard_tokens = vector_of(heard_tokens),
-                               .said_tokens = vector_of(said_tokens),
+                               .input_tokens = vector_of(input_tokens),
+                               .output_tokens = vector_of(output_tokens),
                                .tool_ns = all_ns_of(tool_ms),
                                .group = vector_of(group),
                                .mode = static_cast<sim::TrainerMode>(mode),
@@ -148,7 +148,7 @@ py::list list_of(const std::vector<sim::LoggedStep>& log) {
   return steps;
 }
 
-py::dict dict_of(const Outcome& outcome) {
+py::dict dict_of(const ClusterOutcome& outcome) {
   std::vector<double> busy_ms;
   for (const double ns : outcome.busy_ns_by_worker) busy_ms.push_back(ns / kNsPerMs);
   py::list jobs;
@@ -203,7 +203,7 @@ void bind_sim(py::module_& module) {
            py::arg("start_up_ms"), py::arg("update_ms"), py::arg("pause_ms"), py::arg("at_ms"),
            py::arg("share"), py::arg("lent_kv_tokens"))
       .def("add_job", &add_job, py::kw_only(), py::arg("job"), py::arg("first_turn"),
-           py::arg("heard_tokens"), py::arg("said_tokens"), py::arg("tool_ms"), py::arg("group"),
+           py::arg("input_tokens"), py::arg("output_tokens"), py::arg("tool_ms"), py::arg("group"),
            py::arg("mode"), py::arg("batch"), py::arg("train_ms"), py::arg("max_staleness"),
            py::arg("weight"))
       .def("run", &run_world, py::arg("core"), py::arg("on_progress") = py::none());

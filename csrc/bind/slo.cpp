@@ -15,7 +15,7 @@ namespace rose::bind {
 namespace py = pybind11;
 using slo::CertificateLog;
 using slo::Forecast;
-using slo::Kind;
+using slo::RecordKind;
 
 namespace {
 
@@ -56,35 +56,35 @@ std::shared_ptr<CertificateLog> create_log(
 bool append_step(CertificateLog& log, const Forecast& forecast, double actual_ms,
                  double decode_sequences, double context_tokens, double prefill_tokens,
                  double blocked_ms, double lent_ms, std::int64_t began_ns) {
-  return log.append(slo::Step{.predicted_ms = forecast.predicted_ms,
-                              .upper_ms = forecast.upper_ms,
-                              .actual_ms = actual_ms,
-                              .decode_sequences = decode_sequences,
-                              .context_tokens = context_tokens,
-                              .prefill_tokens = prefill_tokens,
-                              .blocked_ms = blocked_ms,
-                              .lent_ms = lent_ms,
-                              .began_ns = began_ns});
+  return log.append(slo::StepRecord{.predicted_ms = forecast.predicted_ms,
+                                    .upper_ms = forecast.upper_ms,
+                                    .actual_ms = actual_ms,
+                                    .decode_sequences = decode_sequences,
+                                    .context_tokens = context_tokens,
+                                    .prefill_tokens = prefill_tokens,
+                                    .blocked_ms = blocked_ms,
+                                    .lent_ms = lent_ms,
+                                    .began_ns = began_ns});
 }
 
 bool append_revoke_begun(CertificateLog& log, std::int64_t deadline_ns, std::uint32_t slabs) {
-  return log.append(slo::RevokeBegun{.deadline_ns = deadline_ns, .slabs = slabs, .zero = 0});
+  return log.append(slo::RevokeBegunRecord{.deadline_ns = deadline_ns, .slabs = slabs, .zero = 0});
 }
 
 void bind_log(py::module_& module) {
-  py::native_enum<Kind>(module, "RecordKind", "enum.Enum")
-      .value("START", Kind::kStart)
-      .value("ARRIVED", Kind::kArrived)
-      .value("FINISHED", Kind::kFinished)
-      .value("QUANTUM", Kind::kQuantum)
-      .value("ADMISSION", Kind::kAdmission)
-      .value("MOVE", Kind::kMove)
-      .value("REVOKE_BEGUN", Kind::kRevokeBegun)
-      .value("STEP", Kind::kStep)
-      .value("GAVE_BACK", Kind::kGaveBack)
-      .value("END", Kind::kEnd)
-      .value("TOKENS", Kind::kTokens)
-      .value("FORCED", Kind::kForced)
+  py::native_enum<RecordKind>(module, "RecordKind", "enum.Enum")
+      .value("START", RecordKind::kStart)
+      .value("ARRIVED", RecordKind::kArrived)
+      .value("FINISHED", RecordKind::kFinished)
+      .value("QUANTUM", RecordKind::kQuantum)
+      .value("ADMISSION", RecordKind::kAdmission)
+      .value("MOVE", RecordKind::kMove)
+      .value("REVOKE_BEGUN", RecordKind::kRevokeBegun)
+      .value("STEP", RecordKind::kStep)
+      .value("GAVE_BACK", RecordKind::kGaveBack)
+      .value("END", RecordKind::kEnd)
+      .value("TOKENS", RecordKind::kTokens)
+      .value("FORCED", RecordKind::kForced)
       .finalize();
 
   // ~CertificateLog writes to the disk and joins a thread, so it must not hold the GIL.

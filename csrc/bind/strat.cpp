@@ -15,8 +15,8 @@
 #include "bind/codec_arrays.h"
 #include "bind/status.h"
 #include "transfer/class_histogram.h"
-#include "transfer/link_pack.h"
 #include "transfer/strat.h"
+#include "transfer/wire_pack.h"
 
 namespace rose::bind {
 
@@ -62,7 +62,7 @@ py::tuple strat_pack(const Array<T>& weights, const py::handle& delta, const Rul
       take_unlocked([&] { return transfer::strat_pack(packed.view(), bits, is_after, options); }));
 }
 
-py::tuple link_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
+py::tuple wire_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
                     std::uint32_t block_elements,
                     const std::optional<std::pair<std::uint64_t, std::uint64_t>>& base_digest,
                     std::uint32_t threads, const std::optional<std::string>& isa) {
@@ -74,22 +74,22 @@ py::tuple link_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
     using T = decltype(element);
     const auto from = box_of<T>("new", fresh);
     const auto to = writable_box_of<T>("shadow", shadow);
-    transfer::PackedLink made =
-        take_unlocked([&] { return transfer::link_pack(from, to, options, chosen.rule); });
+    transfer::PackedForWire made =
+        take_unlocked([&] { return transfer::wire_pack(from, to, options, chosen.rule); });
     const auto pair = [](const transfer::Digest& digest) {
       return py::make_tuple(digest.first, digest.second);
     };
     return py::tuple{py::make_tuple(
         to_array(std::move(made.delta.entries)), to_array(std::move(made.delta.payload)),
         pair(made.delta.base_digest), pair(made.delta.digest),
-        to_array(std::move(made.link.entries)), to_array(std::move(made.link.payload)))};
+        to_array(std::move(made.wire.entries)), to_array(std::move(made.wire.payload)))};
   });
 }
 
 template <typename T>
-py::tuple strat_unpack(const Array<T>& base, const py::handle& link, const Rule& rule,
+py::tuple strat_unpack(const Array<T>& base, const py::handle& encoded, const Rule& rule,
                        std::uint32_t threads, const std::optional<std::string>& isa) {
-  const DeltaArrays received = arrays_of(link);
+  const DeltaArrays received = arrays_of(encoded);
   const StratOptions options = strat_options_of(rule, threads, isa);
   const std::span<const T> bits = span_of(base);
   return recoded_tuple(
@@ -118,7 +118,7 @@ void bind_width(py::module_& module) {
   module.def("strat_pack", &strat_pack<T>, py::arg("weights").noconvert(), py::arg("delta"),
              py::arg("rule"), py::kw_only(), py::arg("is_after") = false, py::arg("threads") = 1,
              py::arg("isa") = py::none());
-  module.def("strat_unpack", &strat_unpack<T>, py::arg("base").noconvert(), py::arg("link"),
+  module.def("strat_unpack", &strat_unpack<T>, py::arg("base").noconvert(), py::arg("encoded"),
              py::arg("rule"), py::kw_only(), py::arg("threads") = 1, py::arg("isa") = py::none());
   module.def("add_to_histogram", &add_to_histogram<T>, py::arg("new").noconvert(),
              py::arg("shadow").noconvert(), py::arg("rows").noconvert(), py::kw_only(),
@@ -129,7 +129,7 @@ void bind_width(py::module_& module) {
 
 void bind_strat(py::module_& module) {
   module.attr("HISTOGRAM_COLUMNS") = ClassHistogram::kColumns;
-  module.def("link_pack", &link_pack, py::arg("new"), py::arg("shadow"), py::arg("rule"),
+  module.def("wire_pack", &wire_pack, py::arg("new"), py::arg("shadow"), py::arg("rule"),
              py::kw_only(), py::arg("block_elements"), py::arg("base_digest") = py::none(),
              py::arg("threads") = 1, py::arg("isa") = py::none());
   bind_width<std::uint8_t>(module);

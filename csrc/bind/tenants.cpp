@@ -83,8 +83,8 @@ class Tenant {
 
 std::unique_ptr<Tenant> add_tenant(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
                                    const Process& process, bool kill_late, bool is_mapped) {
-  const auto telling = is_mapped ? memory::Telling::kWhenClean : memory::Telling::kAtGrant;
-  check(arbiter->add_tenant(partition, telling).status());
+  const auto notify_at = is_mapped ? memory::Notify::kWhenClean : memory::Notify::kAtGrant;
+  check(arbiter->add_tenant(partition, notify_at).status());
   std::unique_ptr<TenantWatch> watch =
       take(TenantWatch::create(arbiter, partition, take(process.duplicate()), kill_late));
   return std::make_unique<Tenant>(std::move(arbiter), std::move(watch));
@@ -109,7 +109,6 @@ void bind_tenant(py::module_& m) {
       .def_property_readonly("partition", [](const Self& t) { return t.watch().partition(); })
       .def_property_readonly("pid", [](const Self& t) { return t.watch().process().pid(); })
       .def_property_readonly("is_alive", &Self::is_alive)
-      .def_property_readonly("was_killed", [](const Self& t) { return t.watch().was_killed(); })
       .def_property_readonly("mailbox_fd",
                              [](const Self& t) { return t.watch().line().mailbox.fd(); })
       .def_property_readonly("to_arbiter_fd",

@@ -17,11 +17,11 @@ using slo::CertificateLog;
 
 namespace {
 
-class LoggedOpening final : public compute::ForcedRecord {
+class LoggedOpening final : public compute::ForcedLog {
  public:
   explicit LoggedOpening(std::shared_ptr<CertificateLog> log) noexcept : log_{std::move(log)} {}
   void forced(std::uint32_t passed, std::uint32_t close_epoch) noexcept override {
-    log_->append(slo::Forced{.passed = passed, .close_epoch = close_epoch});
+    log_->append(slo::ForcedRecord{.passed = passed, .close_epoch = close_epoch});
   }
 
  private:
@@ -31,7 +31,7 @@ class LoggedOpening final : public compute::ForcedRecord {
 std::shared_ptr<Watchdog> create_watchdog(std::shared_ptr<HostGate> gate,
                                           std::shared_ptr<CertificateLog> log, double after_ms,
                                           std::shared_ptr<Clock> clock) {
-  std::shared_ptr<compute::ForcedRecord> record;
+  std::shared_ptr<compute::ForcedLog> record;
   if (log != nullptr) record = std::make_shared<LoggedOpening>(std::move(log));
   return std::make_shared<Watchdog>(std::move(gate), std::move(record),
                                     clock_or_boot(std::move(clock)),

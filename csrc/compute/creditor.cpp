@@ -67,7 +67,7 @@ Nanoseconds Creditor::look() noexcept {
   request.now_ns = clock_->now_ns();
   if (request.outstanding > config_.max_segments / 2) return config_.poll_ns;
 
-  const Decision decision = policy_->decide(request);
+  const CreditDecision decision = policy_->decide(request);
   if (decision.segments == 0) {
     refusals_.fetch_add(1);
     return decision.retry_after_ns;

@@ -22,7 +22,7 @@ struct CreditRequest {
 };
 
 // `segments` may start after `passed`, including the outstanding ones; 0 is a refusal.
-struct Decision {
+struct CreditDecision {
   std::uint32_t segments{0};
   Nanoseconds retry_after_ns{0};
   Nanoseconds until_ns{0};  // end of the quantum, on the creditor's clock
@@ -36,7 +36,7 @@ inline constexpr std::uint32_t kUnlimitedCredit = 1U << 30;
 class CreditPolicy {
  public:
   virtual ~CreditPolicy() = default;
-  virtual Decision decide(const CreditRequest& request) noexcept = 0;
+  virtual CreditDecision decide(const CreditRequest& request) noexcept = 0;
 };
 
 struct CreditorConfig {

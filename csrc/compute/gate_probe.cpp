@@ -130,7 +130,7 @@ class Trial {
   // Streams share hardware connections within their priority class, and the borrower's class is
   // that of torch's streams.
   Status choose_streams() noexcept {
-    auto plain = driver::Stream::create(device_, driver::Priority::kLowest);
+    auto plain = driver::Stream::create(device_, driver::StreamPriority::kLowest);
     if (!plain.ok()) return plain.status();
     plain_ = plain.take();
     for (std::size_t i = 0; i < request_.serving.size(); ++i) {

@@ -15,9 +15,13 @@ Result<std::unique_ptr<SegmentTimer>> SegmentTimer::create(const driver::DeviceP
   return timer;
 }
 
-void SegmentTimer::start() noexcept {
+void SegmentTimer::start(std::uint32_t segments,
+                         std::optional<std::uint32_t> close_epoch) noexcept {
   if (ended_ - taken_ == kPairs) return;
-  is_started_ = at(ended_).start->record(stream_).ok();
+  Pair& pair = at(ended_);
+  pair.segments = segments;
+  pair.close_epoch = close_epoch;
+  is_started_ = pair.start->record(stream_).ok();
 }
 
 void SegmentTimer::end() noexcept {
@@ -26,7 +30,7 @@ void SegmentTimer::end() noexcept {
   if (at(ended_).end->record(stream_).ok()) ++ended_;
 }
 
-std::optional<Nanoseconds> SegmentTimer::take() noexcept {
+std::optional<SegmentTimer::Measured> SegmentTimer::take() noexcept {
   while (taken_ != ended_) {
     const Pair& pair = at(taken_);
     const Result<bool> done = pair.end->is_done();
@@ -34,7 +38,7 @@ std::optional<Nanoseconds> SegmentTimer::take() noexcept {
     ++taken_;
     if (!done.ok()) continue;
     const Result<Nanoseconds> duration = pair.end->since(*pair.start);
-    if (duration.ok()) return duration.value();
+    if (duration.ok()) return Measured{duration.value(), pair.segments, pair.close_epoch};
   }
   return std::nullopt;
 }

@@ -17,19 +17,32 @@ class SegmentTimer {
   // Exceeds the unread segments of any sensible window; beyond it, some are not measured.
   static constexpr std::uint32_t kPairs = 16;
 
+  struct Measured {
+    Nanoseconds duration_ns;
+    std::uint32_t segments;  // how many ran in it
+    // The close epoch at the start, if a gate inside may have waited for an opening.
+    std::optional<std::uint32_t> close_epoch;
+  };
+
   static Result<std::unique_ptr<SegmentTimer>> create(const driver::DevicePtr& device,
                                                       CUstream stream) noexcept;
 
-  // Call start() after a gate, and end() before the next gate or at the end of the step.
-  void start() noexcept;
+  // Call start() after a gate, and end() before the next gate or at the end of the step. A graph
+  // with gates is one measurement of several segments.
+  void start(std::uint32_t segments = 1,
+             std::optional<std::uint32_t> close_epoch = std::nullopt) noexcept;
   void end() noexcept;
-  // Returns the oldest ended segment that was not taken yet.
-  std::optional<Nanoseconds> take() noexcept;
+  // Forgets what was started.
+  void drop() noexcept { is_started_ = false; }
+  // Returns the oldest ended measurement that was not taken yet.
+  std::optional<Measured> take() noexcept;
 
  private:
   struct Pair {
     std::unique_ptr<driver::Event> start;
     std::unique_ptr<driver::Event> end;
+    std::uint32_t segments{1};
+    std::optional<std::uint32_t> close_epoch;
   };
 
   explicit SegmentTimer(CUstream stream) noexcept : stream_{stream} {}

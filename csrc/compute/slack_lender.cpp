@@ -22,7 +22,7 @@ std::optional<Offer> SlackLender::offer() noexcept {
   if (gate_->is_open() || gate_->is_running()) return std::nullopt;
   request.passed = gate_->passed();
   request.now_ns = clock_->now_ns();
-  const Decision decision = policy_->decide(request);
+  const CreditDecision decision = policy_->decide(request);
   if (decision.segments == 0) return std::nullopt;
   const std::uint32_t unseen = gate_->is_on_device() ? 1 : 0;
   const std::uint32_t segments = std::min(decision.segments, config_.max_segments) - unseen;

@@ -208,7 +208,11 @@ void StreamGate::begin_step() noexcept {
 
 void StreamGate::leave() noexcept {
   timer_->end();
-  while (const auto duration_ns = timer_->take()) gate().record_segment(*duration_ns);
+  while (const auto found = timer_->take()) {
+    // If the gate was closed meanwhile, a gate in the graph may have waited.
+    if (found->close_epoch && *found->close_epoch != gate().close_epoch()) continue;
+    gate().record_segment(found->duration_ns / found->segments);
+  }
   if (!is_ending_ || in_flight() != 0) return;
   is_ending_ = false;
   gate().end_step();
@@ -221,7 +225,7 @@ void StreamGate::end_step() noexcept {
 
 Result<std::optional<Verdict>> StreamGate::try_pass() noexcept {
   leave();
-  if (is_told_to_stop() || !can_add(1)) return std::optional<Verdict>{};
+  if (must_stop() || !can_add(1)) return std::optional<Verdict>{};
   ROSE_TRY(start_segment());
   return std::optional{Verdict::kPassed};
 }
@@ -241,13 +245,13 @@ Verdict StreamGate::settle(Nanoseconds timeout_ns) noexcept {
   return verdict;
 }
 
-bool StreamGate::is_told_to_stop() const noexcept {
+bool StreamGate::must_stop() const noexcept {
   return owed_ || gate().is_shut_down() || gate().is_abort_asked();
 }
 
 // The verdict that the borrower must get before anything else. It is held back until the device has
 // run everything that could not be removed, because the borrower then frees the step's blocks.
-std::optional<Verdict> StreamGate::told() noexcept {
+std::optional<Verdict> StreamGate::pending_verdict() noexcept {
   if (!owed_) {
     if (gate().is_shut_down()) {
       owed_ = Verdict::kShutDown;
@@ -271,7 +275,7 @@ Verdict StreamGate::wait_until(Ready is_ready, Nanoseconds timeout_ns) noexcept 
   for (;;) {
     // Read the bell before the look, so that a change after the look makes the futex return.
     const std::uint32_t seen = gate().bell();
-    if (const auto verdict = told()) return *verdict;
+    if (const auto verdict = pending_verdict()) return *verdict;
     const Nanoseconds now_ns = real_now_ns();
     const bool is_now = !owed_ && is_ready();
     const Nanoseconds left_ns = timeout_ns - (now_ns - from_ns);
@@ -366,6 +370,13 @@ bool StreamGate::can_launch(const GraphGates& gates) noexcept {
   return !is_in_flight && can_add(gates.count);
 }
 
+// A graph is measured as a whole, if none of its gates has to wait for credit.
+void StreamGate::time_graph(const GraphGates& gates) noexcept {
+  const std::uint32_t close_epoch = gate().close_epoch();
+  if (gate().credit_left() < in_flight() + gates.count || !gate().is_open()) return;
+  timer_->start(gates.count, close_epoch);
+}
+
 Status StreamGate::start_graph(driver::Graph& graph, GraphGates& gates) noexcept {
   ROSE_TRY(refuse_capture(stream_));
   std::uint32_t segment = enqueued_;
@@ -373,7 +384,10 @@ Status StreamGate::start_graph(driver::Graph& graph, GraphGates& gates) noexcept
     Operations next = operations(++segment);
     ROSE_TRY(graph.update(node, std::span{next}.first(gates.operations)));
   }
-  ROSE_TRY(graph.launch(stream_));
+  time_graph(gates);
+  const Status launched = graph.launch(stream_);
+  if (!launched.ok()) timer_->drop();
+  ROSE_TRY(launched);
   enqueued_ += gates.count;
   gate().mark_mid_step();
   gates.last = enqueued_;
@@ -382,6 +396,7 @@ Status StreamGate::start_graph(driver::Graph& graph, GraphGates& gates) noexcept
 }
 
 Result<Verdict> StreamGate::launch(driver::Graph& graph, Nanoseconds timeout_ns) noexcept {
+  timer_->drop();  // the running segment ends at the first gate in the graph, not here
   leave();
   const Result<GraphGates*> gates = gates_of(graph);
   if (!gates.ok()) return gates.status();

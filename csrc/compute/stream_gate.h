@@ -98,7 +98,8 @@ class StreamGate {
   // segment has started; a later call on this object ends it.
   void end_step() noexcept;
 
-  // Adds a gate to the graph that `stream` is being captured into.
+  // Adds a gate to the graph that `stream` is being captured into. The segments of a graph are
+  // timed together: each counts as its equal share.
   Status insert(CUstream stream) noexcept;
   // Makes a graph of `segments`, each behind its own gate, for launch(). An abort or a shut-down
   // ends it after the running segment: the later ones are bodies of IF nodes, which are skipped
@@ -141,14 +142,15 @@ class StreamGate {
   Status enqueue(CUstream stream, std::uint32_t segment) noexcept;
   Status refuse_capture(CUstream stream) const noexcept;
   Status start_segment() noexcept;
+  void time_graph(const GraphGates& gates) noexcept;
   Status start_graph(driver::Graph& graph, GraphGates& gates) noexcept;
   Result<GraphGates*> gates_of(const driver::Graph& graph) noexcept;
 
   bool can_add(std::uint32_t gates) noexcept;
   bool can_launch(const GraphGates& gates) noexcept;
-  bool is_told_to_stop() const noexcept;
+  bool must_stop() const noexcept;
 
-  std::optional<Verdict> told() noexcept;
+  std::optional<Verdict> pending_verdict() noexcept;
   template <typename Ready>
   Verdict wait_until(Ready is_ready, Nanoseconds timeout_ns) noexcept;
   void drain() noexcept;

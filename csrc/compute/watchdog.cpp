@@ -14,10 +14,10 @@ constexpr Nanoseconds kTakeBackNs = 1'000'000;
 
 }  // namespace
 
-Watchdog::Watchdog(std::shared_ptr<HostGate> gate, std::shared_ptr<ForcedRecord> record,
+Watchdog::Watchdog(std::shared_ptr<HostGate> gate, std::shared_ptr<ForcedLog> log,
                    std::shared_ptr<const Clock> clock, Nanoseconds after_ns) noexcept
     : gate_{std::move(gate)},
-      record_{std::move(record)},
+      log_{std::move(log)},
       clock_{std::move(clock)},
       after_ns_{after_ns} {}
 
@@ -63,7 +63,7 @@ void Watchdog::force() noexcept {
   // Read the epoch first, so that a close after any of the following reads wins.
   const std::uint32_t epoch = gate_->close_epoch();
   const std::uint32_t passed = gate_->passed();
-  if (record_ != nullptr) record_->forced(passed, epoch);
+  if (log_ != nullptr) log_->forced(passed, epoch);
   if (!gate_->set_credit(passed + 1) || !gate_->open(epoch)) return;
   gate_->count_forced_opening();
   is_forced_ = true;

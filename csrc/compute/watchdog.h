@@ -12,9 +12,9 @@
 namespace rose::compute {
 
 // Log of forced openings, written before each.
-class ForcedRecord {
+class ForcedLog {
  public:
-  virtual ~ForcedRecord() = default;
+  virtual ~ForcedLog() = default;
   virtual void forced(std::uint32_t passed, std::uint32_t close_epoch) noexcept = 0;
 };
 
@@ -35,8 +35,8 @@ class ForcedRecord {
 // (HostGate::granting). Any thread calls enter() and leave(); declarations may overlap.
 class Watchdog {
  public:
-  // `record` may be null. `after_ns` counts on `clock`.
-  Watchdog(std::shared_ptr<HostGate> gate, std::shared_ptr<ForcedRecord> record,
+  // `log` may be null. `after_ns` counts on `clock`.
+  Watchdog(std::shared_ptr<HostGate> gate, std::shared_ptr<ForcedLog> log,
            std::shared_ptr<const Clock> clock, Nanoseconds after_ns) noexcept;
 
   // Declares a call that may wait for the whole device, until leave().
@@ -55,7 +55,7 @@ class Watchdog {
   void take_back() noexcept;
 
   std::shared_ptr<HostGate> gate_;
-  std::shared_ptr<ForcedRecord> record_;
+  std::shared_ptr<ForcedLog> log_;
   std::shared_ptr<const Clock> clock_;
   Nanoseconds after_ns_;
   std::atomic<std::uint32_t> declared_{0};  // written under the mutex

@@ -22,10 +22,11 @@ Result<bool> is_ready(const Driver& driver, const char* call, Answer answer) noe
 
 // ---- streams
 
-Result<std::unique_ptr<Stream>> Stream::create(DevicePtr device, Priority priority) noexcept {
+Result<std::unique_ptr<Stream>> Stream::create(DevicePtr device, StreamPriority priority) noexcept {
   const Result<Device::PriorityRange> range = device->priority_range();
   if (!range.ok()) return range.status();
-  const int number = priority == Priority::kHighest ? range.value().highest : range.value().lowest;
+  const int number =
+      priority == StreamPriority::kHighest ? range.value().highest : range.value().lowest;
   const Current current{*device};
   ROSE_TRY(current.status());
   CUstream stream = nullptr;

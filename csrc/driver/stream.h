@@ -13,12 +13,12 @@ namespace rose::driver {
 
 // Lower numbers run first: serving gets the highest priority; 0, everyone's default, is the lowest.
 // Never use a stream of torch's pools: torch hands the same one out again after 32.
-enum class Priority { kLowest, kHighest };
+enum class StreamPriority { kLowest, kHighest };
 
 // Owns one non-blocking stream. Any thread.
 class Stream {
  public:
-  static Result<std::unique_ptr<Stream>> create(DevicePtr device, Priority priority) noexcept;
+  static Result<std::unique_ptr<Stream>> create(DevicePtr device, StreamPriority priority) noexcept;
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;

@@ -59,7 +59,7 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
                                     " slabs and limit of " + std::to_string(limit_slabs) +
                                     ": they must satisfy 0 <= reserve <= limit");
   }
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   std::int64_t reserved = reserve_slabs;
   for (const Partition& other : partitions_) reserved += other.is_live ? other.reserve_slabs : 0;
   const std::size_t slab_bytes = pool_.shape().slab_bytes;
@@ -91,7 +91,7 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
 Result<BlockAllocator*> Arbiter::add_allocator(PartitionId id, BlockGeometry geometry) noexcept {
   Result<BlockGrid> grid = BlockGrid::create(pool_.shape(), geometry);
   if (!grid.ok()) return grid.status();
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_live(id));
   std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
   if (place != nullptr) {
@@ -110,7 +110,7 @@ Result<BlockAllocator*> Arbiter::add_allocator(PartitionId id, BlockGeometry geo
 Result<BlockAllocator*> Arbiter::add_group(PartitionId id, BlockGeometry geometry) noexcept {
   Result<BlockGrid> grid = BlockGrid::create(pool_.shape(), geometry);
   if (!grid.ok()) return grid.status();
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_live(id));
   std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
   auto* groups = dynamic_cast<SlabGroups*>(place.get());
@@ -159,7 +159,7 @@ Status Arbiter::check_live(PartitionId id) const noexcept {
 // ---- own memory
 
 Result<std::vector<SlabId>> Arbiter::take(PartitionId id, std::int32_t n) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_live(id));
   if (n < 0)
     return Status::invalid_argument("the number of slabs to take must be at least 0, got " +
@@ -176,7 +176,7 @@ Result<std::vector<SlabId>> Arbiter::take(PartitionId id, std::int32_t n) noexce
 }
 
 Result<std::int32_t> Arbiter::give_back(PartitionId id, std::int32_t n) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_live(id));
   if (n < 0)
     return Status::invalid_argument("the number of slabs to give back must be at least 0, got " +
@@ -203,7 +203,7 @@ std::uint64_t Arbiter::epoch() const noexcept {
 
 Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds ttl_ns,
                                    Admission* admission, std::int32_t held_max) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_live(id));
   ROSE_TRY(check_duration("ttl_ns", ttl_ns, 1));
   if (n < 1)
@@ -237,7 +237,7 @@ Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds t
 
 Result<bool> Arbiter::clean(PartitionId id, SlabId slab) noexcept {
   {
-    const Turn turn{*this};
+    const Transaction transaction{*this};
     ROSE_TRY(check_known(id));
     if (slab < 0 || slab >= slabs_.size()) {
       return Status::invalid_argument("no slab " + std::to_string(slab));
@@ -245,26 +245,26 @@ Result<bool> Arbiter::clean(PartitionId id, SlabId slab) noexcept {
     const SlabHolder* holder = holder_of(id);
     const bool is_lent = slabs_[slab].owner == id && slabs_[slab].state == SlabState::kGranted;
     if (!is_lent || holder == nullptr) return false;
-    if (holder->was_told(slab) || is_in_scrub(slab)) {
+    if (holder->was_notified(slab) || is_in_scrub(slab)) {
       return Status::invalid_argument("slab " + std::to_string(slab) +
                                       " cannot be zeroed: its tenant may be using it");
     }
     scrub_of(slab) = Scrub::kRuns;
   }
   const Status done = pool_.scrub(slab);
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   scrub_of(slab) = done.code() == Code::kDeadlineExceeded ? Scrub::kLate : Scrub::kNone;
   // A revocation, or the tenant's death, during the scrub takes effect now.
   if (slabs_[slab].state != SlabState::kGranted) ROSE_TRY(on_slab_idle(slab));
   ROSE_TRY(done);
   if (slabs_[slab].owner != id || slabs_[slab].state != SlabState::kGranted) return false;
-  holder_of(id)->tell(slab);
+  holder_of(id)->notify(slab);
   return true;
 }
 
 Result<RenewAnswer> Arbiter::renew(LeaseId lease_id, std::uint64_t lease_epoch,
                                    Nanoseconds ttl_ns) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_duration("ttl_ns", ttl_ns, 1));
   const auto found = leases_.find(lease_id);
   if (found == leases_.end()) return RenewAnswer::kOver;
@@ -278,7 +278,7 @@ Result<RenewAnswer> Arbiter::renew(LeaseId lease_id, std::uint64_t lease_epoch,
 }
 
 Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_duration("grace_ns", grace_ns, 0));
   const Nanoseconds now = clock_->now_ns();
   note_news();

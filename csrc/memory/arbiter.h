@@ -39,7 +39,7 @@ enum class GrantRefusal : std::uint8_t {
   kAtRisk,  // would violate another partition's reserve or the lender's demand
 };
 // The state of the pool when a loan is requested.
-struct Supply {
+struct LoanRequest {
   std::uint64_t epoch{0};
   PartitionId borrower{kNobody};
   std::int32_t slabs{0};        // requested, > 0
@@ -53,7 +53,7 @@ class Admission {
   explicit Admission(PartitionId lender_id) noexcept : lender{lender_id} {}
   virtual ~Admission() = default;
   // Returns how many slabs may be lent, at most `supply.slabs`; 0 refuses the loan.
-  virtual Result<std::int32_t> admit(const Supply& supply) noexcept = 0;
+  virtual Result<std::int32_t> admit(const LoanRequest& supply) noexcept = 0;
 
   const PartitionId lender;
 };
@@ -183,7 +183,7 @@ class Arbiter final : private SlabWatcher {
 
   // Creates the connection to a tenant that will use a partition's slabs from another process.
   Result<std::shared_ptr<TenantLine>> add_tenant(PartitionId partition,
-                                                 Telling telling = Telling::kAtGrant) noexcept;
+                                                 Notify notify_at = Notify::kAtGrant) noexcept;
   // Reads the tenant's words and takes back the slabs that it left or returned. Returns how many.
   // It needs no notification; a second call changes nothing.
   Result<std::int32_t> sweep(PartitionId partition) noexcept;
@@ -209,11 +209,11 @@ class Arbiter final : private SlabWatcher {
   Result<GrantAnswer> grant(
       PartitionId partition, std::int32_t n, Nanoseconds ttl_ns, Admission* admission = nullptr,
       std::int32_t held_max = std::numeric_limits<std::int32_t>::max()) noexcept;
-  // Zeros a lent slab before its tenant uses any of its blocks; a tenant with kWhenClean is told of
-  // the slab afterwards. False if the slab was revoked meanwhile, for which the revocation waits.
+  // Zeros a lent slab before its tenant uses any of its blocks; a tenant with kWhenClean is
+  // notified afterwards. False if the slab was revoked meanwhile, for which the revocation waits.
   // No lock is held while zeros are written. After DeadlineExceeded the device may still write
   // zeros: nobody can use the slab until prove_completion(). InvalidArgument for a slab that its
-  // tenant was told of, because the tenant may be using it.
+  // tenant was notified of, because the tenant may be using it.
   Result<bool> clean(PartitionId partition, SlabId slab) noexcept;
   // Extends the lease to `ttl_ns` from now.
   Result<RenewAnswer> renew(LeaseId lease_id, std::uint64_t lease_epoch,
@@ -225,8 +225,8 @@ class Arbiter final : private SlabWatcher {
 
   // ---- taking back
 
-  // Returns a partition's lent slabs without blocks or pins to nobody within this call, and how
-  // many.
+  // Makes a partition's lent slabs without blocks or pins unowned within this call, and returns
+  // how many.
   Result<std::int32_t> give_idle(PartitionId partition) noexcept;
   // The lent slabs of a partition, for an engine that chooses victims.
   Result<std::vector<Candidate>> candidates(PartitionId partition) const noexcept;
@@ -260,13 +260,13 @@ class Arbiter final : private SlabWatcher {
                      std::int32_t blocks_per_slab, std::int64_t taking) noexcept;
   // The same answer for the last demand, without arming the bell.
   Result<bool> is_short(PartitionId partition, std::int64_t taking) const noexcept;
-  // Sleeps until the bell has rung more than `heard` times, or for `timeout_ns` of real time.
+  // Sleeps until the bell has rung more than `seen` times, or for `timeout_ns` of real time.
   // Returns the number of rings.
   //
   // Repeated calls show that this process runs: time during which it was stopped or the machine
   // slept does not count against tenants (see note_standstill()). The last call has a `timeout_ns`
   // of 0.
-  std::uint32_t listen(std::uint32_t heard, Nanoseconds timeout_ns) noexcept;
+  std::uint32_t listen(std::uint32_t seen, Nanoseconds timeout_ns) noexcept;
   void ring() noexcept;
 
   // ---- numbers
@@ -330,12 +330,12 @@ class Arbiter final : private SlabWatcher {
   };
 
   // Holds the mutex; its end publishes the changes in the ledger and notifies tenants.
-  class Turn {
+  class Transaction {
    public:
-    explicit Turn(Arbiter& arbiter) noexcept : arbiter_{arbiter}, lock_{arbiter.books_} {
+    explicit Transaction(Arbiter& arbiter) noexcept : arbiter_{arbiter}, lock_{arbiter.books_} {
       arbiter_.note_standstill();
     }
-    ~Turn() { arbiter_.show(); }
+    ~Transaction() { arbiter_.show(); }
 
    private:
     Arbiter& arbiter_;

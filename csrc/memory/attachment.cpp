@@ -224,24 +224,24 @@ Result<std::vector<SlabId>> Attachment::retire() noexcept {
   return gone;
 }
 
-// ---- telling the arbiter
+// ---- reports to the arbiter
 
 void Attachment::beat(std::uint64_t progress) noexcept {
   const std::lock_guard lock{slabs_};
-  TenantReport told{BootClock{}.now_ns(), progress, 0, 0, 0, {}};
+  TenantReport report{BootClock{}.now_ns(), progress, 0, 0, 0, {}};
   if (has_allocator()) {
-    told.free_blocks = groups_.groups().front()->free_blocks();
+    report.free_blocks = groups_.groups().front()->free_blocks();
     for (const auto& group : groups_.groups()) {
-      told.used_blocks += group->used_blocks();
-      told.cached_blocks += group->cached_blocks();
+      report.used_blocks += group->used_blocks();
+      report.cached_blocks += group->cached_blocks();
     }
-    told.pins = groups_.pinned();
+    report.pins = groups_.pinned();
     for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
       if (!known_[static_cast<std::size_t>(slab)].is_ours) continue;
       mailbox_.set_used(slab, static_cast<std::uint32_t>(groups_.used(slab)));
     }
   }
-  mailbox_.report(told);
+  mailbox_.report(report);
 }
 
 Status Attachment::set_ranks(std::span<const SlabId> slabs,

@@ -182,7 +182,7 @@ Status BlockAllocator::release(std::span<const BlockId> blocks) noexcept {
     const SlabId slab = grid().slab_at(blocks.front());
     std::size_t run = 1;
     while (run < blocks.size() && map_.holds(slab, blocks[run])) ++run;
-    map_.release(slab, blocks.first(run), [this](Place at) { return stays_cached(at); });
+    map_.release(slab, blocks.first(run), [this](BlockPosition at) { return stays_cached(at); });
     ROSE_TRY(settle_slab(slab));
     blocks = blocks.subspan(run);
   }
@@ -191,7 +191,7 @@ Status BlockAllocator::release(std::span<const BlockId> blocks) noexcept {
 
 Status BlockAllocator::put_back(std::span<const BlockId> blocks) noexcept {
   for (const BlockId block : blocks) {
-    const Place at = map_.find(block);
+    const BlockPosition at = map_.find(block);
     map_.put_back(at);
     ROSE_TRY(settle_slab(at.slab));
   }
@@ -369,7 +369,7 @@ Status BlockAllocator::audit_keys(SlabId slab) const noexcept {
   const std::string name = "slab " + std::to_string(slab);
   std::int32_t keys = 0;
   for (std::int32_t block = 0; block < map_.count(slab); ++block) {
-    const Place at = map_.place_in(slab, block);
+    const BlockPosition at = map_.place_in(slab, block);
     const std::uint32_t in_namespace = cache_.namespace_of(at.slot);
     keys += in_namespace != 0 ? 1 : 0;
     ROSE_CHECK(in_namespace == 0 || map_.references(at) > 0 || map_.is_cached(at),
@@ -386,14 +386,14 @@ Status BlockAllocator::audit_aside() const noexcept {
   std::vector<std::int32_t> aside(keys_.size(), 0);
   for (const auto& [ticket, blocks] : tickets_) {
     for (const BlockId block : blocks) {
-      const Place at = map_.find(block);
+      const BlockPosition at = map_.find(block);
       ROSE_CHECK(at.slab != kNoSlab && map_.use(at.slab) == SlabUse::kOpen,
                  "ticket " + std::to_string(ticket) + " holds a block of a slab that is not open");
       ++aside[static_cast<std::size_t>(at.slab)];
     }
   }
   for (const auto& [to, move] : moves_) {
-    const Place at = map_.find(to);
+    const BlockPosition at = map_.find(to);
     const bool is_there = at.slab != kNoSlab && map_.generation(at.slab) == move.to_generation;
     if (is_there) ++aside[static_cast<std::size_t>(at.slab)];
   }

@@ -112,7 +112,7 @@ class BlockAllocator final : public SlabHolder {
 
   // ---- prefix cache
 
-  // Makes this the namespace for new keys and lookups. Takes time for each slab with a cached
+  // Makes this the namespace for new keys and lookups. Linear in the slabs with a cached
   // block.
   void set_cache_namespace(std::string_view name) noexcept;
   // Gives keys to blocks in use; to all or, on InvalidArgument, to none. A key that has a block
@@ -168,7 +168,7 @@ class BlockAllocator final : public SlabHolder {
   std::int64_t cached_blocks() const noexcept;
   std::int64_t used_blocks() const noexcept;
   std::int64_t capacity_blocks() const noexcept;
-  // Slabs with a block in use or set aside, or a pin; takes time for each slab.
+  // Number of slabs with a pin, or with a block in use or set aside. Linear in the slabs.
   std::int32_t slabs_in_use() const noexcept;
   // 0 for a slab that is not the tenant's.
   std::int32_t used(SlabId slab) const noexcept;
@@ -243,10 +243,10 @@ class BlockAllocator final : public SlabHolder {
   Result<PinId> keep_pin(std::vector<PinnedSlab> slabs) noexcept;
   Status drop_pins(std::span<const PinnedSlab> slabs) noexcept;
 
-  void add_reference(Place at) noexcept;
-  bool stays_cached(Place at) noexcept;
-  bool has_key(Place at) const noexcept { return cache_.namespace_of(at.slot) != 0; }
-  void erase_key(Place at) noexcept;
+  void add_reference(BlockPosition at) noexcept;
+  bool stays_cached(BlockPosition at) noexcept;
+  bool has_key(BlockPosition at) const noexcept { return cache_.namespace_of(at.slot) != 0; }
+  void erase_key(BlockPosition at) noexcept;
   void drop_cached(SlabId slab) noexcept;
   void forget_keys(SlabId slab) noexcept;
   std::int32_t& keys_in(SlabId slab) noexcept { return keys_[static_cast<std::size_t>(slab)]; }

@@ -102,20 +102,20 @@ void BlockMap::set_draining(SlabId slab, bool is_draining) noexcept {
 
 // ---- places
 
-Place BlockMap::find(BlockId block, SlabId near) const noexcept {
+BlockPosition BlockMap::find(BlockId block, SlabId near) const noexcept {
   if (near != kNoSlab && entry(near).has(block)) return place_in(near, entry(near).index_of(block));
   const SlabId slab = grid_.slab_at(block);
   if (slab == kNoSlab || !entry(slab).has(block) || use(slab) == SlabUse::kAbsent) return {};
   return place_in(slab, entry(slab).index_of(block));
 }
 
-Place BlockMap::place_of(std::uint32_t slot) const noexcept {
+BlockPosition BlockMap::place_of(std::uint32_t slot) const noexcept {
   return {static_cast<SlabId>(slot / blocks_per_slab_),
           static_cast<std::int32_t>(slot % blocks_per_slab_), slot};
 }
 
 Status BlockMap::check_in_use(BlockId block) const noexcept {
-  const Place at = find(block);
+  const BlockPosition at = find(block);
   return at.slab != kNoSlab && state(at) > 0 ? Status{} : why_not_in_use(block);
 }
 
@@ -128,7 +128,7 @@ Status BlockMap::why_not_in_use(BlockId block) const noexcept {
     return Status::invalid_argument(name + " is stale: slab " + std::to_string(slab) +
                                     " has a new owner");
   }
-  const Place at = place_in(slab, entry(slab).index_of(block));
+  const BlockPosition at = place_in(slab, entry(slab).index_of(block));
   if (state(at) == kAside) return Status::invalid_argument(name + " is set aside");
   if (is_dropped(at)) {
     return Status::invalid_argument(name +
@@ -171,7 +171,7 @@ void BlockMap::take_bits(SlabId slab, std::int32_t n, BlockId* out) noexcept {
   }
 }
 
-void BlockMap::add_reference(Place at) noexcept {
+void BlockMap::add_reference(BlockPosition at) noexcept {
   if (state(at) > 0) {
     ++state(at);
     return;
@@ -188,7 +188,7 @@ void BlockMap::add_reference(Place at) noexcept {
 Status BlockMap::drop(std::span<const BlockId> blocks) noexcept {
   SlabId near = kNoSlab;
   for (std::size_t done = 0; done < blocks.size(); ++done) {
-    const Place at = find(blocks[done], near);
+    const BlockPosition at = find(blocks[done], near);
     if (at.slab != kNoSlab && state(at) > 0) {
       --state(at);
       near = at.slab;
@@ -205,19 +205,19 @@ void BlockMap::undo_drop(std::span<const BlockId> blocks) noexcept {
   for (const BlockId block : blocks) ++state(find(block));
 }
 
-void BlockMap::set_free(Place at) noexcept {
+void BlockMap::set_free(BlockPosition at) noexcept {
   state(at) = 0;
   words(free_bits_, at.slab)[at.index / 64] |= bit(at.index);
   std::int32_t& first_word = entry(at.slab).first_word;
   first_word = std::min(first_word, at.index / 64);
 }
 
-void BlockMap::set_cached(Place at) noexcept {
+void BlockMap::set_cached(BlockPosition at) noexcept {
   state(at) = kCached;
   words(cached_bits_, at.slab)[at.index / 64] |= bit(at.index);
 }
 
-void BlockMap::clear_cached(Place at) noexcept {
+void BlockMap::clear_cached(BlockPosition at) noexcept {
   words(cached_bits_, at.slab)[at.index / 64] &= ~bit(at.index);
   --cached_;
   if (--entry(at.slab).kept == 0) queue_.remove(at.slab);
@@ -244,32 +244,32 @@ void BlockMap::count_used(Entry& at, std::int32_t more) noexcept {
 void BlockMap::set_aside(std::span<const BlockId> blocks) noexcept {
   SlabId near = kNoSlab;
   for (const BlockId block : blocks) {
-    const Place at = find(block, near);
+    const BlockPosition at = find(block, near);
     near = at.slab;
     state(at) = kAside;
     ++entry(at.slab).aside;
   }
 }
 
-void BlockMap::hand_out(Place at, std::int32_t references) noexcept {
+void BlockMap::hand_out(BlockPosition at, std::int32_t references) noexcept {
   state(at) = references;
   --entry(at.slab).aside;
 }
 
-void BlockMap::put_back(Place at) noexcept {
+void BlockMap::put_back(BlockPosition at) noexcept {
   set_free(at);
   --entry(at.slab).aside;
   count_released(at.slab, 1, 0);
 }
 
-void BlockMap::free_used(Place at) noexcept {
+void BlockMap::free_used(BlockPosition at) noexcept {
   set_free(at);
   count_released(at.slab, 1, 0);
 }
 
 // ---- cached
 
-void BlockMap::uncache(Place at) noexcept {
+void BlockMap::uncache(BlockPosition at) noexcept {
   unlink(at.slab);
   clear_cached(at);
   set_free(at);
@@ -363,7 +363,7 @@ Status BlockMap::audit_slab(SlabId slab) const noexcept {
   std::int32_t cached = 0;
   std::int32_t aside = 0;
   for (std::int32_t index = 0; index < at.run.count; ++index) {
-    const Place place = place_in(slab, index);
+    const BlockPosition place = place_in(slab, index);
     const bool has_cached_bit = (words(cached_bits_, slab)[index / 64] & bit(index)) != 0;
     ROSE_CHECK(!is_dropped(place) && is_free(place) == (state(place) == 0),
                name + " has a block in two states, or in none");

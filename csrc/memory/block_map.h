@@ -16,7 +16,7 @@
 namespace rose::memory {
 
 // A block of a present slab; `slab` is kNoSlab if there is none.
-struct Place {
+struct BlockPosition {
   SlabId slab{kNoSlab};
   std::int32_t index{0};  // in its slab
   std::uint32_t slot{0};  // dense over all slabs
@@ -85,19 +85,19 @@ class BlockMap {
   // ---- places
 
   // Tries `near`, a present slab or kNoSlab, first, because ids of one slab come in runs.
-  Place find(BlockId block, SlabId near = kNoSlab) const noexcept;
-  Place place_of(std::uint32_t slot) const noexcept;
-  Place place_in(SlabId slab, std::int32_t index) const noexcept {
+  BlockPosition find(BlockId block, SlabId near = kNoSlab) const noexcept;
+  BlockPosition place_of(std::uint32_t slot) const noexcept;
+  BlockPosition place_in(SlabId slab, std::int32_t index) const noexcept {
     return {
         slab, index,
         static_cast<std::uint32_t>(slab) * blocks_per_slab_ + static_cast<std::uint32_t>(index)};
   }
-  BlockId block_at(Place at) const noexcept { return entry(at.slab).run.first + at.index; }
+  BlockId block_at(BlockPosition at) const noexcept { return entry(at.slab).run.first + at.index; }
   // 0 unless the block is in use.
-  std::int32_t references(Place at) const noexcept { return std::max(state(at), 0); }
-  bool is_cached(Place at) const noexcept { return state(at) == kCached; }
+  std::int32_t references(BlockPosition at) const noexcept { return std::max(state(at), 0); }
+  bool is_cached(BlockPosition at) const noexcept { return state(at) == kCached; }
   // True if the block has no reference left and still awaits release().
-  bool is_dropped(Place at) const noexcept { return state(at) == 0 && !is_free(at); }
+  bool is_dropped(BlockPosition at) const noexcept { return state(at) == 0 && !is_free(at); }
   // InvalidArgument for an id that is out of range, stale (the slab is absent) or not in use.
   Status check_in_use(BlockId block) const noexcept;
 
@@ -109,7 +109,7 @@ class BlockMap {
   // Writes up to n free ids of that slab to `out`, with one reference each; returns how many.
   std::int32_t take_from(SlabId slab, std::int64_t n, BlockId* out) noexcept;
   // Adds a reference to a block in use, or the first one to a cached block.
-  void add_reference(Place at) noexcept;
+  void add_reference(BlockPosition at) noexcept;
 
   // ---- giving
 
@@ -124,7 +124,7 @@ class BlockMap {
     std::int32_t dropped = 0;
     std::int32_t cached = 0;
     for (const BlockId block : blocks) {
-      const Place at = find(block, slab);
+      const BlockPosition at = find(block, slab);
       if (!is_dropped(at)) continue;
       ++dropped;
       if (keep(at)) {
@@ -138,16 +138,16 @@ class BlockMap {
   }
 
   // In use, with however many references -> free.
-  void free_used(Place at) noexcept;
+  void free_used(BlockPosition at) noexcept;
 
   // ---- set aside
 
   // In use with one reference, as take_from() left it -> set aside.
   void set_aside(std::span<const BlockId> blocks) noexcept;
   // Set aside -> in use with `references`.
-  void hand_out(Place at, std::int32_t references) noexcept;
+  void hand_out(BlockPosition at, std::int32_t references) noexcept;
   // Set aside -> free.
-  void put_back(Place at) noexcept;
+  void put_back(BlockPosition at) noexcept;
 
   // ---- cached
 
@@ -157,13 +157,13 @@ class BlockMap {
   // Moves a slab in the queue to its end.
   void touch_cached(SlabId slab) noexcept { queue_.touch(slab); }
   // Cached -> free.
-  void uncache(Place at) noexcept;
+  void uncache(BlockPosition at) noexcept;
   // All cached blocks of a slab -> free; calls forget(place) for each.
   template <typename Forget>
   void evict(SlabId slab, Forget forget) noexcept {
     for (std::size_t word = 0; entry(slab).kept > 0 && word < words_per_slab_; ++word) {
       while (const std::uint64_t bits = words(cached_bits_, slab)[word]) {
-        const Place at =
+        const BlockPosition at =
             place_in(slab, static_cast<std::int32_t>(word) * 64 + std::countr_zero(bits));
         forget(at);
         uncache(at);
@@ -225,9 +225,9 @@ class BlockMap {
   const std::uint64_t* words(const Words& all, SlabId slab) const noexcept {
     return &all[static_cast<std::size_t>(slab) * words_per_slab_];
   }
-  std::int32_t& state(Place at) noexcept { return references_[at.slot]; }
-  std::int32_t state(Place at) const noexcept { return references_[at.slot]; }
-  bool is_free(Place at) const noexcept {
+  std::int32_t& state(BlockPosition at) noexcept { return references_[at.slot]; }
+  std::int32_t state(BlockPosition at) const noexcept { return references_[at.slot]; }
+  bool is_free(BlockPosition at) const noexcept {
     return (words(free_bits_, at.slab)[at.index / 64] >> (at.index % 64) & 1) != 0;
   }
   Status why_not_in_use(BlockId block) const noexcept;
@@ -235,9 +235,9 @@ class BlockMap {
   void link(SlabId slab) noexcept;
   void unlink(SlabId slab) noexcept;
   void take_bits(SlabId slab, std::int32_t n, BlockId* out) noexcept;
-  void set_free(Place at) noexcept;
-  void set_cached(Place at) noexcept;
-  void clear_cached(Place at) noexcept;
+  void set_free(BlockPosition at) noexcept;
+  void set_cached(BlockPosition at) noexcept;
+  void clear_cached(BlockPosition at) noexcept;
   void count_released(SlabId slab, std::int32_t dropped, std::int32_t cached) noexcept;
   void count_used(Entry& at, std::int32_t more) noexcept;
   // Called when a slab becomes spare or ceases to be.

@@ -11,11 +11,11 @@ Status BlockAllocator::share(std::span<const BlockId> blocks) noexcept {
   const std::lock_guard lock{books_};
   ROSE_TRY(hear_news());
   for (const BlockId block : blocks) {
-    const Place at = map_.find(block);
+    const BlockPosition at = map_.find(block);
     if (at.slab == kNoSlab || !map_.is_cached(at)) ROSE_TRY(map_.check_in_use(block));
   }
   for (std::size_t done = 0; done < blocks.size(); ++done) {
-    Place at = map_.find(blocks[done]);
+    BlockPosition at = map_.find(blocks[done]);
     if (at.slab != kNoSlab && map_.is_cached(at) && !enter(at.slab)) at = {};
     if (at.slab == kNoSlab) {  // the slab left between the two looks
       ROSE_TRY(give(blocks.first(done)));
@@ -28,7 +28,7 @@ Status BlockAllocator::share(std::span<const BlockId> blocks) noexcept {
 }
 
 // A hit makes the slab's other cached blocks recent again, unless they are of another namespace.
-void BlockAllocator::add_reference(Place at) noexcept {
+void BlockAllocator::add_reference(BlockPosition at) noexcept {
   const bool is_hit = map_.is_cached(at);
   map_.add_reference(at);
   const bool is_current = cached_namespaces_[static_cast<std::size_t>(at.slab)] == cache_.current();
@@ -37,7 +37,7 @@ void BlockAllocator::add_reference(Place at) noexcept {
 
 Result<std::int32_t> BlockAllocator::references(BlockId block) const noexcept {
   const std::lock_guard lock{books_};
-  const Place at = map_.find(block);
+  const BlockPosition at = map_.find(block);
   if (at.slab == kNoSlab) return map_.check_in_use(block);
   return map_.references(at);
 }
@@ -69,7 +69,7 @@ Status BlockAllocator::publish(std::span<const BlockId> blocks,
   }
   for (const BlockId block : blocks) ROSE_TRY(map_.check_in_use(block));
   for (std::size_t index = 0; index < blocks.size(); ++index) {
-    const Place at = map_.find(blocks[index]);
+    const BlockPosition at = map_.find(blocks[index]);
     if (map_.use(at.slab) != SlabUse::kOpen) continue;
     const bool had_key = has_key(at);
     if (cache_.insert(at.slot, keys[index]) && !had_key) ++keys_in(at.slab);
@@ -97,7 +97,7 @@ std::size_t BlockAllocator::acquire(std::span<const BlockKey> keys,
   for (const BlockKey& key : keys) {
     const std::optional<Slot> slot = cache_.find(key);
     if (!slot.has_value()) break;
-    const Place at = map_.place_of(*slot);
+    const BlockPosition at = map_.place_of(*slot);
     if (map_.is_cached(at) && !enter(at.slab)) break;  // the slab left, and its keys are gone
     add_reference(at);
     out[found++] = map_.block_at(at);
@@ -112,7 +112,7 @@ Status BlockAllocator::forget(std::span<const BlockId> blocks) noexcept {
     if (map_.find(block).slab == kNoSlab) return map_.check_in_use(block);
   }
   for (const BlockId block : blocks) {
-    const Place at = map_.find(block);
+    const BlockPosition at = map_.find(block);
     erase_key(at);
     if (map_.is_cached(at)) map_.uncache(at);
   }
@@ -127,7 +127,7 @@ void BlockAllocator::forget_all() noexcept {
 // ---- what a key does to its block
 
 // Returns true if a block without references keeps its data; otherwise removes a useless key.
-bool BlockAllocator::stays_cached(Place at) noexcept {
+bool BlockAllocator::stays_cached(BlockPosition at) noexcept {
   if (!has_key(at)) return false;
   if (cache_.namespace_of(at.slot) != cache_.current() || map_.is_draining(at.slab)) {
     erase_key(at);
@@ -141,14 +141,14 @@ bool BlockAllocator::stays_cached(Place at) noexcept {
   return true;
 }
 
-void BlockAllocator::erase_key(Place at) noexcept {
+void BlockAllocator::erase_key(BlockPosition at) noexcept {
   if (!has_key(at)) return;
   cache_.erase(at.slot);
   --keys_in(at.slab);
 }
 
 void BlockAllocator::drop_cached(SlabId slab) noexcept {
-  map_.evict(slab, [this](Place at) { erase_key(at); });
+  map_.evict(slab, [this](BlockPosition at) { erase_key(at); });
 }
 
 void BlockAllocator::forget_keys(SlabId slab) noexcept {

@@ -105,7 +105,7 @@ void CudaVmm::unmap(VaRange range) noexcept {
 
 Status CudaVmm::clear(VaRange range) noexcept {
   Result<std::unique_ptr<driver::Stream>> stream =
-      driver::Stream::create(device_, driver::Priority::kLowest);
+      driver::Stream::create(device_, driver::StreamPriority::kLowest);
   if (!stream.ok()) return stream.status();
   return fill_with_zeros(*stream.value(), range);
 }
@@ -124,7 +124,7 @@ Status CudaVmm::scrub(VaRange range) noexcept {
   const std::lock_guard lock{scrubbing_};
   if (scrub_stream_ == nullptr) {
     Result<std::unique_ptr<driver::Stream>> stream =
-        driver::Stream::create(device_, driver::Priority::kLowest);
+        driver::Stream::create(device_, driver::StreamPriority::kLowest);
     if (!stream.ok()) return stream.status();
     scrub_stream_ = stream.take();
   }

@@ -89,7 +89,7 @@ void BlockAllocator::clear_out(SlabId slab, std::span<const BlockId> targets,
   map_.set_aside(targets);
   moves_out_of_[static_cast<std::size_t>(slab)] = static_cast<std::int32_t>(targets.size());
   for (std::int32_t index = 0, next = 0; index < map_.count(slab); ++index) {
-    const Place at = map_.place_in(slab, index);
+    const BlockPosition at = map_.place_in(slab, index);
     if (map_.references(at) == 0) continue;
     const BlockId from = map_.block_at(at);
     const BlockId to = targets[static_cast<std::size_t>(next++)];
@@ -157,8 +157,8 @@ Status BlockAllocator::end_move(BlockId to, BlockId* now_at) noexcept {
 
 // False, and nothing changed, if the source was freed or the target's slab is in revocation.
 bool BlockAllocator::carry_over(const Move& move, BlockId to) noexcept {
-  const Place source = map_.find(move.from);
-  const Place target = map_.find(to);
+  const BlockPosition source = map_.find(move.from);
+  const BlockPosition target = map_.find(to);
   const bool has_data = source.slab != kNoSlab &&
                         map_.generation(source.slab) == move.from_generation &&
                         map_.references(source) > 0;

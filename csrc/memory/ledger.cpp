@@ -303,12 +303,12 @@ Status LedgerView::audit(const Moment& moment) noexcept {
     if (is_held(record.state)) ++found.owned;
     if (record.state == SlabState::kQuarantined) ++found.quarantined;
   }
-  const LedgerCounts& told = moment.counts;
-  if (found.free != told.free || found.owned != told.owned ||
-      found.quarantined != told.quarantined) {
+  const LedgerCounts& stored = moment.counts;
+  if (found.free != stored.free || found.owned != stored.owned ||
+      found.quarantined != stored.quarantined) {
     return Status::corrupt("the counts of the ledger differ from its records");
   }
-  if (std::uint64_t{told.free} + told.owned + told.quarantined != moment.slabs.size()) {
+  if (std::uint64_t{stored.free} + stored.owned + stored.quarantined != moment.slabs.size()) {
     return Status::corrupt("free + owned + quarantined slabs are not all slabs");
   }
   return check_partitions(moment);

@@ -162,15 +162,15 @@ void Mailbox::report(const TenantReport& report) const noexcept {
 
 TenantReport Mailbox::report() const noexcept {
   const MailboxHeaderWire& head = header();
-  TenantReport told;
-  told.heartbeat_ns = head.heartbeat_ns.load(std::memory_order_acquire);
-  told.progress = head.progress.load(std::memory_order_relaxed);
-  told.free_blocks = head.free_blocks.load(std::memory_order_relaxed);
-  told.used_blocks = head.used_blocks.load(std::memory_order_relaxed);
-  told.cached_blocks = head.cached_blocks.load(std::memory_order_relaxed);
-  told.pins = {head.pins.load(std::memory_order_relaxed),
-               head.oldest_pin_ns.load(std::memory_order_relaxed)};
-  return told;
+  TenantReport report;
+  report.heartbeat_ns = head.heartbeat_ns.load(std::memory_order_acquire);
+  report.progress = head.progress.load(std::memory_order_relaxed);
+  report.free_blocks = head.free_blocks.load(std::memory_order_relaxed);
+  report.used_blocks = head.used_blocks.load(std::memory_order_relaxed);
+  report.cached_blocks = head.cached_blocks.load(std::memory_order_relaxed);
+  report.pins = {head.pins.load(std::memory_order_relaxed),
+                 head.oldest_pin_ns.load(std::memory_order_relaxed)};
+  return report;
 }
 
 MailboxHeaderWire& Mailbox::header() const noexcept {

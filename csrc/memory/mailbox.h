@@ -93,7 +93,7 @@ static_assert(sizeof(MailboxHeaderWire) == 128 && sizeof(SlabWordWire) == 16);
 // its allocator's.
 class Mailbox {
  public:
-  // Zeros, of a sealed size. Every word is ABSENT.
+  // Creates a mailbox of zeros with a sealed size: every word is ABSENT.
   static Result<Mailbox> create(PoolShape shape, PartitionId partition,
                                 std::uint64_t pool) noexcept;
   // Corrupt if `fd` is not a mailbox of this version for a pool of `shape`, or if its size could

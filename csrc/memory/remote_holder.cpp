@@ -19,18 +19,18 @@ Result<std::shared_ptr<TenantLine>> TenantLine::create(Mailbox mailbox) noexcept
 }
 
 RemoteHolder::RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line,
-                           Telling telling) noexcept
+                           Notify notify_at) noexcept
     : line_{std::move(line)},
-      telling_{telling},
+      notify_at_{notify_at},
       entries_(static_cast<std::size_t>(shape.slab_count)) {}
 
 void RemoteHolder::add_slab(SlabId slab, std::uint32_t generation) noexcept {
   entry(slab) = {generation, SlabUse::kOpen, false};
-  if (telling_ == Telling::kAtGrant) tell(slab);
+  if (notify_at_ == Notify::kAtGrant) notify(slab);
 }
 
-void RemoteHolder::tell(SlabId slab) noexcept {
-  entry(slab).is_told = true;
+void RemoteHolder::notify(SlabId slab) noexcept {
+  entry(slab).is_notified = true;
   line_->mailbox.grant(slab, entry(slab).generation);
   has_news_ = must_ring_ = true;
 }
@@ -44,7 +44,7 @@ bool RemoteHolder::take_idle(SlabId slab) noexcept {
 
 Status RemoteHolder::close_slab(SlabId slab) noexcept {
   entry(slab).use = SlabUse::kClosed;
-  if (!entry(slab).is_told) return {};
+  if (!entry(slab).is_notified) return {};
   line_->mailbox.close(slab, entry(slab).generation);
   has_news_ = must_ring_ = true;
   return {};
@@ -52,25 +52,25 @@ Status RemoteHolder::close_slab(SlabId slab) noexcept {
 
 void RemoteHolder::quarantine_slab(SlabId slab) noexcept {
   entry(slab).use = SlabUse::kQuarantined;
-  if (entry(slab).is_told) has_news_ = must_ring_ = is_late_ = true;
+  if (entry(slab).is_notified) has_news_ = must_ring_ = is_late_ = true;
 }
 
 void RemoteHolder::remove_slab(SlabId slab) noexcept {
   if (entry(slab).use == SlabUse::kAbsent) return;
-  if (entry(slab).is_told) line_->mailbox.clear(slab, entry(slab).generation);
+  if (entry(slab).is_notified) line_->mailbox.clear(slab, entry(slab).generation);
   entry(slab).use = SlabUse::kAbsent;
   has_news_ = true;
 }
 
 bool RemoteHolder::has_given(SlabId slab) const noexcept {
   const Entry& mine = entry(slab);
-  return mine.use == SlabUse::kOpen && mine.is_told &&
+  return mine.use == SlabUse::kOpen && mine.is_notified &&
          line_->mailbox.word(slab) == SlabWord{mine.generation, WordUse::kAbsent};
 }
 
 SlabLoad RemoteHolder::load(SlabId slab) const noexcept {
   const Entry& mine = entry(slab);
-  if (is_lost_ || mine.use == SlabUse::kAbsent || !mine.is_told) return {};
+  if (is_lost_ || mine.use == SlabUse::kAbsent || !mine.is_notified) return {};
   const Mailbox& mailbox = line_->mailbox;
   // In a slab in revocation an idle word is closed first: the tenant could enter it at any moment.
   const bool is_open = mine.use == SlabUse::kOpen;
@@ -85,8 +85,8 @@ SlabLoad RemoteHolder::load(SlabId slab) const noexcept {
 
 BlockTotals RemoteHolder::totals() const noexcept {
   if (is_lost_) return {};
-  const TenantReport told = line_->mailbox.report();
-  return {told.free_blocks, told.used_blocks};
+  const TenantReport report = line_->mailbox.report();
+  return {report.free_blocks, report.used_blocks};
 }
 
 PinTotals RemoteHolder::pin_totals() const noexcept {

@@ -9,27 +9,27 @@
 
 namespace rose::memory {
 
-// When a tenant learns of a granted slab.
-enum class Telling : std::uint8_t {
+// When to notify a tenant of a granted slab.
+enum class Notify : std::uint8_t {
   kAtGrant,
-  kWhenClean,  // by tell(); before that the slab is taken back without asking
+  kWhenClean,  // by notify(); before that the slab is taken back without asking
 };
 
 // Reads and writes the words of a mailbox. The arbiter's own record of each slab is kept here,
 // where the tenant cannot change it. An invalid word counts as busy while the tenant lives.
 class RemoteHolder final : public SlabHolder {
  public:
-  RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line, Telling telling) noexcept;
+  RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line, Notify notify_at) noexcept;
 
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override;
   bool take_idle(SlabId slab) noexcept override;
   Status close_slab(SlabId slab) noexcept override;
   // Also asks for the end of the tenant, which missed a deadline or was dropped while inside. A
-  // tenant cannot be late with a slab that it was never told of.
+  // tenant cannot be late with a slab that it was never notified of.
   void quarantine_slab(SlabId slab) noexcept override;
   void remove_slab(SlabId slab) noexcept override;
-  void tell(SlabId slab) noexcept override;
-  bool was_told(SlabId slab) const noexcept override { return entry(slab).is_told; }
+  void notify(SlabId slab) noexcept override;
+  bool was_notified(SlabId slab) const noexcept override { return entry(slab).is_notified; }
 
   SlabLoad load(SlabId slab) const noexcept override;
   // By the tenant's report.
@@ -47,7 +47,7 @@ class RemoteHolder final : public SlabHolder {
   struct Entry {
     std::uint32_t generation{0};
     SlabUse use{SlabUse::kAbsent};
-    bool is_told{false};
+    bool is_notified{false};
   };
   Entry& entry(SlabId slab) noexcept { return entries_[static_cast<std::size_t>(slab)]; }
   const Entry& entry(SlabId slab) const noexcept {
@@ -55,7 +55,7 @@ class RemoteHolder final : public SlabHolder {
   }
 
   const std::shared_ptr<TenantLine> line_;
-  const Telling telling_;
+  const Notify notify_at_;
   std::vector<Entry> entries_;
   bool has_news_{false};   // since the last settle()
   bool must_ring_{false};  // the news is worth waking the tenant

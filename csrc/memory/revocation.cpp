@@ -50,7 +50,7 @@ Result<std::vector<SlabId>> Arbiter::leaving(PartitionId id) const noexcept {
 }
 
 Result<std::int32_t> Arbiter::give_idle(PartitionId id) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_live(id));
   victims_.clear();
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
@@ -105,7 +105,7 @@ Status Arbiter::choose_victims(PartitionId from, std::int32_t n,
 Result<RevocationId> Arbiter::revoke(PartitionId from, std::int32_t n, Nanoseconds deadline_ns,
                                      PartitionId taker,
                                      std::span<const SlabId> preferred) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_known(from));  // a dropped partition has nothing lent, so this ends at once
   if (taker != kNobody) ROSE_TRY(check_live(taker));
   if (taker == from) return Status::invalid_argument("the taker must be another partition");
@@ -242,7 +242,7 @@ void Arbiter::erase_if_over(LeaseId id, const Lease& lease) noexcept {
 // ---- waiting
 
 Result<RevocationProgress> Arbiter::poll(RevocationId revocation) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   return poll_locked(revocation);
 }
 
@@ -271,7 +271,7 @@ Result<RevocationProgress> Arbiter::wait(RevocationId revocation, Nanoseconds ti
     std::uint32_t seen = 0;
     Nanoseconds nap_ns = 0;
     {
-      const Turn turn{*this};
+      const Transaction transaction{*this};
       if (std::exchange(is_waiter, false)) --waiters_;
       seen = changes_.load();
       const Result<RevocationProgress> progress = poll_locked(revocation);
@@ -355,7 +355,7 @@ Status Arbiter::release_quarantined(SlabId slab) noexcept {
 }
 
 Result<std::int32_t> Arbiter::prove_completion(PartitionId id) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_known(id));
   std::int32_t released = 0;
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
@@ -370,7 +370,7 @@ Result<std::int32_t> Arbiter::prove_completion(PartitionId id) noexcept {
 }
 
 Status Arbiter::drop_partition(PartitionId id) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_known(id));
   return drop_locked(id);
 }

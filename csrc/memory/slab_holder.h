@@ -71,9 +71,9 @@ class SlabHolder {
   // Any -> kAbsent. Forgets remaining blocks and pins.
   virtual void remove_slab(SlabId slab) noexcept = 0;
 
-  // Tells the holder that it may now use a slab that was added silently.
-  virtual void tell(SlabId) noexcept {}
-  virtual bool was_told(SlabId) const noexcept { return false; }
+  // Notifies the holder that it may now use a slab that was added silently.
+  virtual void notify(SlabId) noexcept {}
+  virtual bool was_notified(SlabId) const noexcept { return false; }
 
   virtual SlabLoad load(SlabId slab) const noexcept = 0;
   virtual BlockTotals totals() const noexcept = 0;

@@ -7,9 +7,9 @@
 
 namespace rose::memory {
 
-Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id, Telling telling) noexcept {
+Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id, Notify notify_at) noexcept {
   const PoolShape shape = pool_.shape();
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_live(id));
   std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
   if (place != nullptr) {
@@ -20,7 +20,7 @@ Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id, Telling 
   if (!mailbox.ok()) return mailbox.status();
   Result<std::shared_ptr<TenantLine>> line = TenantLine::create(mailbox.take());
   if (!line.ok()) return line.status();
-  place = std::make_unique<RemoteHolder>(shape, line.value(), telling);
+  place = std::make_unique<RemoteHolder>(shape, line.value(), notify_at);
   lines_.emplace(id, line.value());
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     if (slabs_[slab].owner == id) place->add_slab(slab, slabs_[slab].generation);
@@ -29,7 +29,7 @@ Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id, Telling 
 }
 
 Status Arbiter::reopen_partition(PartitionId id, std::int32_t limit_slabs) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_known(id));
   Partition& one = partition(id);
   if (one.is_live) return Status::invalid_argument("'" + one.name + "' was not dropped");
@@ -43,7 +43,7 @@ Status Arbiter::reopen_partition(PartitionId id, std::int32_t limit_slabs) noexc
   if (one.reserve_slabs > spare_for(id)) {
     return Status::unavailable("the reserve of '" + one.name + "' is lent out now");
   }
-  // The end of the last one freed its record, or a step did.
+  // The record of the previous one is free: its end freed it, or a step since.
   PartitionRecord* place = free_place();
   if (place == nullptr) return Status::unavailable("the ledger has no room for another partition");
   holders_[static_cast<std::size_t>(id)].reset();
@@ -64,7 +64,7 @@ Result<std::shared_ptr<TenantLine>> Arbiter::line_of(PartitionId id) const noexc
 }
 
 Result<std::int32_t> Arbiter::sweep(PartitionId id) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_known(id));
   return sweep_locked(id);
 }
@@ -106,7 +106,7 @@ Result<std::int32_t> Arbiter::take_given(PartitionId id) noexcept {
 }
 
 Result<std::int32_t> Arbiter::lose_tenant(PartitionId id) noexcept {
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   ROSE_TRY(check_known(id));
   SlabHolder* holder = holder_of(id);
   if (holder == nullptr) return 0;

@@ -69,20 +69,20 @@ void Arbiter::ring() noexcept {
   if (listeners_.load() > 0) futex_wake_all(rung_);
 }
 
-std::uint32_t Arbiter::listen(std::uint32_t heard, Nanoseconds timeout_ns) noexcept {
+std::uint32_t Arbiter::listen(std::uint32_t seen, Nanoseconds timeout_ns) noexcept {
   const BootClock real;
   const Nanoseconds end_ns = real.now_ns() + std::min(timeout_ns, kTimeoutMax);
   {
-    const Turn turn{*this};
+    const Transaction transaction{*this};
     is_listened_to_ = timeout_ns > 0;
   }
   listeners_.fetch_add(1);
-  for (Nanoseconds left_ns = timeout_ns; rung_.load() == heard && left_ns > 0;
+  for (Nanoseconds left_ns = timeout_ns; rung_.load() == seen && left_ns > 0;
        left_ns = end_ns - real.now_ns()) {
-    futex_wait(rung_, heard, left_ns);
+    futex_wait(rung_, seen, left_ns);
   }
   listeners_.fetch_sub(1);
-  const Turn turn{*this};
+  const Transaction transaction{*this};
   return rung_.load();
 }
 

@@ -21,7 +21,7 @@ constexpr std::int64_t kNoEpoch = -1;
 
 }  // namespace
 
-Book::Book(const Settings& settings_, Policy policy_) noexcept
+Book::Book(const Settings& settings_, PlacementPolicy policy_) noexcept
     : settings{settings_},
       policy{policy_},
       jobs{settings_},
@@ -149,9 +149,9 @@ double Book::token_s(std::size_t slot) const noexcept {
 
 void Book::note_pace(const Trajectory& trajectory) noexcept {
   const Run& run = trajectory.run;
-  const auto said = static_cast<double>(trajectory.known_tokens - run.first_token);
-  if (!run.is_held || said <= 0) return;
-  const double foreseen_s = run.foreseen_wait_s + said * run.foreseen_token_s;
+  const auto generated = static_cast<double>(trajectory.known_tokens - run.first_token);
+  if (!run.is_held || generated <= 0) return;
+  const double foreseen_s = run.foreseen_wait_s + generated * run.foreseen_token_s;
   const double took_s = static_cast<double>(now_ns - run.started_ns) / kNsPerS;
   workers.observe_pace(run.slot, std::clamp(took_s, kPaceMin * foreseen_s, kPaceMax * foreseen_s),
                        foreseen_s, settings.pace_rate);
@@ -267,7 +267,7 @@ void Book::stop(const Trajectory& trajectory) {
 }
 
 void Book::set_grant(std::size_t slot, const GrantChanged& event) {
-  const Grant& grant = workers[slot].grant;
+  const CapacityGrant& grant = workers[slot].grant;
   const bool is_same = grant.is_live && grant.epoch == event.grant_epoch;
   has_changed = true;
   if (is_same && event.kv_tokens > 0) {
@@ -327,7 +327,7 @@ std::vector<TrajectoryId> Book::take_overdue() {
 
 std::int64_t Book::live_max(std::size_t place) const noexcept {
   const Job& job = jobs[place];
-  if (policy != Policy::kJoint || settings.displaced_share >= 1) return kCountMax;
+  if (policy != PlacementPolicy::kJoint || settings.displaced_share >= 1) return kCountMax;
   const double fit = job.outlook.live_max(workers.lent_tokens(place));
   // Without capacity or a known length this is no number, and there is no limit.
   if (!(fit < static_cast<double>(kCountMax))) return kCountMax;
@@ -387,7 +387,7 @@ void Book::wait_for_worker(Trajectory& trajectory, QueueRank rank) {
 }
 
 QueueKey Book::queue_key(const Trajectory& trajectory, QueueRank rank) const {
-  if (policy == Policy::kMlfq) {
+  if (policy == PlacementPolicy::kMlfq) {
     return mlfq_key(trajectory, rank, settings.mlfq_quantum_tokens, now_ns);
   }
   return {.rank = rank,

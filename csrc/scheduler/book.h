@@ -32,7 +32,7 @@ inline constexpr double kUrgentLag = 0.5;
 //   4. Each cache on a worker belongs to one trajectory, which is not on any worker.
 class Book {
  public:
-  Book(const Settings& settings, Policy policy) noexcept;
+  Book(const Settings& settings, PlacementPolicy policy) noexcept;
 
   void begin_step(Nanoseconds now_ns, std::vector<Action>& actions) noexcept;
 
@@ -89,7 +89,7 @@ class Book {
   }
 
   const Settings settings;
-  const Policy policy;
+  const PlacementPolicy policy;
   JobTable jobs;
   TrajectoryTable trajectories;
   WorkerTable workers;

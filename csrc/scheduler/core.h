@@ -34,7 +34,7 @@ namespace rose::scheduler {
 // which is AReaL's started <= (S + v + 1) B without the assumption that c is exactly v B.
 class Core {
  public:
-  Core(const Settings& settings, Policy policy) noexcept
+  Core(const Settings& settings, PlacementPolicy policy) noexcept
       : book_{settings, policy}, rules_{book_}, dispatch_{book_} {}
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;

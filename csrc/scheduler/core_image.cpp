@@ -36,7 +36,7 @@ std::vector<std::byte> Core::snapshot() {
   std::vector<std::byte> body;
   ImageWriter write{body};
   Settings settings = book_.settings;
-  Policy policy = book_.policy;
+  PlacementPolicy policy = book_.policy;
   write(policy, settings, book_, dispatch_);
   Header header;
   header.checksum = crc32(body.data(), body.size(), 0);
@@ -63,7 +63,7 @@ Result<std::unique_ptr<Core>> Core::restored(std::span<const std::byte> bytes) {
     return corrupt_image("its checksum is wrong");
   }
   ImageReader read{body};
-  Policy policy{};
+  PlacementPolicy policy{};
   Settings settings;
   read(policy, settings);
   auto core = std::make_unique<Core>(settings, policy);

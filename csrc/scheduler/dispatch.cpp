@@ -261,7 +261,7 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.since_published_s =
       static_cast<double>(book_.now_ns - book_.jobs[trajectory.job].published_ns) / kNsPerS;
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
-  const bool is_joint = book_.policy == Policy::kJoint;
+  const bool is_joint = book_.policy == PlacementPolicy::kJoint;
   const Nanoseconds waited_ns = book_.now_ns - trajectory.queued_ns;
   // After a failure the turn takes any worker with room.
   query.spares_caches = is_joint && !query.avoid && waited_ns < book_.settings.cache_wait_ns;

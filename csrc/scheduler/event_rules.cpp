@@ -25,8 +25,8 @@ void EventRules::prefetch(std::span<const Event> events, std::size_t begin) cons
   for (const Event& event : events.subspan(begin, kPrefetch)) {
     if (const auto* const ended = std::get_if<TurnEnded>(&event)) {
       book_.trajectories.prefetch(ended->trajectory);
-    } else if (const auto* const said = std::get_if<TurnProgress>(&event)) {
-      book_.trajectories.prefetch(said->trajectory);
+    } else if (const auto* const progress = std::get_if<TurnProgress>(&event)) {
+      book_.trajectories.prefetch(progress->trajectory);
     }
   }
 }
@@ -42,7 +42,7 @@ void EventRules::operator()(const GrantChanged& event) {
   const bool has_meaning =
       slot && is_count(event.grant_epoch) && is_count(event.kv_tokens) && event.ttl_ms >= 0;
   const bool is_new = has_meaning && workers.is_new_epoch(*slot, event.grant_epoch);
-  const Grant grant = slot ? workers[*slot].grant : Grant{};
+  const CapacityGrant grant = slot ? workers[*slot].grant : CapacityGrant{};
   const bool is_same = has_meaning && grant.is_live && grant.epoch == event.grant_epoch;
   if (!is_new && !is_same) {
     ++book_.counters.stale_events;

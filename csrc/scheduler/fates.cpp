@@ -7,20 +7,20 @@
 
 namespace rose::scheduler {
 
-void LengthCounts::add(std::int64_t tokens) noexcept {
+void OutputLengthCounts::add(std::int64_t tokens) noexcept {
   const auto bin = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(tokens)));
   ++counts_[std::min(bin, kBins - 1)];
   ++count_;
   sum_ += static_cast<double>(tokens);
 }
 
-void LengthCounts::add(const LengthCounts& others) noexcept {
+void OutputLengthCounts::add(const OutputLengthCounts& others) noexcept {
   for (std::size_t bin = 0; bin < kBins; ++bin) counts_[bin] += others.counts_[bin];
   count_ += others.count_;
   sum_ += others.sum_;
 }
 
-bool LengthCounts::is_sound() const noexcept {
+bool OutputLengthCounts::is_sound() const noexcept {
   std::int64_t count = 0;
   for (const std::int64_t each : counts_) {
     if (!is_total(each) || !is_total(count += each)) return false;

@@ -12,12 +12,12 @@
 namespace rose::scheduler {
 
 // Number of trajectories by output tokens: 0, 1, 2 to 3, 4 to 7 and so on.
-class LengthCounts {
+class OutputLengthCounts {
  public:
   static constexpr std::size_t kBins = 42;  // lengths up to 2 kCountMax
 
   void add(std::int64_t tokens) noexcept;
-  void add(const LengthCounts& others) noexcept;
+  void add(const OutputLengthCounts& others) noexcept;
   const std::array<std::int64_t, kBins>& counts() const noexcept { return counts_; }
   std::int64_t count() const noexcept { return count_; }
   double sum() const noexcept { return sum_; }
@@ -52,9 +52,9 @@ class Fates {
   std::size_t ended() const noexcept { return ended_.size(); }
   bool is_sound() const noexcept;
 
-  const LengthCounts& done() const noexcept { return done_; }
-  const LengthCounts& stale() const noexcept { return stale_; }
-  const LengthCounts& dropped() const noexcept { return dropped_; }
+  const OutputLengthCounts& done() const noexcept { return done_; }
+  const OutputLengthCounts& stale() const noexcept { return stale_; }
+  const OutputLengthCounts& dropped() const noexcept { return dropped_; }
   // Mean length of dropped and stale trajectories over that of all others that ended; 1 while
   // either mean is unknown. Above 1, long trajectories are lost more often; below 1, short ones.
   double length_bias() const noexcept;
@@ -75,9 +75,9 @@ class Fates {
     }
   };
 
-  LengthCounts done_;
-  LengthCounts stale_;
-  LengthCounts dropped_;
+  OutputLengthCounts done_;
+  OutputLengthCounts stale_;
+  OutputLengthCounts dropped_;
   std::deque<Ended> ended_;  // not consumed yet
 };
 

@@ -88,7 +88,7 @@ Nanoseconds Outlook::order_ns(const Trajectory& trajectory, Nanoseconds now_ns) 
 
 Freshness Outlook::freshness(const Trajectory& trajectory, std::int64_t versions_left,
                              Nanoseconds now_ns) const noexcept {
-  const Forecast& forecast = trajectory.forecast;
+  const LengthForecast& forecast = trajectory.forecast;
   return scheduler::freshness(clock_, versions_left, forecast.left_s, forecast.left_s_high, now_ns);
 }
 
@@ -99,7 +99,7 @@ bool Outlook::is_sound() const noexcept {
 
 bool Outlook::knows(const Trajectory& trajectory) const noexcept {
   const bool is_waiting = trajectory.state == TrajectoryState::kWaiting;
-  const Forecast& forecast = trajectory.forecast;
+  const LengthForecast& forecast = trajectory.forecast;
   return (is_waiting || lives_.has(trajectory.life_number)) &&
          is_amount(forecast.turn_tokens_left) && is_amount(forecast.turn_tokens_high) &&
          is_amount(forecast.left_s) && is_amount(forecast.left_s_high) &&

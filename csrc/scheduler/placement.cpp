@@ -101,13 +101,13 @@ std::optional<std::size_t> Placement::choose(WorkerTable& workers, const Query& 
 
 std::optional<std::size_t> Placement::choose_by_policy(WorkerTable& workers, const Query& query) {
   switch (policy_) {
-    case Policy::kJoint:
+    case PlacementPolicy::kJoint:
       lineup_.settle(workers);
       return joint(workers.columns(), query);
-    case Policy::kRosePublished:
+    case PlacementPolicy::kRosePublished:
       return rose_published(workers.columns(), query);
-    case Policy::kLeastLoadedSticky:
-    case Policy::kMlfq:
+    case PlacementPolicy::kLeastLoadedSticky:
+    case PlacementPolicy::kMlfq:
       return least_loaded_sticky(workers.columns(), query);
   }
   return std::nullopt;

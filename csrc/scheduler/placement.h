@@ -43,7 +43,7 @@ struct Query : CostQuery {
 // JOINT takes the lowest cost_s().
 class Placement {
  public:
-  Placement(const Settings& settings, Policy policy) noexcept
+  Placement(const Settings& settings, PlacementPolicy policy) noexcept
       : settings_{settings}, policy_{policy} {}
 
   // Whether the worker could take the turn now if its job were not barred there.
@@ -75,7 +75,7 @@ class Placement {
                                                  const Query& query) const noexcept;
 
   Settings settings_;
-  Policy policy_;
+  PlacementPolicy policy_;
   Lineup lineup_;
   CostQuery priced_;             // query of costs_s_
   std::vector<double> costs_s_;  // by row of the lineup

@@ -77,17 +77,18 @@ void Predictor::observe_trajectory(GroupId group, std::int64_t tokens, std::int6
   }
 }
 
-Forecast Predictor::forecast(GroupId group, const Said& said) const noexcept {
+LengthForecast Predictor::forecast(GroupId group, const OutputSoFar& output) const noexcept {
   const auto found = groups_.find(group);
   const Lengths* const near = found == groups_.end() ? nullptr : &found->second.lengths;
-  const Left turn = left(near, &Lengths::turn_tokens, said.turn_tokens, settings_.reserve_quantile);
-  const Left tokens = left(near, &Lengths::tokens, said.tokens, kHigh);
+  const Left turn =
+      left(near, &Lengths::turn_tokens, output.turn_tokens, settings_.reserve_quantile);
+  const Left tokens = left(near, &Lengths::tokens, output.tokens, kHigh);
   // The current turn is one of the remaining turns, and a tool call precedes each of the others.
-  const Left turns = left(near, &Lengths::turns, said.turns, kHigh);
+  const Left turns = left(near, &Lengths::turns, output.turns, kHigh);
   const double tool_s = left(near, &Lengths::tool_ms, -1, kHigh).mean / kMsPerS;
   const double token_s = turn_s_.mean() / std::max(turn_tokens_.mean(), 1.0);
   return {.turn_tokens_left = turn.mean,
-          .turn_tokens_high = static_cast<double>(said.turn_tokens) + turn.high,
+          .turn_tokens_high = static_cast<double>(output.turn_tokens) + turn.high,
           .left_s = std::max(tokens.low, turn.mean) * token_s + (turns.low - 1) * tool_s,
           .left_s_high = std::max(tokens.high, turn.mean) * token_s + (turns.high - 1) * tool_s};
 }

@@ -30,14 +30,14 @@ class WindowMean {
 };
 
 // Output of a trajectory so far.
-struct Said {
+struct OutputSoFar {
   std::int64_t turn_tokens{0};  // of the current turn
   std::int64_t tokens{0};       // of all turns
   std::int64_t turns{0};        // finished turns
 };
 
 // Prediction for a trajectory with a current turn.
-struct Forecast {
+struct LengthForecast {
   double turn_tokens_left{0};  // mean, regardless of the turn's limit
   double turn_tokens_high{0};  // settings.reserve_quantile of the whole turn's length
   double left_s{0};            // median time until the trajectory is over
@@ -68,7 +68,7 @@ class Predictor {
   void observe_tool(GroupId group, double seconds);
   void observe_trajectory(GroupId group, std::int64_t tokens, std::int64_t turns);
 
-  Forecast forecast(GroupId group, const Said& said) const noexcept;
+  LengthForecast forecast(GroupId group, const OutputSoFar& output) const noexcept;
   std::size_t groups() const noexcept { return groups_.size(); }
 
   template <typename Image>

@@ -9,7 +9,7 @@
 namespace rose::scheduler {
 
 // Placement policy. The baselines differ only in the choice of the worker, and kMlfq in the order.
-enum class Policy : std::uint8_t {
+enum class PlacementPolicy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue
   kLeastLoadedSticky,  // home while it has room and few more turns, else the least loaded
@@ -17,7 +17,7 @@ enum class Policy : std::uint8_t {
 };
 
 template <>
-struct EnumSize<Policy> {
+struct EnumSize<PlacementPolicy> {
   static constexpr std::size_t value = 4;
 };
 

@@ -104,8 +104,8 @@ struct Trajectory {
   std::int64_t attempts{0};         // failed starts
   std::int64_t computed_tokens{0};  // longest context computed on any worker
 
-  Forecast forecast;   // from the time of queueing
-  QueueKey queue_key;  // while QUEUED
+  LengthForecast forecast;  // from the time of queueing
+  QueueKey queue_key;       // while QUEUED
   Nanoseconds queued_ns{0};
 
   bool was_displaced{false};  // whether it lost a cache for lack of memory

@@ -11,7 +11,7 @@ namespace {
 
 bool is_positive(double value) noexcept { return value > 0 && std::isfinite(value); }
 
-bool is_grant(const Grant& grant) noexcept {
+bool is_grant(const CapacityGrant& grant) noexcept {
   return is_count(grant.epoch) && is_count(grant.kv_tokens) &&
          (grant.kv_tokens > 0 || !grant.is_live) &&
          (is_time(grant.deadline_ns) || grant.deadline_ns == kNever);

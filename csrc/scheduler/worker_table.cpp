@@ -155,7 +155,7 @@ void WorkerTable::hide(std::size_t slot) noexcept {
 
 void WorkerTable::set_grant(std::size_t slot, const GrantChanged& event,
                             Nanoseconds now_ns) noexcept {
-  Grant& grant = workers_[slot].grant;
+  CapacityGrant& grant = workers_[slot].grant;
   const bool has_ttl = event.ttl_ms > 0 && event.ttl_ms < kTtlMaxMs;
   grant.epoch = event.grant_epoch;
   grant.kv_tokens = event.kv_tokens;
@@ -197,7 +197,7 @@ std::vector<std::size_t> WorkerTable::expired(Nanoseconds now_ns) {
   if (now_ns < next_deadline_ns_) return found;
   next_deadline_ns_ = kNever;
   for (std::size_t slot = 0; slot < workers_.size(); ++slot) {
-    const Grant& grant = workers_[slot].grant;
+    const CapacityGrant& grant = workers_[slot].grant;
     if (!grant.is_live) continue;
     if (grant.deadline_ns <= now_ns) {
       found.push_back(slot);

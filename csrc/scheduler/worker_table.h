@@ -19,7 +19,7 @@ namespace rose::scheduler {
 inline constexpr double kPacePriorS = 10;
 inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
-struct Grant {
+struct CapacityGrant {
   std::int64_t epoch{0};
   std::int64_t kv_tokens{0};
   Nanoseconds deadline_ns{kNever};
@@ -57,7 +57,7 @@ struct Worker {
   DeviceId device{kOwnDevice};
   std::int64_t seats{0};
   std::int64_t version{0};
-  Grant grant;
+  CapacityGrant grant;
   std::int64_t used_tokens{0};
   std::int64_t backlog_tokens{0};  // started prompts that are not computed yet
   std::int64_t restart_tokens{0};  // part of the backlog of turns that ran before

@@ -20,20 +20,22 @@ Cluster::Cluster(const World& world, Core& core)
   for (std::size_t job = 0; job < world.jobs.size(); ++job) {
     const JobSpec& spec = world.jobs[job];
     for (std::int64_t index = 0; index < spec.trajectories(); ++index) {
-      flights_.push_back({.job = static_cast<std::int64_t>(job), .index = index});
+      trajectories_.push_back({.job = static_cast<std::int64_t>(job), .index = index});
     }
-    const auto& said = spec.said_tokens;
-    turn_tokens_max_.push_back(said.empty() ? 1 : *std::max_element(said.begin(), said.end()));
+    const auto& tokens = spec.output_tokens;
+    turn_tokens_max_.push_back(tokens.empty() ? 1
+                                              : *std::max_element(tokens.begin(), tokens.end()));
   }
   std::size_t first = 0;
   for (const JobSpec& spec : world.jobs) {
-    const std::span<Flight> flights{flights_.data() + first, spec.group.size()};
-    trainers_.emplace_back(spec, flights, world.versions);
+    const std::span<SimulatedTrajectory> trajectories{trajectories_.data() + first,
+                                                      spec.group.size()};
+    trainers_.emplace_back(spec, trajectories, world.versions);
     first += spec.group.size();
   }
   for (const WorkerSpec& spec : world.workers) {
     const std::int64_t place = std::ssize(workers_);
-    workers_.emplace_back(spec, world.knobs, place, timeline_, inbox_);
+    workers_.emplace_back(spec, world.knobs, place, event_queue_, inbox_);
     place_of_[spec.number] = place;
   }
 }
@@ -42,7 +44,7 @@ Status Cluster::run(const GoOn& go_on) {
   for (const JobSpec& job : world_.jobs) {
     inbox_.push(JobJoined{job.job, job.batch, job.max_staleness, job.weight}, now_ns_);
   }
-  for (RolloutWorker& worker : workers_) worker.join(now_ns_);
+  for (SimulatedWorker& worker : workers_) worker.join(now_ns_);
   ROSE_TRY(step());
   for (std::int64_t round = 1; !is_over() && next_ns() <= world_.horizon_ns; ++round) {
     ROSE_TRY(advance());
@@ -50,12 +52,12 @@ Status Cluster::run(const GoOn& go_on) {
   }
   if (!is_over() && next_ns() > world_.horizon_ns) now_ns_ = world_.horizon_ns;
   // Reports the remaining tokens, so that the sums are complete.
-  for (RolloutWorker& worker : workers_) worker.report(now_ns_);
+  for (SimulatedWorker& worker : workers_) worker.report(now_ns_);
   return step();
 }
 
-Outcome Cluster::outcome() const {
-  Outcome outcome;
+ClusterOutcome Cluster::outcome() const {
+  ClusterOutcome outcome;
   outcome.ended_ns = now_ns_;
   for (std::size_t job = 0; job < trainers_.size(); ++job) {
     const Trainer& trainer = trainers_[job];
@@ -66,16 +68,16 @@ Outcome Cluster::outcome() const {
                    .staleness = trainer.staleness(),
                    .tokens_delivered = delivered_[job],
                    .dropped = dropped_[job]};
-    for (const Flight& flight : trainer.flights()) {
-      one.started_ns.push_back(flight.started_ns);
-      one.done_ns.push_back(flight.done_ns);
+    for (const SimulatedTrajectory& trajectory : trainer.trajectories()) {
+      one.started_ns.push_back(trajectory.started_ns);
+      one.done_ns.push_back(trajectory.done_ns);
     }
     outcome.tokens_lost -= delivered_[job];
     outcome.jobs.push_back(std::move(one));
   }
   outcome.tokens_lost += reported_;
-  for (const RolloutWorker& worker : workers_) {
-    outcome.tokens_by_worker.push_back(worker.tokens_said());
+  for (const SimulatedWorker& worker : workers_) {
+    outcome.tokens_by_worker.push_back(worker.tokens_generated());
     outcome.busy_ns_by_worker.push_back(worker.busy_ns());
     outcome.revocations += worker.counts().revocations;
     outcome.recalls += worker.counts().recalls;
@@ -100,35 +102,35 @@ Nanoseconds Cluster::step_due_ns() const noexcept {
 
 Nanoseconds Cluster::next_ns() const noexcept {
   const Nanoseconds due_ns = step_due_ns();
-  return timeline_.is_empty() ? due_ns : std::min(due_ns, timeline_.next_ns());
+  return event_queue_.is_empty() ? due_ns : std::min(due_ns, event_queue_.next_ns());
 }
 
 Status Cluster::advance() {
   now_ns_ = next_ns();
   // Events at the time of a step happen before the step.
-  if (timeline_.is_empty() || timeline_.next_ns() > now_ns_) return step();
-  happen(timeline_.take());
+  if (event_queue_.is_empty() || event_queue_.next_ns() > now_ns_) return step();
+  handle(event_queue_.take());
   return {};
 }
 
-void Cluster::happen(const Moment& moment) {
-  const std::int64_t subject = moment.subject;
-  switch (moment.happening) {
-    case Happening::kBatchChanged:
-      return worker_at(subject).on_batch_changed(moment.mark, flights_, now_ns_);
-    case Happening::kReportDue:
-      return worker_at(subject).on_report_due(flights_, now_ns_);
-    case Happening::kLendingChanged:
-      return note_revocation(worker_at(subject).on_lending_changed(flights_, now_ns_));
-    case Happening::kStartedUp:
-      return worker_at(subject).on_started_up(moment.mark, now_ns_);
-    case Happening::kUpdateArrived:
-      return worker_at(subject).on_update_arrived(moment.mark, now_ns_);
-    case Happening::kUpdated:
+void Cluster::handle(const ScheduledEvent& event) {
+  const std::int64_t subject = event.subject;
+  switch (event.kind) {
+    case EventKind::kBatchChanged:
+      return worker_at(subject).on_batch_changed(event.mark, trajectories_, now_ns_);
+    case EventKind::kReportDue:
+      return worker_at(subject).on_report_due(trajectories_, now_ns_);
+    case EventKind::kLendingChanged:
+      return note_revocation(worker_at(subject).on_lending_changed(trajectories_, now_ns_));
+    case EventKind::kStartedUp:
+      return worker_at(subject).on_started_up(event.mark, now_ns_);
+    case EventKind::kUpdateArrived:
+      return worker_at(subject).on_update_arrived(event.mark, now_ns_);
+    case EventKind::kUpdated:
       return worker_at(subject).on_updated(now_ns_);
-    case Happening::kToolDone:
-      return inbox_.push(ready(flight_of(subject)), now_ns_);
-    case Happening::kLearned:
+    case EventKind::kToolDone:
+      return inbox_.push(ready(trajectory_of(subject)), now_ns_);
+    case EventKind::kLearned:
       return learned(subject);
   }
 }
@@ -139,16 +141,16 @@ void Cluster::note_revocation(const std::vector<TrajectoryId>& victims) {
     revocations_.push_back({now_ns_, 0, kNone});
   }
   for (const TrajectoryId id : victims) {
-    flight_of(id).revocation = std::ssize(revocations_) - 1;
+    trajectory_of(id).revocation = std::ssize(revocations_) - 1;
     ++revocations_.back().left;
   }
 }
 
-void Cluster::restarted(Flight& flight) noexcept {
-  if (flight.revocation == kNone) return;
-  Revocation& revocation = revocations_[static_cast<std::size_t>(flight.revocation)];
+void Cluster::restarted(SimulatedTrajectory& trajectory) noexcept {
+  if (trajectory.revocation == kNone) return;
+  Revocation& revocation = revocations_[static_cast<std::size_t>(trajectory.revocation)];
   if (--revocation.left == 0) revocation.recovery_ns = now_ns_ - revocation.at_ns;
-  flight.revocation = kNone;
+  trajectory.revocation = kNone;
 }
 
 bool Cluster::is_over() const noexcept {
@@ -156,51 +158,52 @@ bool Cluster::is_over() const noexcept {
                      [](const Trainer& trainer) { return trainer.is_over(); });
 }
 
-// ---- the front ----------------------------------------------------------------------------------
+// ---- the driver
+// ----------------------------------------------------------------------------------
 
 Status Cluster::step() {
   stepped_ns_ = now_ns_;
-  told_.clear();
-  inbox_.swap(told_);
+  step_events_.clear();
+  inbox_.swap(step_events_);
   create();
   do {
-    ROSE_TRY(tell());
-    told_.clear();
-    told_.swap(answers_);
+    ROSE_TRY(step_core());
+    step_events_.clear();
+    step_events_.swap(answers_);
     create();
-  } while (!told_.empty());
+  } while (!step_events_.empty());
   return {};
 }
 
 void Cluster::create() {
   TrajectoryId first = 0;
   for (Trainer& trainer : trainers_) {
-    const auto count = static_cast<std::int64_t>(trainer.flights().size());
+    const auto count = static_cast<std::int64_t>(trainer.trajectories().size());
     while (trainer.created_so_far() < std::min(trainer.creatable(), count)) {
       const TrajectoryId id = first + trainer.created_so_far();
-      Flight& flight = flight_of(id);
-      flight.state = FlightState::kWaiting;
-      const JobSpec& job = job_of(flight);
-      told_.push_back(
-          TrajectoryCreated{id, job.group[static_cast<std::size_t>(flight.index)], job.job});
+      SimulatedTrajectory& trajectory = trajectory_of(id);
+      trajectory.phase = TrajectoryPhase::kWaiting;
+      const JobSpec& job = job_of(trajectory);
+      step_events_.push_back(
+          TrajectoryCreated{id, job.group[static_cast<std::size_t>(trajectory.index)], job.job});
       trainer.created();
     }
     first += count;
   }
 }
 
-Status Cluster::tell() {
-  for (const Event& event : told_) {
+Status Cluster::step_core() {
+  for (const Event& event : step_events_) {
     const auto* const progress = std::get_if<TurnProgress>(&event);
     if (progress == nullptr) continue;
     // Tokens of a dropped trajectory are no loss.
-    const bool is_wanted = flight_of(progress->trajectory).state == FlightState::kFlying;
+    const bool is_wanted = trajectory_of(progress->trajectory).phase == TrajectoryPhase::kAdmitted;
     reported_ += is_wanted ? progress->tokens : 0;
   }
   actions_.clear();
-  ROSE_TRY(core_.step(told_, now_ns_, actions_));
-  events_ += std::ssize(told_);
-  if (world_.knobs.is_logged) log_.push_back({now_ns_, told_, actions_});
+  ROSE_TRY(core_.step(step_events_, now_ns_, actions_));
+  events_ += std::ssize(step_events_);
+  if (world_.knobs.is_logged) log_.push_back({now_ns_, step_events_, actions_});
   for (const Action& action : actions_) {
     digest_.add(action);
     ROSE_TRY(std::visit([this](const auto& one) { return act(one); }, action));
@@ -209,103 +212,104 @@ Status Cluster::tell() {
 }
 
 Status Cluster::act(const Admit& action) {
-  Flight& flight = flight_of(action.trajectory);
-  flight.state = FlightState::kFlying;
-  flight.started_ns = now_ns_;
-  flight.context_tokens = job_of(flight).heard_tokens[turn_of(flight)];
-  trainers_[static_cast<std::size_t>(flight.job)].admitted();
-  answers_.push_back(ready(flight));
+  SimulatedTrajectory& trajectory = trajectory_of(action.trajectory);
+  trajectory.phase = TrajectoryPhase::kAdmitted;
+  trajectory.started_ns = now_ns_;
+  trajectory.context_tokens = job_of(trajectory).input_tokens[turn_of(trajectory)];
+  trainers_[static_cast<std::size_t>(trajectory.job)].admitted();
+  answers_.push_back(ready(trajectory));
   return {};
 }
 
 Status Cluster::act(const Start& action) {
-  Flight& flight = flight_of(action.trajectory);
-  ROSE_CHECK(action.first_token == flight.said_tokens && action.turn == flight.turn,
+  SimulatedTrajectory& trajectory = trajectory_of(action.trajectory);
+  ROSE_CHECK(action.first_token == trajectory.output_tokens && action.turn == trajectory.turn,
              "a turn would continue at the wrong token");
   ++decisions_;
-  restarted(flight);
-  const std::int64_t to_say = job_of(flight).said_tokens[turn_of(flight)] - flight.said_tokens;
-  if (to_say == 0) {
+  restarted(trajectory);
+  const std::int64_t to_generate =
+      job_of(trajectory).output_tokens[turn_of(trajectory)] - trajectory.output_tokens;
+  if (to_generate == 0) {
     // The last token was delivered, but the report of the turn's end was lost.
     answers_.push_back(TurnEnded{action.trajectory, action.turn, action.worker, action.grant_epoch,
-                                 TurnEnd::kFinished, flight.said_tokens});
+                                 TurnEnd::kFinished, trajectory.output_tokens});
     return {};
   }
-  worker_at(place_of_.at(action.worker)).start(action, flight, to_say, now_ns_);
+  worker_at(place_of_.at(action.worker)).start(action, trajectory, to_generate, now_ns_);
   return {};
 }
 
 Status Cluster::act(const Stop& action) {
-  worker_at(place_of_.at(action.worker)).stop(action.trajectory, flights_, now_ns_);
+  worker_at(place_of_.at(action.worker)).stop(action.trajectory, trajectories_, now_ns_);
   return {};
 }
 
 Status Cluster::act(const Deliver& action) {
-  Flight& flight = flight_of(action.trajectory);
+  SimulatedTrajectory& trajectory = trajectory_of(action.trajectory);
   const auto* const progress =
-      std::get_if<TurnProgress>(&told_[static_cast<std::size_t>(action.event)]);
+      std::get_if<TurnProgress>(&step_events_[static_cast<std::size_t>(action.event)]);
   ROSE_CHECK(progress != nullptr && progress->trajectory == action.trajectory &&
-                 progress->first_token + action.skip == flight.said_tokens &&
+                 progress->first_token + action.skip == trajectory.output_tokens &&
                  action.skip + action.tokens <= progress->tokens,
              "a token would be missing or repeated");
-  flight.said_tokens += action.tokens;
-  flight.version_min = std::min(flight.version_min, progress->version_min);
-  delivered_[static_cast<std::size_t>(flight.job)] += action.tokens;
+  trajectory.output_tokens += action.tokens;
+  trajectory.version_min = std::min(trajectory.version_min, progress->version_min);
+  delivered_[static_cast<std::size_t>(trajectory.job)] += action.tokens;
   return {};
 }
 
 Status Cluster::act(const TurnDone& action) {
-  Flight& flight = flight_of(action.trajectory);
-  const JobSpec& job = job_of(flight);
-  const std::size_t turn = turn_of(flight);
-  ROSE_CHECK(action.turn == flight.turn && flight.said_tokens == job.said_tokens[turn],
+  SimulatedTrajectory& trajectory = trajectory_of(action.trajectory);
+  const JobSpec& job = job_of(trajectory);
+  const std::size_t turn = turn_of(trajectory);
+  ROSE_CHECK(action.turn == trajectory.turn && trajectory.output_tokens == job.output_tokens[turn],
              "a turn would end without all its tokens");
-  restarted(flight);
-  flight.context_tokens += std::exchange(flight.said_tokens, 0);
-  const auto index = static_cast<std::size_t>(flight.index);
+  restarted(trajectory);
+  trajectory.context_tokens += std::exchange(trajectory.output_tokens, 0);
+  const auto index = static_cast<std::size_t>(trajectory.index);
   if (static_cast<std::int64_t>(turn) + 1 == job.first_turn[index + 1]) {
-    flight.done_ns = now_ns_;
+    trajectory.done_ns = now_ns_;
     answers_.push_back(TrajectoryEnded{action.trajectory});
-    over(flight, FlightState::kDone);
+    over(trajectory, TrajectoryPhase::kDone);
     return {};
   }
-  ++flight.turn;
-  flight.context_tokens += job.heard_tokens[turn + 1];
-  timeline_.foresee(now_ns_ + job.tool_ns[turn], Happening::kToolDone, action.trajectory);
+  ++trajectory.turn;
+  trajectory.context_tokens += job.input_tokens[turn + 1];
+  event_queue_.schedule(now_ns_ + job.tool_ns[turn], EventKind::kToolDone, action.trajectory);
   return {};
 }
 
 Status Cluster::act(const Drop& action) {
-  Flight& flight = flight_of(action.trajectory);
-  restarted(flight);
-  ++dropped_[static_cast<std::size_t>(flight.job)];
-  over(flight, FlightState::kDropped);
+  SimulatedTrajectory& trajectory = trajectory_of(action.trajectory);
+  restarted(trajectory);
+  ++dropped_[static_cast<std::size_t>(trajectory.job)];
+  over(trajectory, TrajectoryPhase::kDropped);
   return {};
 }
 
-std::size_t Cluster::turn_of(const Flight& flight) const noexcept {
-  const auto index = static_cast<std::size_t>(flight.index);
-  return static_cast<std::size_t>(job_of(flight).first_turn[index] + flight.turn);
+std::size_t Cluster::turn_of(const SimulatedTrajectory& trajectory) const noexcept {
+  const auto index = static_cast<std::size_t>(trajectory.index);
+  return static_cast<std::size_t>(job_of(trajectory).first_turn[index] + trajectory.turn);
 }
 
-TurnReady Cluster::ready(const Flight& flight) const noexcept {
-  const TrajectoryId id = &flight - flights_.data();
-  return {id, flight.turn, flight.context_tokens,
-          turn_tokens_max_[static_cast<std::size_t>(flight.job)]};
+TurnReady Cluster::ready(const SimulatedTrajectory& trajectory) const noexcept {
+  const TrajectoryId id = &trajectory - trajectories_.data();
+  return {id, trajectory.turn, trajectory.context_tokens,
+          turn_tokens_max_[static_cast<std::size_t>(trajectory.job)]};
 }
 
 // ---- the trainers -------------------------------------------------------------------------------
 
-void Cluster::over(Flight& flight, FlightState state) {
-  flight.state = state;
-  trainers_[static_cast<std::size_t>(flight.job)].over(flight.index);
-  train(flight.job);
+void Cluster::over(SimulatedTrajectory& trajectory, TrajectoryPhase phase) {
+  trajectory.phase = phase;
+  trainers_[static_cast<std::size_t>(trajectory.job)].over(trajectory.index);
+  train(trajectory.job);
 }
 
 void Cluster::train(std::int64_t job) {
   Trainer& trainer = trainers_[static_cast<std::size_t>(job)];
   const JobSpec& spec = world_.jobs[static_cast<std::size_t>(job)];
-  if (trainer.take()) timeline_.foresee(now_ns_ + spec.train_ns, Happening::kLearned, job);
+  if (trainer.take()) event_queue_.schedule(now_ns_ + spec.train_ns, EventKind::kLearned, job);
   // In a later step than the ends of these trajectories, which are answers of this step.
   if (const std::int64_t count = trainer.thrown_away()) {
     inbox_.push(Consumed{count, spec.job}, now_ns_);

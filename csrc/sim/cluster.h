@@ -10,11 +10,11 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "scheduler/core.h"
-#include "sim/digest.h"
-#include "sim/flight.h"
+#include "sim/action_digest.h"
+#include "sim/event_queue.h"
 #include "sim/inbox.h"
 #include "sim/outcome.h"
-#include "sim/timeline.h"
+#include "sim/simulated_trajectory.h"
 #include "sim/trainer.h"
 #include "sim/worker.h"
 #include "sim/world.h"
@@ -39,7 +39,7 @@ class Cluster {
 
   // May be called once. Internal: a bug in the scheduler, or here.
   Status run(const GoOn& go_on);
-  Outcome outcome() const;
+  ClusterOutcome outcome() const;
 
  private:
   struct Revocation {
@@ -52,15 +52,15 @@ class Cluster {
   Nanoseconds next_ns() const noexcept;
   Nanoseconds step_due_ns() const noexcept;
   Status advance();
-  void happen(const Moment& moment);
+  void handle(const ScheduledEvent& event);
   void note_revocation(const std::vector<TrajectoryId>& victims);
   Status step();
-  Status tell();
+  Status step_core();
   void create();
   // Lets the trainer take a batch if one is ready.
   void train(std::int64_t job);
   void learned(std::int64_t job);
-  void over(Flight& flight, FlightState state);
+  void over(SimulatedTrajectory& trajectory, TrajectoryPhase phase);
 
   Status act(const scheduler::Admit& action);
   Status act(const scheduler::Start& action);
@@ -69,34 +69,36 @@ class Cluster {
   Status act(const scheduler::TurnDone& action);
   Status act(const scheduler::Drop& action);
 
-  Flight& flight_of(TrajectoryId id) noexcept { return flights_[static_cast<std::size_t>(id)]; }
-  const JobSpec& job_of(const Flight& flight) const noexcept {
-    return world_.jobs[static_cast<std::size_t>(flight.job)];
+  SimulatedTrajectory& trajectory_of(TrajectoryId id) noexcept {
+    return trajectories_[static_cast<std::size_t>(id)];
   }
-  RolloutWorker& worker_at(std::int64_t place) noexcept {
+  const JobSpec& job_of(const SimulatedTrajectory& trajectory) const noexcept {
+    return world_.jobs[static_cast<std::size_t>(trajectory.job)];
+  }
+  SimulatedWorker& worker_at(std::int64_t place) noexcept {
     return workers_[static_cast<std::size_t>(place)];
   }
   // Index of the current turn among all turns of the job.
-  std::size_t turn_of(const Flight& flight) const noexcept;
-  scheduler::TurnReady ready(const Flight& flight) const noexcept;
-  void restarted(Flight& flight) noexcept;
+  std::size_t turn_of(const SimulatedTrajectory& trajectory) const noexcept;
+  scheduler::TurnReady ready(const SimulatedTrajectory& trajectory) const noexcept;
+  void restarted(SimulatedTrajectory& trajectory) noexcept;
   bool is_over() const noexcept;
 
   const World& world_;
   scheduler::Core& core_;
-  Timeline timeline_;
+  EventQueue event_queue_;
   Inbox inbox_;
-  std::vector<Flight> flights_;                // by number, job after job
-  std::vector<std::int64_t> turn_tokens_max_;  // by job
-  std::deque<RolloutWorker> workers_;
+  std::vector<SimulatedTrajectory> trajectories_;  // by number, job after job
+  std::vector<std::int64_t> turn_tokens_max_;      // by job
+  std::deque<SimulatedWorker> workers_;
   std::unordered_map<WorkerId, std::int64_t> place_of_;  // never iterated
   std::deque<Trainer> trainers_;
   std::vector<Revocation> revocations_;
 
   Nanoseconds now_ns_{0};
   Nanoseconds stepped_ns_{0};
-  std::vector<scheduler::Event> told_;     // events of the current step
-  std::vector<scheduler::Event> answers_;  // the driver's events in response to actions
+  std::vector<scheduler::Event> step_events_;  // events of the current step
+  std::vector<scheduler::Event> answers_;      // the driver's events in response to actions
   std::vector<scheduler::Action> actions_;
 
   std::vector<std::int64_t> delivered_;  // by job
@@ -104,7 +106,7 @@ class Cluster {
   std::int64_t reported_{0};
   std::int64_t events_{0};
   std::int64_t decisions_{0};
-  Digest digest_;
+  ActionDigest digest_;
   std::vector<LoggedStep> log_;
 };
 

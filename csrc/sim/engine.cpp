@@ -12,7 +12,8 @@ constexpr double kFarNs = 4e18;
 
 }  // namespace
 
-Engine::Engine(const StepTimes& times, std::int64_t chunk_tokens, bool is_stepwise) noexcept
+SimulatedEngine::SimulatedEngine(const StepTimes& times, std::int64_t chunk_tokens,
+                                 bool is_stepwise) noexcept
     : prefill_ns_{kNsPerS / times.prefill_tokens_per_s},
       step_ns_{times.decode_step_ms * kNsPerMs},
       sequence_ns_{times.decode_ms_per_sequence * kNsPerMs},
@@ -20,44 +21,46 @@ Engine::Engine(const StepTimes& times, std::int64_t chunk_tokens, bool is_stepwi
       chunk_tokens_{chunk_tokens},
       is_stepwise_{is_stepwise} {}
 
-void Engine::set_speed(double speed, Nanoseconds now_ns) noexcept {
+void SimulatedEngine::set_speed(double speed, Nanoseconds now_ns) noexcept {
   accrue(now_ns);
   speed_ = speed;
   set_next();
 }
 
-void Engine::add(std::int64_t prompt_tokens, std::int64_t context_tokens, std::int64_t to_say,
-                 Nanoseconds now_ns) {
+void SimulatedEngine::add(std::int64_t prompt_tokens, std::int64_t context_tokens,
+                          std::int64_t to_generate, Nanoseconds now_ns) {
   const bool is_between = cut(now_ns);
-  sequences_.push_back({Phase::kComing, prompt_tokens, context_tokens, to_say, 0});
+  sequences_.push_back({Phase::kComing, prompt_tokens, context_tokens, to_generate, 0});
   if (is_between) begin(now_ns);
 }
 
-Engine::Progress Engine::remove(std::size_t place, Nanoseconds now_ns) {
+SimulatedEngine::Progress SimulatedEngine::remove(std::size_t place, Nanoseconds now_ns) {
   const Progress progress = this->progress(place, now_ns);
   const bool is_between = cut(now_ns);
-  if (sequences_[place].phase == Phase::kSaying) --saying_;
+  if (sequences_[place].phase == Phase::kDecoding) --decoding_;
   sequences_.erase(sequences_.begin() + static_cast<std::ptrdiff_t>(place));
   if (is_between) begin(now_ns);
   return progress;
 }
 
-Engine::Progress Engine::progress(std::size_t place, Nanoseconds now_ns) noexcept {
+SimulatedEngine::Progress SimulatedEngine::progress(std::size_t place,
+                                                    Nanoseconds now_ns) noexcept {
   settle(now_ns);
   const Sequence& sequence = sequences_[place];
-  const bool is_saying = sequence.phase == Phase::kSaying;
-  const std::int64_t said = is_saying ? steps_said_ - sequence.since : 0;
-  return {.said = said, .computed = sequence.context - sequence.prompt_left + said};
+  const bool is_decoding = sequence.phase == Phase::kDecoding;
+  const std::int64_t generated = is_decoding ? decode_steps_ - sequence.since : 0;
+  return {.generated = generated, .computed = sequence.context - sequence.prompt_left + generated};
 }
 
-void Engine::advance(Nanoseconds now_ns, std::vector<std::size_t>& finished) {
+void SimulatedEngine::advance(Nanoseconds now_ns, std::vector<std::size_t>& finished) {
   if (now_ns < next_ns_) return;
   accrue(now_ns);
   count(steps_ - 1);
-  ++steps_said_;
-  tokens_said_ += saying_;
+  ++decode_steps_;
+  tokens_generated_ += decoding_;
   const auto is_over = [&](const Sequence& sequence) {
-    return sequence.phase == Phase::kSaying && steps_said_ - sequence.since == sequence.to_say;
+    return sequence.phase == Phase::kDecoding &&
+           decode_steps_ - sequence.since == sequence.to_generate;
   };
   for (std::size_t place = 0; place < sequences_.size(); ++place) {
     if (is_over(sequences_[place])) finished.push_back(place);
@@ -69,20 +72,20 @@ void Engine::advance(Nanoseconds now_ns, std::vector<std::size_t>& finished) {
     sequence.prompt_left -= computed;
     last_chunk_ -= computed;
     if (sequence.prompt_left > 0) break;
-    sequence.phase = Phase::kSaying;
-    sequence.since = steps_said_;
+    sequence.phase = Phase::kDecoding;
+    sequence.since = decode_steps_;
   }
   begin(now_ns);
 }
 
-Engine::Sequence* Engine::head() noexcept {
+SimulatedEngine::Sequence* SimulatedEngine::head() noexcept {
   for (Sequence& sequence : sequences_) {
     if (sequence.phase == Phase::kPrompt) return &sequence;
   }
   return nullptr;
 }
 
-void Engine::accrue(Nanoseconds now_ns) noexcept {
+void SimulatedEngine::accrue(Nanoseconds now_ns) noexcept {
   if (steps_ > 0) {
     const double work_ns = static_cast<double>(now_ns - at_ns_) * speed_;
     done_ns_ += work_ns;
@@ -91,12 +94,12 @@ void Engine::accrue(Nanoseconds now_ns) noexcept {
   at_ns_ = now_ns;
 }
 
-double Engine::work_ns(std::int64_t steps) const noexcept {
+double SimulatedEngine::work_ns(std::int64_t steps) const noexcept {
   const auto count = static_cast<double>(steps);
   return count * first_ns_ + slope_ns_ * (count * (count - 1) / 2);
 }
 
-std::int64_t Engine::steps_by(double work) const noexcept {
+std::int64_t SimulatedEngine::steps_by(double work) const noexcept {
   const double base_ns = first_ns_ - slope_ns_ / 2;
   const double root = std::sqrt(base_ns * base_ns + 2 * slope_ns_ * work);
   // The same root in a form that does not subtract two large numbers when the slope is small.
@@ -107,22 +110,22 @@ std::int64_t Engine::steps_by(double work) const noexcept {
   return steps;
 }
 
-void Engine::count(std::int64_t steps) noexcept {
+void SimulatedEngine::count(std::int64_t steps) noexcept {
   if (steps == 0) return;
   if (Sequence* const first = head()) first->prompt_left -= steps * chunk_tokens_;
   done_ns_ -= work_ns(steps);
   first_ns_ += slope_ns_ * static_cast<double>(steps);
   steps_ -= steps;
-  steps_said_ += steps;
-  tokens_said_ += steps * saying_;
+  decode_steps_ += steps;
+  tokens_generated_ += steps * decoding_;
 }
 
-void Engine::settle(Nanoseconds now_ns) noexcept {
+void SimulatedEngine::settle(Nanoseconds now_ns) noexcept {
   accrue(now_ns);
   if (steps_ > 1) count(steps_by(done_ns_));
 }
 
-bool Engine::cut(Nanoseconds now_ns) noexcept {
+bool SimulatedEngine::cut(Nanoseconds now_ns) noexcept {
   settle(now_ns);
   if (steps_ == 0 || done_ns_ <= 0) return true;
   if (steps_ > 1) {
@@ -134,13 +137,13 @@ bool Engine::cut(Nanoseconds now_ns) noexcept {
   return false;
 }
 
-void Engine::begin(Nanoseconds now_ns) noexcept {
+void SimulatedEngine::begin(Nanoseconds now_ns) noexcept {
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
   std::int64_t context_tokens = 0;
   std::int64_t backlog_tokens = 0;
   std::int64_t head_tokens = 0;
   std::int64_t steps = kNone;
-  saying_ = 0;
+  decoding_ = 0;
   for (Sequence& sequence : sequences_) {
     if (sequence.phase == Phase::kComing) sequence.phase = Phase::kPrompt;
     if (sequence.phase == Phase::kPrompt) {
@@ -148,18 +151,18 @@ void Engine::begin(Nanoseconds now_ns) noexcept {
       backlog_tokens += sequence.prompt_left;
       continue;
     }
-    const std::int64_t said = steps_said_ - sequence.since;
-    ++saying_;
-    context_tokens += sequence.context + said;
+    const std::int64_t generated = decode_steps_ - sequence.since;
+    ++decoding_;
+    context_tokens += sequence.context + generated;
     // Stop at its first token, so that the worker can report that the prompt is computed.
-    steps = std::min(steps, said == 0 ? 1 : sequence.to_say - said);
+    steps = std::min(steps, generated == 0 ? 1 : sequence.to_generate - generated);
   }
   if (head_tokens > 0) steps = std::min(steps, (head_tokens + chunk_tokens_ - 1) / chunk_tokens_);
   if (is_stepwise_ && steps != kNone) steps = 1;
-  const auto count = static_cast<double>(saying_);
-  const double decode_ns = saying_ == 0 ? 0
-                                        : step_ns_ + sequence_ns_ * count +
-                                              context_ns_ * static_cast<double>(context_tokens);
+  const auto count = static_cast<double>(decoding_);
+  const double decode_ns = decoding_ == 0 ? 0
+                                          : step_ns_ + sequence_ns_ * count +
+                                                context_ns_ * static_cast<double>(context_tokens);
   steps_ = steps == kNone ? 0 : steps;
   const std::int64_t before_last = chunk_tokens_ * std::max<std::int64_t>(0, steps_ - 1);
   last_chunk_ = head_tokens > 0 ? std::min(chunk_tokens_, backlog_tokens - before_last) : 0;
@@ -172,7 +175,7 @@ void Engine::begin(Nanoseconds now_ns) noexcept {
   set_next();
 }
 
-void Engine::set_next() noexcept {
+void SimulatedEngine::set_next() noexcept {
   next_ns_ = kNever;
   if (steps_ == 0 || speed_ <= 0) return;
   const double left_ns = (work_ns(steps_ - 1) + last_ns_ - done_ns_) / speed_;

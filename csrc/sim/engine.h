@@ -27,19 +27,19 @@ inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 // otherwise single steps give the same result.
 //
 // A sequence is identified by its index in arrival order; when one leaves, later ones move up.
-class Engine {
+class SimulatedEngine {
  public:
   struct Progress {
-    std::int64_t said{0};
+    std::int64_t generated{0};
     std::int64_t computed{0};  // computed context, cached and generated tokens included
   };
 
-  Engine(const StepTimes& times, std::int64_t chunk_tokens, bool is_stepwise) noexcept;
+  SimulatedEngine(const StepTimes& times, std::int64_t chunk_tokens, bool is_stepwise) noexcept;
 
   // Times never decrease from call to call, and never pass next_ns() without a call of advance().
   void set_speed(double speed, Nanoseconds now_ns) noexcept;
-  // Computes `prompt_tokens` > 0 of the `context_tokens`, then generates `to_say` > 0 tokens.
-  void add(std::int64_t prompt_tokens, std::int64_t context_tokens, std::int64_t to_say,
+  // Computes `prompt_tokens` > 0 of the `context_tokens`, then generates `to_generate` > 0 tokens.
+  void add(std::int64_t prompt_tokens, std::int64_t context_tokens, std::int64_t to_generate,
            Nanoseconds now_ns);
   // Removes a sequence, and returns its progress.
   Progress remove(std::size_t place, Nanoseconds now_ns);
@@ -52,19 +52,19 @@ class Engine {
   void advance(Nanoseconds now_ns, std::vector<std::size_t>& finished);
 
   bool is_idle() const noexcept { return sequences_.empty(); }
-  std::int64_t tokens_said() const noexcept { return tokens_said_; }
+  std::int64_t tokens_generated() const noexcept { return tokens_generated_; }
   // Busy time on the engine's own clock.
   double busy_ns() const noexcept { return busy_ns_; }
 
  private:
-  enum class Phase : std::uint8_t { kComing = 0, kPrompt, kSaying };
+  enum class Phase : std::uint8_t { kComing = 0, kPrompt, kDecoding };
 
   struct Sequence {
     Phase phase;
     std::int64_t prompt_left;
     std::int64_t context;
-    std::int64_t to_say;
-    std::int64_t since;  // steps_said_ when it began to generate
+    std::int64_t to_generate;
+    std::int64_t since;  // decode_steps_ when it began to generate
   };
 
   Sequence* head() noexcept;
@@ -88,15 +88,15 @@ class Engine {
   bool is_stepwise_;
 
   std::vector<Sequence> sequences_;  // in arrival order
-  std::int64_t steps_said_{0};       // steps so far that generated tokens
-  std::int64_t tokens_said_{0};
+  std::int64_t decode_steps_{0};     // steps so far that generated tokens
+  std::int64_t tokens_generated_{0};
   double speed_{1};
   double busy_ns_{0};
 
   // The jump has `steps_` steps. The first takes `first_ns_`, each next one `slope_ns_` more, the
   // last one `last_ns_`; `done_ns_` of their work is done at `at_ns_`.
   std::int64_t steps_{0};
-  std::int64_t saying_{0};
+  std::int64_t decoding_{0};
   double first_ns_{0};
   double slope_ns_{0};
   double last_ns_{0};

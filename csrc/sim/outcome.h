@@ -28,7 +28,7 @@ struct LoggedStep {
   std::vector<scheduler::Action> actions;
 };
 
-struct Outcome {
+struct ClusterOutcome {
   std::vector<JobOutcome> jobs;
   Nanoseconds ended_ns{0};
   std::vector<std::int64_t> tokens_by_worker;

@@ -6,14 +6,15 @@
 
 namespace rose::sim {
 
-Trainer::Trainer(const JobSpec& spec, std::span<Flight> flights, std::int64_t versions)
+Trainer::Trainer(const JobSpec& spec, std::span<SimulatedTrajectory> trajectories,
+                 std::int64_t versions)
     : spec_{spec},
-      flights_{flights},
+      trajectories_{trajectories},
       versions_{versions},
-      group_of_(flights.size()),
-      used_by_(flights.size(), kNone),
-      staleness_(flights.size(), kNone) {
-  for (std::size_t i = 0; i < flights.size(); ++i) {
+      group_of_(trajectories.size()),
+      used_by_(trajectories.size(), kNone),
+      staleness_(trajectories.size(), kNone) {
+  for (std::size_t i = 0; i < trajectories.size(); ++i) {
     const bool is_new = i == 0 || spec.group[i] != spec.group[i - 1];
     if (is_new) groups_.push_back({static_cast<std::int64_t>(i), 0, 0});
     group_of_[i] = groups_.size() - 1;
@@ -69,9 +70,9 @@ std::int64_t Trainer::publish(Nanoseconds now_ns) {
   Nanoseconds first_ns = std::numeric_limits<Nanoseconds>::max();
   Nanoseconds last_ns = 0;
   for (const std::int64_t index : batch_) {
-    const Flight& flight = flights_[static_cast<std::size_t>(index)];
-    first_ns = std::min(first_ns, flight.started_ns);
-    last_ns = std::max(last_ns, flight.done_ns);
+    const SimulatedTrajectory& trajectory = trajectories_[static_cast<std::size_t>(index)];
+    first_ns = std::min(first_ns, trajectory.started_ns);
+    last_ns = std::max(last_ns, trajectory.done_ns);
   }
   rollouts_.push_back({now_ns, last_ns - first_ns});
   is_learning_ = false;
@@ -84,7 +85,7 @@ std::int64_t Trainer::thrown_away() noexcept { return std::exchange(thrown_away_
 
 bool Trainer::is_over() const noexcept {
   if (published() == versions_) return true;
-  return over_ == std::ssize(flights_) && !is_learning_;
+  return over_ == std::ssize(trajectories_) && !is_learning_;
 }
 
 void Trainer::allow_batch() {
@@ -100,8 +101,9 @@ bool Trainer::sift(const Group& group) {
   bool is_useful = false;
   for (std::int64_t index = group.first; index < group.first + group.size; ++index) {
     const auto place = static_cast<std::size_t>(index);
-    if (flights_[place].state != FlightState::kDone || staleness_[place] != kNone) continue;
-    const std::int64_t age = published() - flights_[place].version_min;
+    if (trajectories_[place].phase != TrajectoryPhase::kDone || staleness_[place] != kNone)
+      continue;
+    const std::int64_t age = published() - trajectories_[place].version_min;
     if (age <= spec_.max_staleness) {
       is_useful = true;
       continue;
@@ -126,8 +128,9 @@ void Trainer::sift_all() {
 void Trainer::learn_from(const Group& group) {
   for (std::int64_t index = group.first; index < group.first + group.size; ++index) {
     const auto place = static_cast<std::size_t>(index);
-    if (flights_[place].state != FlightState::kDone || staleness_[place] != kNone) continue;
-    staleness_[place] = published() - flights_[place].version_min;
+    if (trajectories_[place].phase != TrajectoryPhase::kDone || staleness_[place] != kNone)
+      continue;
+    staleness_[place] = published() - trajectories_[place].version_min;
     used_by_[place] = published() + 1;
     batch_.push_back(index);
   }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "sim/flight.h"
+#include "sim/simulated_trajectory.h"
 #include "sim/world.h"
 
 namespace rose::sim {
@@ -29,7 +29,7 @@ struct Rollout {
 // (one step off), or after its version was published (synchronous).
 class Trainer {
  public:
-  Trainer(const JobSpec& spec, std::span<Flight> flights, std::int64_t versions);
+  Trainer(const JobSpec& spec, std::span<SimulatedTrajectory> trajectories, std::int64_t versions);
 
   // Number of trajectories that may exist by now.
   std::int64_t creatable() const noexcept { return creatable_; }
@@ -50,7 +50,7 @@ class Trainer {
   // take() returned false.
   bool is_over() const noexcept;
 
-  std::span<const Flight> flights() const noexcept { return flights_; }
+  std::span<const SimulatedTrajectory> trajectories() const noexcept { return trajectories_; }
   const std::vector<Rollout>& rollouts() const noexcept { return rollouts_; }
   const std::vector<std::int64_t>& used_by() const noexcept { return used_by_; }
   const std::vector<std::int64_t>& staleness() const noexcept { return staleness_; }
@@ -70,7 +70,7 @@ class Trainer {
   void learn_from(const Group& group);
 
   const JobSpec& spec_;
-  const std::span<Flight> flights_;
+  const std::span<SimulatedTrajectory> trajectories_;
   const std::int64_t versions_;
   std::vector<Group> groups_;
   std::vector<std::size_t> group_of_;

@@ -35,18 +35,18 @@ using scheduler::TurnProgress;
 using scheduler::VersionCommitted;
 using scheduler::WorkerJoined;
 
-RolloutWorker::RolloutWorker(const WorkerSpec& spec, const Knobs& knobs, std::int64_t place,
-                             Timeline& timeline, Inbox& inbox)
+SimulatedWorker::SimulatedWorker(const WorkerSpec& spec, const Knobs& knobs, std::int64_t place,
+                                 EventQueue& event_queue, Inbox& inbox)
     : spec_{spec},
       place_{place},
       report_ns_{spec.kind == WorkerKind::kBorrowed ? knobs.borrowed_report_ns
                                                     : knobs.dedicated_report_ns},
-      timeline_{timeline},
+      event_queue_{event_queue},
       inbox_{inbox},
       engine_{spec.times, knobs.chunk_tokens, knobs.is_stepwise},
       kv_tokens_{spec.kv_tokens} {}
 
-void RolloutWorker::join(Nanoseconds now_ns) {
+void SimulatedWorker::join(Nanoseconds now_ns) {
   const StepTimes& times = spec_.times;
   const double share = expected_share(spec_.lending);
   inbox_.push(WorkerJoined{spec_.number, spec_.kind, spec_.seats,
@@ -61,15 +61,16 @@ void RolloutWorker::join(Nanoseconds now_ns) {
     apply_speed(now_ns);
   }
   if (lending.at_ns.size() > 1) {
-    timeline_.foresee(lending.at_ns[1], Happening::kLendingChanged, place_);
+    event_queue_.schedule(lending.at_ns[1], EventKind::kLendingChanged, place_);
   }
   if (kv_tokens_ > 0) open(now_ns);
 }
 
-void RolloutWorker::start(const scheduler::Start& start, Flight& flight, std::int64_t to_say,
-                          Nanoseconds now_ns) {
-  const std::int64_t prompt = flight.context_tokens + start.first_token;
-  const Held held{start.trajectory, start.turn, start.first_token, prompt, to_say, 0, version_};
+void SimulatedWorker::start(const scheduler::Start& start, SimulatedTrajectory& trajectory,
+                            std::int64_t to_generate, Nanoseconds now_ns) {
+  const std::int64_t prompt = trajectory.context_tokens + start.first_token;
+  const Held held{start.trajectory, start.turn, start.first_token, prompt,
+                  to_generate,      0,          version_};
   if (!has_grant_ || start.grant_epoch != grant_epoch_) {
     inbox_.push(TurnEnded{held.id, held.turn, spec_.number, start.grant_epoch,
                           TurnEnd::kInterrupted, held.first_token},
@@ -78,69 +79,73 @@ void RolloutWorker::start(const scheduler::Start& start, Flight& flight, std::in
   }
   // The last token is always computed, because it yields the next one.
   const std::int64_t hit = std::min(prefixes_.take(held.id), prompt - 1);
-  const std::int64_t seen = std::min(flight.computed_tokens, prompt);
+  const std::int64_t seen = std::min(trajectory.computed_tokens, prompt);
   counts_.reprefill_tokens += std::max<std::int64_t>(0, seen - hit);
-  engine_.add(prompt - hit, prompt, to_say, now_ns);
+  engine_.add(prompt - hit, prompt, to_generate, now_ns);
   held_.push_back(held);
   prefixes_.shrink_to(std::max<std::int64_t>(0, kv_tokens_ - held_tokens(now_ns)));
-  foresee_batch();
-  foresee_report(now_ns);
+  schedule_batch_change();
+  schedule_report(now_ns);
 }
 
-void RolloutWorker::stop(TrajectoryId id, std::vector<Flight>& flights, Nanoseconds now_ns) {
+void SimulatedWorker::stop(TrajectoryId id, std::vector<SimulatedTrajectory>& trajectories,
+                           Nanoseconds now_ns) {
   const auto found =
       std::find_if(held_.begin(), held_.end(), [&](const Held& held) { return held.id == id; });
   if (found == held_.end()) return;
-  give_back(static_cast<std::size_t>(found - held_.begin()), flights, now_ns);
-  foresee_batch();
+  give_back(static_cast<std::size_t>(found - held_.begin()), trajectories, now_ns);
+  schedule_batch_change();
 }
 
-void RolloutWorker::on_batch_changed(std::int64_t mark, std::vector<Flight>& flights,
-                                     Nanoseconds now_ns) {
+void SimulatedWorker::on_batch_changed(std::int64_t mark,
+                                       std::vector<SimulatedTrajectory>& trajectories,
+                                       Nanoseconds now_ns) {
   if (mark != batch_mark_) return;
   batch_ns_ = kNever;
   finished_.clear();
   engine_.advance(now_ns, finished_);
   for (const std::size_t place : finished_) {
     Held& held = held_[place];
-    const Engine::Progress all{held.to_say, held.prompt_tokens + held.to_say};
-    end(held, all, TurnEnd::kFinished, flights[static_cast<std::size_t>(held.id)], now_ns);
+    const SimulatedEngine::Progress all{held.to_generate, held.prompt_tokens + held.to_generate};
+    end(held, all, TurnEnd::kFinished, trajectories[static_cast<std::size_t>(held.id)], now_ns);
   }
   while (!finished_.empty()) {
     held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(finished_.back()));
     finished_.pop_back();
   }
   for (std::size_t place = 0; place < held_.size(); ++place) {
-    if (held_[place].said == 0) {
-      report(held_[place], engine_.progress(place, now_ns).said, now_ns);
+    if (held_[place].reported == 0) {
+      report(held_[place], engine_.progress(place, now_ns).generated, now_ns);
     }
   }
-  foresee_batch();
+  schedule_batch_change();
 }
 
-void RolloutWorker::on_report_due(std::vector<Flight>& flights, Nanoseconds now_ns) {
-  is_report_foreseen_ = false;
+void SimulatedWorker::on_report_due(std::vector<SimulatedTrajectory>& trajectories,
+                                    Nanoseconds now_ns) {
+  is_report_scheduled_ = false;
   report(now_ns);
-  fit(flights, now_ns);
-  foresee_batch();
-  if (!held_.empty()) foresee_report(now_ns);
+  fit(trajectories, now_ns);
+  schedule_batch_change();
+  if (!held_.empty()) schedule_report(now_ns);
 }
 
-std::vector<TrajectoryId> RolloutWorker::on_lending_changed(std::vector<Flight>& flights,
-                                                            Nanoseconds now_ns) {
+std::vector<TrajectoryId> SimulatedWorker::on_lending_changed(
+    std::vector<SimulatedTrajectory>& trajectories, Nanoseconds now_ns) {
   const Lending& lending = spec_.lending;
   ++row_;
   share_ = lending.share[row_];
   const std::int64_t before =
       std::exchange(kv_tokens_, std::min(spec_.kv_tokens, lending.kv_tokens[row_]));
   if (row_ + 1 < lending.at_ns.size()) {
-    timeline_.foresee(lending.at_ns[row_ + 1], Happening::kLendingChanged, place_);
+    event_queue_.schedule(lending.at_ns[row_ + 1], EventKind::kLendingChanged, place_);
   }
   std::vector<TrajectoryId> victims;
-  if (kv_tokens_ < before) victims = fit(flights, now_ns);
+  if (kv_tokens_ < before) victims = fit(trajectories, now_ns);
   counts_.revocations += victims.empty() ? 0 : 1;
   if (kv_tokens_ > 0 && before == 0) {
-    timeline_.foresee(now_ns + spec_.start_up_ns, Happening::kStartedUp, place_, ++start_up_mark_);
+    event_queue_.schedule(now_ns + spec_.start_up_ns, EventKind::kStartedUp, place_,
+                          ++start_up_mark_);
   } else if (kv_tokens_ != before && has_grant_) {
     report_grant(now_ns);
   }
@@ -149,120 +154,123 @@ std::vector<TrajectoryId> RolloutWorker::on_lending_changed(std::vector<Flight>&
     ++start_up_mark_;  // invalidates a pending start-up
   }
   apply_speed(now_ns);
-  foresee_batch();
+  schedule_batch_change();
   return victims;
 }
 
-void RolloutWorker::on_started_up(std::int64_t mark, Nanoseconds now_ns) {
+void SimulatedWorker::on_started_up(std::int64_t mark, Nanoseconds now_ns) {
   if (mark == start_up_mark_) open(now_ns);
 }
 
-void RolloutWorker::on_published(std::int64_t version, Nanoseconds now_ns) {
-  timeline_.foresee(now_ns + spec_.update_ns, Happening::kUpdateArrived, place_, version);
+void SimulatedWorker::on_published(std::int64_t version, Nanoseconds now_ns) {
+  event_queue_.schedule(now_ns + spec_.update_ns, EventKind::kUpdateArrived, place_, version);
 }
 
-void RolloutWorker::on_update_arrived(std::int64_t version, Nanoseconds now_ns) {
+void SimulatedWorker::on_update_arrived(std::int64_t version, Nanoseconds now_ns) {
   arrived_ = std::max(arrived_, version);
   if (pausing_for_ == kNone) pause(now_ns);
 }
 
-void RolloutWorker::on_updated(Nanoseconds now_ns) {
+void SimulatedWorker::on_updated(Nanoseconds now_ns) {
   version_ = std::exchange(pausing_for_, kNone);
   prefixes_.clear();
   apply_speed(now_ns);
   inbox_.push(VersionCommitted{spec_.number, version_}, now_ns);
   if (arrived_ > version_) pause(now_ns);
-  foresee_batch();
+  schedule_batch_change();
 }
 
-void RolloutWorker::report(Nanoseconds now_ns) {
+void SimulatedWorker::report(Nanoseconds now_ns) {
   for (std::size_t place = 0; place < held_.size(); ++place) {
-    report(held_[place], engine_.progress(place, now_ns).said, now_ns);
+    report(held_[place], engine_.progress(place, now_ns).generated, now_ns);
   }
 }
 
-void RolloutWorker::apply_speed(Nanoseconds now_ns) noexcept {
+void SimulatedWorker::apply_speed(Nanoseconds now_ns) noexcept {
   engine_.set_speed(pausing_for_ == kNone ? share_ : 0, now_ns);
 }
 
-void RolloutWorker::foresee_batch() {
+void SimulatedWorker::schedule_batch_change() {
   const Nanoseconds next_ns = engine_.next_ns();
   if (next_ns == batch_ns_) return;
   batch_ns_ = next_ns;
   ++batch_mark_;
   if (next_ns != kNever) {
-    timeline_.foresee(next_ns, Happening::kBatchChanged, place_, batch_mark_);
+    event_queue_.schedule(next_ns, EventKind::kBatchChanged, place_, batch_mark_);
   }
 }
 
-void RolloutWorker::foresee_report(Nanoseconds now_ns) {
-  if (is_report_foreseen_) return;
-  is_report_foreseen_ = true;
-  timeline_.foresee(now_ns + report_ns_, Happening::kReportDue, place_);
+void SimulatedWorker::schedule_report(Nanoseconds now_ns) {
+  if (is_report_scheduled_) return;
+  is_report_scheduled_ = true;
+  event_queue_.schedule(now_ns + report_ns_, EventKind::kReportDue, place_);
 }
 
-void RolloutWorker::report(Held& held, std::int64_t said, Nanoseconds now_ns) {
-  if (said == held.said) return;
+void SimulatedWorker::report(Held& held, std::int64_t generated, Nanoseconds now_ns) {
+  if (generated == held.reported) return;
   inbox_.push(TurnProgress{held.id, held.turn, spec_.number, grant_epoch_,
-                           held.first_token + held.said, said - held.said, version_},
+                           held.first_token + held.reported, generated - held.reported, version_},
               now_ns);
-  held.said = said;
+  held.reported = generated;
 }
 
-void RolloutWorker::end(Held& held, const Engine::Progress& progress, TurnEnd end, Flight& flight,
-                        Nanoseconds now_ns) {
-  report(held, progress.said, now_ns);
+void SimulatedWorker::end(Held& held, const SimulatedEngine::Progress& progress, TurnEnd end,
+                          SimulatedTrajectory& trajectory, Nanoseconds now_ns) {
+  report(held, progress.generated, now_ns);
   inbox_.push(TurnEnded{held.id, held.turn, spec_.number, grant_epoch_, end,
-                        held.first_token + progress.said},
+                        held.first_token + progress.generated},
               now_ns);
-  flight.computed_tokens = std::max(flight.computed_tokens, progress.computed);
+  trajectory.computed_tokens = std::max(trajectory.computed_tokens, progress.computed);
   if (held.version == version_) prefixes_.put(held.id, progress.computed);
 }
 
-void RolloutWorker::give_back(std::size_t place, std::vector<Flight>& flights, Nanoseconds now_ns) {
+void SimulatedWorker::give_back(std::size_t place, std::vector<SimulatedTrajectory>& trajectories,
+                                Nanoseconds now_ns) {
   Held held = held_[place];
-  const Engine::Progress progress = engine_.remove(place, now_ns);
+  const SimulatedEngine::Progress progress = engine_.remove(place, now_ns);
   held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(place));
-  end(held, progress, TurnEnd::kInterrupted, flights[static_cast<std::size_t>(held.id)], now_ns);
+  end(held, progress, TurnEnd::kInterrupted, trajectories[static_cast<std::size_t>(held.id)],
+      now_ns);
   ++counts_.recalls;
 }
 
-std::vector<TrajectoryId> RolloutWorker::fit(std::vector<Flight>& flights, Nanoseconds now_ns) {
+std::vector<TrajectoryId> SimulatedWorker::fit(std::vector<SimulatedTrajectory>& trajectories,
+                                               Nanoseconds now_ns) {
   std::vector<TrajectoryId> victims;
   std::int64_t tokens = held_tokens(now_ns);
   // The newest turns lose the least.
   while (!held_.empty() && (tokens > kv_tokens_ || kv_tokens_ == 0)) {
     const std::size_t last = held_.size() - 1;
-    tokens -= held_[last].prompt_tokens + engine_.progress(last, now_ns).said;
+    tokens -= held_[last].prompt_tokens + engine_.progress(last, now_ns).generated;
     victims.push_back(held_[last].id);
-    give_back(last, flights, now_ns);
+    give_back(last, trajectories, now_ns);
   }
   prefixes_.shrink_to(kv_tokens_ - tokens);
   return victims;
 }
 
-void RolloutWorker::open(Nanoseconds now_ns) {
+void SimulatedWorker::open(Nanoseconds now_ns) {
   ++grant_epoch_;
   has_grant_ = true;
   report_grant(now_ns);
 }
 
-void RolloutWorker::report_grant(Nanoseconds now_ns) {
+void SimulatedWorker::report_grant(Nanoseconds now_ns) {
   inbox_.push(GrantChanged{spec_.number, grant_epoch_, kv_tokens_, 0}, now_ns);
 }
 
-void RolloutWorker::pause(Nanoseconds now_ns) {
+void SimulatedWorker::pause(Nanoseconds now_ns) {
   report(now_ns);  // with the weights so far
   pausing_for_ = arrived_;
   apply_speed(now_ns);
-  foresee_batch();
-  timeline_.foresee(now_ns + spec_.pause_ns, Happening::kUpdated, place_);
+  schedule_batch_change();
+  event_queue_.schedule(now_ns + spec_.pause_ns, EventKind::kUpdated, place_);
 }
 
-std::int64_t RolloutWorker::held_tokens(Nanoseconds now_ns) noexcept {
+std::int64_t SimulatedWorker::held_tokens(Nanoseconds now_ns) noexcept {
   std::int64_t tokens = 0;
   for (std::size_t place = 0; place < held_.size(); ++place) {
-    tokens += held_[place].prompt_tokens + engine_.progress(place, now_ns).said;
+    tokens += held_[place].prompt_tokens + engine_.progress(place, now_ns).generated;
   }
   return tokens;
 }

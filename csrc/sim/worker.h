@@ -8,10 +8,10 @@
 #include "base/clock.h"
 #include "scheduler/actions.h"
 #include "sim/engine.h"
-#include "sim/flight.h"
+#include "sim/event_queue.h"
 #include "sim/inbox.h"
 #include "sim/prefix_store.h"
-#include "sim/timeline.h"
+#include "sim/simulated_trajectory.h"
 #include "sim/world.h"
 
 namespace rose::sim {
@@ -31,25 +31,27 @@ struct WorkerCounts {
 //
 // Memory: contexts grow with every token. Unused contexts are evicted only when a turn starts, and
 // only a report detects that turns no longer fit.
-class RolloutWorker {
+class SimulatedWorker {
  public:
-  RolloutWorker(const WorkerSpec& spec, const Knobs& knobs, std::int64_t place, Timeline& timeline,
-                Inbox& inbox);
+  SimulatedWorker(const WorkerSpec& spec, const Knobs& knobs, std::int64_t place,
+                  EventQueue& event_queue, Inbox& inbox);
 
   void join(Nanoseconds now_ns);
 
   // ---- actions of the scheduler
-  // `flight`: the turn's trajectory. `to_say`: tokens left to generate.
-  void start(const scheduler::Start& start, Flight& flight, std::int64_t to_say,
-             Nanoseconds now_ns);
-  void stop(TrajectoryId id, std::vector<Flight>& flights, Nanoseconds now_ns);
+  // `trajectory`: the turn's trajectory. `to_generate`: tokens left to generate.
+  void start(const scheduler::Start& start, SimulatedTrajectory& trajectory,
+             std::int64_t to_generate, Nanoseconds now_ns);
+  void stop(TrajectoryId id, std::vector<SimulatedTrajectory>& trajectories, Nanoseconds now_ns);
 
   // ---- events
-  void on_batch_changed(std::int64_t mark, std::vector<Flight>& flights, Nanoseconds now_ns);
+  void on_batch_changed(std::int64_t mark, std::vector<SimulatedTrajectory>& trajectories,
+                        Nanoseconds now_ns);
   // Also returns turns if the engine is overfull.
-  void on_report_due(std::vector<Flight>& flights, Nanoseconds now_ns);
+  void on_report_due(std::vector<SimulatedTrajectory>& trajectories, Nanoseconds now_ns);
   // Returns the turns evicted by a smaller grant.
-  std::vector<TrajectoryId> on_lending_changed(std::vector<Flight>& flights, Nanoseconds now_ns);
+  std::vector<TrajectoryId> on_lending_changed(std::vector<SimulatedTrajectory>& trajectories,
+                                               Nanoseconds now_ns);
   void on_started_up(std::int64_t mark, Nanoseconds now_ns);
   void on_published(std::int64_t version, Nanoseconds now_ns);
   void on_update_arrived(std::int64_t version, Nanoseconds now_ns);
@@ -58,7 +60,7 @@ class RolloutWorker {
   // Reports all pending output at the end of the simulation.
   void report(Nanoseconds now_ns);
 
-  std::int64_t tokens_said() const noexcept { return engine_.tokens_said(); }
+  std::int64_t tokens_generated() const noexcept { return engine_.tokens_generated(); }
   double busy_ns() const noexcept { return engine_.busy_ns(); }
   const WorkerCounts& counts() const noexcept { return counts_; }
 
@@ -69,22 +71,23 @@ class RolloutWorker {
     std::int64_t turn;
     std::int64_t first_token;    // tokens generated before it came here
     std::int64_t prompt_tokens;  // including first_token
-    std::int64_t to_say;         // tokens to generate here
-    std::int64_t said;           // tokens generated here and reported
+    std::int64_t to_generate;    // tokens to generate here
+    std::int64_t reported;       // tokens generated here and reported
     std::int64_t version;        // weight version that computed its context
   };
 
   void apply_speed(Nanoseconds now_ns) noexcept;
-  void foresee_batch();
-  void foresee_report(Nanoseconds now_ns);
-  // Reports the tokens up to `said`, the count generated here so far.
-  void report(Held& held, std::int64_t said, Nanoseconds now_ns);
+  void schedule_batch_change();
+  void schedule_report(Nanoseconds now_ns);
+  // Reports the tokens up to `generated`, the count generated here so far.
+  void report(Held& held, std::int64_t generated, Nanoseconds now_ns);
   // Reports the end of a turn that has left the engine.
-  void end(Held& held, const Engine::Progress& progress, scheduler::TurnEnd end, Flight& flight,
-           Nanoseconds now_ns);
-  void give_back(std::size_t place, std::vector<Flight>& flights, Nanoseconds now_ns);
+  void end(Held& held, const SimulatedEngine::Progress& progress, scheduler::TurnEnd end,
+           SimulatedTrajectory& trajectory, Nanoseconds now_ns);
+  void give_back(std::size_t place, std::vector<SimulatedTrajectory>& trajectories,
+                 Nanoseconds now_ns);
   // Returns turns to the scheduler, latest first, until the others fit; returns their trajectories.
-  std::vector<TrajectoryId> fit(std::vector<Flight>& flights, Nanoseconds now_ns);
+  std::vector<TrajectoryId> fit(std::vector<SimulatedTrajectory>& trajectories, Nanoseconds now_ns);
   void open(Nanoseconds now_ns);
   void report_grant(Nanoseconds now_ns);
   void pause(Nanoseconds now_ns);
@@ -93,9 +96,9 @@ class RolloutWorker {
   const WorkerSpec& spec_;
   const std::int64_t place_;
   const Nanoseconds report_ns_;
-  Timeline& timeline_;
+  EventQueue& event_queue_;
   Inbox& inbox_;
-  Engine engine_;
+  SimulatedEngine engine_;
   PrefixStore prefixes_;
   std::vector<Held> held_;  // in start order
   WorkerCounts counts_;
@@ -112,7 +115,7 @@ class RolloutWorker {
 
   std::int64_t batch_mark_{0};
   Nanoseconds batch_ns_{kNever};  // scheduled time under that mark
-  bool is_report_foreseen_{false};
+  bool is_report_scheduled_{false};
   std::int64_t start_up_mark_{0};
   std::vector<std::size_t> finished_;  // scratch
 };

@@ -46,8 +46,8 @@ enum class TrainerMode : std::uint8_t { kSynchronous = 0, kOneStepOff, kAsynchro
 struct JobSpec {
   scheduler::JobId job{0};
   std::vector<std::int64_t> first_turn;  // trajectories + 1 entries
-  std::vector<std::int64_t> heard_tokens;
-  std::vector<std::int64_t> said_tokens;
+  std::vector<std::int64_t> input_tokens;
+  std::vector<std::int64_t> output_tokens;
   std::vector<Nanoseconds> tool_ns;
   std::vector<std::int64_t> group;
   TrainerMode mode{TrainerMode::kAsynchronous};

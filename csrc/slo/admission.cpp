@@ -97,7 +97,7 @@ Result<std::optional<AdmissionBalance>> admission_certificate(
       sums.demand_blocks > std::numeric_limits<std::uint32_t>::max()) {
     return std::optional<AdmissionBalance>{};
   }
-  const Admission record{
+  const AdmissionRecord record{
       .epoch = terms.epoch,
       .horizon_ms = terms.horizon_ms,
       .decode_tokens_per_s = terms.decode_tokens_per_s,

@@ -67,7 +67,7 @@ Result<std::unique_ptr<CertificateLog>> CertificateLog::create(const std::string
     log->ring_ = std::make_unique<std::byte[]>(kRingRecords * kRecordBytes);
   }
   log->put_header();
-  log->append(Start{.wall_time_ns = wall_time_ns()});
+  log->append(StartRecord{.wall_time_ns = wall_time_ns()});
   if (!log->file_.is_open()) return log;
   ROSE_TRY(log->flush());
   try {
@@ -115,14 +115,14 @@ Nanoseconds CertificateLog::tick_locked() noexcept {
   return last_time_ns_;
 }
 
-End CertificateLog::end() const noexcept {
-  End out{};
+EndRecord CertificateLog::end() const noexcept {
+  EndRecord out{};
   for (std::size_t kind = 1; kind < kKinds; ++kind) out.records[kind - 1] = counts_[kind].load();
-  ++out.records[static_cast<std::size_t>(Kind::kEnd) - 1];
+  ++out.records[static_cast<std::size_t>(RecordKind::kEnd) - 1];
   return out;
 }
 
-bool CertificateLog::append_locked(Kind kind, const void* payload,
+bool CertificateLog::append_locked(RecordKind kind, const void* payload,
                                    std::size_t payload_bytes) noexcept {
   if (closed_ || !is_healthy()) return false;
   const std::uint64_t sequence = records_.load() + 1;
@@ -153,13 +153,13 @@ bool CertificateLog::put_locked(const std::byte* record) noexcept {
   return true;
 }
 
-void CertificateLog::promise_locked(const Quantum& quantum) noexcept {
+void CertificateLog::promise_locked(const QuantumRecord& quantum) noexcept {
   if (quantum.mode == HarvestMode::kSlack) promised_ms_ += quantum.quantum_ms + header_.signal_ms;
 }
 
 // A step that served adds the slowdown's share of its own time and subtracts the waits before it.
 // After a loan its own time is that of a step without one, and the rest of its time is subtracted.
-void CertificateLog::settle_locked(const Step& step) noexcept {
+void CertificateLog::settle_locked(const StepRecord& step) noexcept {
   const double own_ms =
       step.lent_ms > 0 ? std::min(step.actual_ms, step.predicted_ms) : step.actual_ms;
   const double waited_ms = step.lent_ms + step.blocked_ms;
@@ -169,16 +169,16 @@ void CertificateLog::settle_locked(const Step& step) noexcept {
 
 bool CertificateLog::append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,
                                  std::uint64_t epoch, std::uint32_t move_kind) noexcept {
-  return append(Move{.lease_id = lease_id,
-                     .epoch = epoch,
-                     .from = from,
-                     .to = to,
-                     .slabs = slabs,
-                     .move_kind = move_kind});
+  return append(MoveRecord{.lease_id = lease_id,
+                           .epoch = epoch,
+                           .from = from,
+                           .to = to,
+                           .slabs = slabs,
+                           .move_kind = move_kind});
 }
 
 bool CertificateLog::append_gave_back(std::string_view reason) noexcept {
-  GaveBack payload{};
+  GaveBackRecord payload{};
   reason = reason.substr(0, payload.reason.size());
   std::copy(reason.begin(), reason.end(), payload.reason.begin());
   return append(payload);

@@ -69,7 +69,7 @@
 
 namespace rose::slo {
 
-enum class Kind : std::uint32_t {
+enum class RecordKind : std::uint32_t {
   kStart = 1,
   kArrived,
   kFinished,
@@ -128,34 +128,34 @@ struct LogHeader {
   }
 };
 
-struct Start {
-  static constexpr Kind kKind = Kind::kStart;
+struct StartRecord {
+  static constexpr RecordKind kKind = RecordKind::kStart;
   std::int64_t wall_time_ns;
 };
 
-struct Arrived {
-  static constexpr Kind kKind = Kind::kArrived;
+struct ArrivedRecord {
+  static constexpr RecordKind kKind = RecordKind::kArrived;
   std::uint64_t tokens;
   std::uint32_t slot;
   std::uint32_t prefilled;
 };
 
-struct Finished {
-  static constexpr Kind kKind = Kind::kFinished;
+struct FinishedRecord {
+  static constexpr RecordKind kKind = RecordKind::kFinished;
   std::uint32_t slot;
   std::uint32_t zero;
 };
 
-struct Tokens {
-  static constexpr Kind kKind = Kind::kTokens;
+struct TokensRecord {
+  static constexpr RecordKind kKind = RecordKind::kTokens;
   static constexpr std::uint32_t kBitmapBytes = 88;
   std::uint32_t first_slot;
   std::uint32_t count;
   std::array<std::uint8_t, kBitmapBytes> bitmap;
 };
 
-struct Quantum {
-  static constexpr Kind kKind = Kind::kQuantum;
+struct QuantumRecord {
+  static constexpr RecordKind kKind = RecordKind::kQuantum;
   double segment_upper_ms;
   double quantum_ms;
   double step_upper_ms;
@@ -173,8 +173,8 @@ struct Quantum {
   std::uint32_t zero;
 };
 
-struct Admission {
-  static constexpr Kind kKind = Kind::kAdmission;
+struct AdmissionRecord {
+  static constexpr RecordKind kKind = RecordKind::kAdmission;
   std::uint64_t epoch;  // epoch of the arbiter before the grant
   double horizon_ms;
   double decode_tokens_per_s;
@@ -195,8 +195,8 @@ struct Admission {
 };
 
 // `from` and `to` are partitions, or -1 for the unowned slabs and -2 for quarantine.
-struct Move {
-  static constexpr Kind kKind = Kind::kMove;
+struct MoveRecord {
+  static constexpr RecordKind kKind = RecordKind::kMove;
   std::uint64_t lease_id;
   std::uint64_t epoch;  // epoch of the arbiter after the move
   std::int32_t from;
@@ -205,15 +205,15 @@ struct Move {
   std::uint32_t move_kind;
 };
 
-struct RevokeBegun {
-  static constexpr Kind kKind = Kind::kRevokeBegun;
+struct RevokeBegunRecord {
+  static constexpr RecordKind kKind = RecordKind::kRevokeBegun;
   std::int64_t deadline_ns;
   std::uint32_t slabs;
   std::uint32_t zero;
 };
 
-struct Step {
-  static constexpr Kind kKind = Kind::kStep;
+struct StepRecord {
+  static constexpr RecordKind kKind = RecordKind::kStep;
   double predicted_ms;
   double upper_ms;
   double actual_ms;
@@ -225,18 +225,18 @@ struct Step {
   std::int64_t began_ns;  // start after both waits
 };
 
-struct GaveBack {
-  static constexpr Kind kKind = Kind::kGaveBack;
+struct GaveBackRecord {
+  static constexpr RecordKind kKind = RecordKind::kGaveBack;
   std::array<char, 96> reason;
 };
 
-struct End {
-  static constexpr Kind kKind = Kind::kEnd;
+struct EndRecord {
+  static constexpr RecordKind kKind = RecordKind::kEnd;
   std::array<std::uint64_t, kKinds - 1> records;  // number of each kind, this one included
 };
 
-struct Forced {
-  static constexpr Kind kKind = Kind::kForced;
+struct ForcedRecord {
+  static constexpr RecordKind kKind = RecordKind::kForced;
   std::uint32_t passed;  // the segment after this one may start
   std::uint32_t close_epoch;
 };
@@ -277,8 +277,8 @@ class CertificateLog {
     template <typename Payload>
     bool append(const Payload& payload) noexcept {
       static_assert(sizeof(Payload) <= kPayloadBytes);
-      if constexpr (std::is_same_v<Payload, Step>) log_.settle_locked(payload);
-      if constexpr (std::is_same_v<Payload, Quantum>) log_.promise_locked(payload);
+      if constexpr (std::is_same_v<Payload, StepRecord>) log_.settle_locked(payload);
+      if constexpr (std::is_same_v<Payload, QuantumRecord>) log_.promise_locked(payload);
       return log_.append_locked(Payload::kKind, &payload, sizeof payload);
     }
 
@@ -305,7 +305,7 @@ class CertificateLog {
 
   bool is_healthy() const noexcept { return healthy_.load(); }
   std::uint64_t records() const noexcept { return records_.load(); }
-  std::uint64_t count(Kind kind) const noexcept {
+  std::uint64_t count(RecordKind kind) const noexcept {
     return counts_[static_cast<std::size_t>(kind)].load();
   }
   const LogHeader& header() const noexcept { return header_; }
@@ -317,11 +317,11 @@ class CertificateLog {
 
   void put_header() noexcept;
   Nanoseconds tick_locked() noexcept;
-  End end() const noexcept;
-  bool append_locked(Kind kind, const void* payload, std::size_t payload_bytes) noexcept;
+  EndRecord end() const noexcept;
+  bool append_locked(RecordKind kind, const void* payload, std::size_t payload_bytes) noexcept;
   bool put_locked(const std::byte* record) noexcept;
-  void promise_locked(const Quantum& quantum) noexcept;
-  void settle_locked(const Step& step) noexcept;
+  void promise_locked(const QuantumRecord& quantum) noexcept;
+  void settle_locked(const StepRecord& step) noexcept;
   void run() noexcept;
 
   FileDescriptor file_;

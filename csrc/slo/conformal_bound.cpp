@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "slo/conformal_rank.h"
+
 namespace rose::slo {
 
 namespace {
@@ -62,7 +64,7 @@ void ConformalBound::confirm(double score) noexcept {
 // The ceil((n + 1)(1 - level))-th smallest score; at least 1, so that upper >= predicted.
 double ConformalBound::quantile() const noexcept {
   if (count_ == 0) return kNone;
-  const double rank = std::ceil((static_cast<double>(count_) + 1) * (1 - level_));
+  const double rank = conformal_rank(count_, level_);
   if (rank > static_cast<double>(count_)) return kNone;
   std::array<double, kWindowMax> sorted;
   std::copy(scores_.begin(), scores_.begin() + count_, sorted.begin());

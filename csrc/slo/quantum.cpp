@@ -14,7 +14,7 @@ constexpr Nanoseconds kSilenceNs = 50'000'000;
 }  // namespace
 
 QuantumGrant QuantumCertifier::decide(const QuantumQuery& query) noexcept {
-  Quantum record{};
+  QuantumRecord record{};
   QuantumGrant grant;
   QuantumRefusal refusal = QuantumRefusal::kNone;
   {
@@ -31,7 +31,6 @@ QuantumGrant QuantumCertifier::decide(const QuantumQuery& query) noexcept {
     refused_[static_cast<std::size_t>(refusal)].fetch_add(1);
     return grant;
   }
-  last_mode_.store(query.mode);
   granted_[static_cast<std::size_t>(query.mode)].fetch_add(1);
   grant.segments = record.segments;
   return grant;
@@ -39,7 +38,7 @@ QuantumGrant QuantumCertifier::decide(const QuantumQuery& query) noexcept {
 
 QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
                                       const CertificateLog::Section& section,
-                                      Quantum& record) const noexcept {
+                                      QuantumRecord& record) const noexcept {
   const LogHeader& header = log_->header();
   const bool is_busy = query.mode == HarvestMode::kIdle
                            ? serving_->pending() != 0 || serving_->is_in_step()
@@ -81,7 +80,7 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
 
 std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
     const QuantumQuery& query, const ServingLoad& load, const CertificateLog::Section& section,
-    Quantum& record) const noexcept {
+    QuantumRecord& record) const noexcept {
   const LogHeader& header = log_->header();
   Features step = next_.largest_step;
   Features chunk = next_.largest_chunk;
@@ -114,7 +113,7 @@ std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
 
 // The sums of docs/certificates.md, in the same order.
 std::optional<QuantumCertifier::Misfit> QuantumCertifier::misfit(
-    double quantum_ms, Nanoseconds now_ns, const Quantum& record) const noexcept {
+    double quantum_ms, Nanoseconds now_ns, const QuantumRecord& record) const noexcept {
   const LogHeader& header = log_->header();
   const double largest_ms = std::max(record.step_upper_ms, record.chunk_upper_ms);
   const bool is_committed = record.committed != 0;
@@ -140,7 +139,7 @@ std::optional<QuantumCertifier::Misfit> QuantumCertifier::misfit(
 }
 
 void QuantumCertifier::note_binding(const Misfit& misfit, const Means& means, double delay_ms,
-                                    const Quantum& record) const noexcept {
+                                    const QuantumRecord& record) const noexcept {
   Binding out{.target = misfit.target, .delay_ms = delay_ms, .target_ms = misfit.target_ms};
   const bool is_chunk = record.chunk_upper_ms > record.step_upper_ms;
   if (misfit.target == BindingTarget::kBlocking) {

@@ -120,14 +120,12 @@ class QuantumCertifier {
     return binding_;
   }
   const NextRequest& next() const noexcept { return next_; }
-  // Mode of the newest grant.
-  HarvestMode last_mode() const noexcept { return last_mode_.load(); }
   const LogHeader& header() const noexcept { return log_->header(); }
   const ServingState& serving() const noexcept { return *serving_; }
 
  private:
   QuantumRefusal fill(const QuantumQuery& query, const CertificateLog::Section& section,
-                      Quantum& record) const noexcept;
+                      QuantumRecord& record) const noexcept;
   // The predictions behind the bounds of a record, whose bounds are infinite without evidence.
   struct Means {
     double step_ms{0};
@@ -135,16 +133,16 @@ class QuantumCertifier {
   };
   std::optional<Means> forecast(const QuantumQuery& query, const ServingLoad& load,
                                 const CertificateLog::Section& section,
-                                Quantum& record) const noexcept;
+                                QuantumRecord& record) const noexcept;
   // The term that does not fit.
   struct Misfit {
     BindingTarget target;
     double target_ms;
   };
   std::optional<Misfit> misfit(double quantum_ms, Nanoseconds now_ns,
-                               const Quantum& record) const noexcept;
+                               const QuantumRecord& record) const noexcept;
   void note_binding(const Misfit& misfit, const Means& means, double delay_ms,
-                    const Quantum& record) const noexcept;
+                    const QuantumRecord& record) const noexcept;
   void note_time(Nanoseconds now_ns, QuantumRefusal outcome, double quantum_ms) noexcept;
 
   std::shared_ptr<const ServingState> serving_;
@@ -154,7 +152,6 @@ class QuantumCertifier {
   std::atomic<QuantumRefusal> last_refusal_{QuantumRefusal::kNone};
   std::array<std::atomic<std::uint64_t>, kQuantumRefusals> refused_{};
   std::array<std::atomic<std::uint64_t>, kHarvestModes> granted_{};
-  std::atomic<HarvestMode> last_mode_{HarvestMode::kIdle};
   std::array<std::atomic<Nanoseconds>, kQuantumRefusals> spent_ns_{};
   std::atomic<Nanoseconds> decided_ns_{0};  // time of the newest decision; 0 before the first
   std::atomic<QuantumRefusal> outcome_{QuantumRefusal::kNone};  // outcome of that decision

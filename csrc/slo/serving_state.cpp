@@ -31,7 +31,8 @@ std::uint32_t ServingState::arrived(std::uint64_t tokens, bool is_prefilled) noe
   } else {
     ++slotless_;
   }
-  section.append(Arrived{.tokens = tokens, .slot = slot, .prefilled = is_prefilled ? 1U : 0U});
+  section.append(
+      ArrivedRecord{.tokens = tokens, .slot = slot, .prefilled = is_prefilled ? 1U : 0U});
   if (is_prefilled && slot != kNoSlot) give_token(slot, section);
   return slot;
 }
@@ -59,7 +60,7 @@ bool ServingState::finished(std::uint32_t slot) noexcept {
     CertificateLog::Section section{*log_};
     const bool has_no_slot = slot == kNoSlot && slotless_ > 0;
     if (!has_no_slot && !is_live(slot)) return false;
-    section.append(Finished{.slot = slot, .zero = 0});
+    section.append(FinishedRecord{.slot = slot, .zero = 0});
     if (has_no_slot) {
       --slotless_;
       waiting_.fetch_sub(1);
@@ -174,9 +175,9 @@ void ServingState::unlink(std::uint32_t slot) noexcept {
 // one record as a rule.
 void ServingState::record_tokens(CertificateLog::Section& section,
                                  std::span<const std::uint32_t> slots) noexcept {
-  constexpr std::uint32_t kBits = Tokens::kBitmapBytes * 8;
+  constexpr std::uint32_t kBits = TokensRecord::kBitmapBytes * 8;
   for (std::uint32_t first = 0; first < kSlots; first += kBits) {
-    Tokens record{.first_slot = first, .count = 0, .bitmap = {}};
+    TokensRecord record{.first_slot = first, .count = 0, .bitmap = {}};
     for (const std::uint32_t slot : slots) {
       if (!is_live(slot) || slot < first || slot - first >= kBits) continue;
       std::uint8_t& byte = record.bitmap[(slot - first) / 8];

@@ -1,7 +1,8 @@
 #include "slo/upper_bound.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "slo/conformal_rank.h"
 
 namespace rose::slo {
 
@@ -15,9 +16,8 @@ void UpperBound::add(double sample) noexcept {
 }
 
 std::optional<double> UpperBound::bound() const noexcept {
-  const auto count = static_cast<double>(ordered_.size());
-  // In doubles 0.99 * 100 exceeds 99; subtracting a tiny number keeps the intended rank.
-  const double rank = std::ceil((count + 1) * (1 - epsilon_) - 1e-9);
+  const auto count = static_cast<std::uint32_t>(ordered_.size());
+  const double rank = conformal_rank(count, epsilon_);
   if (rank < 1 || rank > count) return std::nullopt;
   return ordered_[static_cast<std::size_t>(rank) - 1];
 }

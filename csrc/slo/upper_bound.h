@@ -8,9 +8,8 @@
 
 namespace rose::slo {
 
-// The split-conformal quantile of the last `window` samples (arXiv 2107.07511). If all orders of n
-// samples and the next one are equally likely, the next one exceeds the k-th smallest with
-// probability 1 - k / (n + 1). With fewer than 1 / epsilon - 1 samples there is no bound.
+// The split-conformal quantile (conformal_rank.h) of the last `window` samples. With fewer than
+// 1 / epsilon - 1 samples there is no bound.
 //
 // One thread at a time.
 class UpperBound {

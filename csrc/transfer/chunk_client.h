@@ -44,11 +44,12 @@ struct ChunkClientStats {
 //
 // 1. Each want of fetch() has one arrival, or ends by one error of next(), or by cancel().
 // 2. A frame arrives whole or not at all; when a connection breaks, its missing frames are
-//    requested on another one. When none is left, all are opened once more; then it is an error.
+//    requested on another one. When no connection is left, all are opened once more; losing
+//    them all again before a frame has arrived is an error.
 // 3. After its arrival, its error, or the return of cancel() or close(), a room is not touched.
 // 4. Every wait ends: a stream with requests is lost if no byte moves for timeout_ns, or if a frame
-//    takes longer than that plus its bytes at 16 KiB/s. Its requests go to the others, and it is
-//    opened again only after something has come.
+//    takes longer than that plus its bytes at 16 KiB/s. Its requests go to the other streams, and
+//    it is opened again only after something has arrived.
 class ChunkClient {
  public:
   // Resolves the host and starts the thread; the first fetch() connects.
@@ -61,9 +62,9 @@ class ChunkClient {
   // Requests further chunks. InvalidArgument, with nothing requested, for an invalid key or room,
   // or for a key already requested; Unavailable after close().
   Status fetch(std::vector<Want> wants) noexcept;
-  // The next arrival, in any order; nothing if no request is open. DeadlineExceeded if `timeout_ns`
-  // passes, or by the server's fault: then, as after Unavailable and Corrupt, all requests are
-  // given up. If only the caller's timeout passed, none is.
+  // The next arrival, in any order; nothing if no request is open. Unavailable, Corrupt, or
+  // DeadlineExceeded because the server was too slow: all requests are given up. DeadlineExceeded
+  // because `timeout_ns` passed: no request is given up.
   Result<std::optional<Arrival>> next(Nanoseconds timeout_ns) noexcept;
   // Gives up all requests and untaken arrivals; a waiting next() returns Unavailable. The client
   // remains usable.

@@ -53,7 +53,7 @@ class ChunkPeer {
   Moved serve(Nanoseconds now_ns, std::size_t allowance) noexcept;
   // Answers each request whose chunk has arrived, was refused, or is overdue.
   void settle(Nanoseconds now_ns) noexcept;
-  // When it must be checked even without an event.
+  // Time at which it must be checked even without an event.
   Nanoseconds deadline_ns() const noexcept;
   // Closes it after its deadline; `settle` answers parked requests first.
   void expire(Nanoseconds now_ns) noexcept;
@@ -86,7 +86,7 @@ class ChunkPeer {
   void answer(const ChunkKey& key, const ShelfAnswer& found) noexcept;
   std::size_t write(Nanoseconds now_ns, std::size_t allowance) noexcept;
   void drop_sent(std::size_t nbytes) noexcept;
-  // When it is closed for being too slow.
+  // Time at which it is closed for being too slow.
   Nanoseconds over_ns() const noexcept;
   std::size_t asks() const noexcept { return output_.size() + parked_.size(); }
   bool may_read() const noexcept {

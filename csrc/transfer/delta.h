@@ -20,7 +20,7 @@ constexpr bool is_block_elements(std::uint64_t elements) noexcept {
   return elements == kBlockElementsDense || elements == kBlockElementsMax;
 }
 
-// kStrat occurs only on links: the functions of this file neither read nor write it.
+// kStrat occurs only in the wire encoding: the functions of this file neither read nor write it.
 enum class Kind : std::uint32_t { kEmpty = 0, kGap = 1, kRaw = 2, kBitmap = 3, kStrat = 4 };
 
 // One block's row in the table. In a received table `kind` may be outside Kind.

@@ -9,7 +9,8 @@ namespace rose::transfer {
 
 // Reads all of a delta. If it is ok, every position and offset that a reader computes from it is
 // inside its block, and no size exceeds its width (docs/protocol.md, "Reading it"). Otherwise
-// Corrupt, naming the block. A delta with STRAT blocks, which are for links only, is not ok.
+// Corrupt, naming the block. A delta with STRAT blocks, which only the wire encoding has, is not
+// ok.
 Status check_delta(const DeltaView& delta) noexcept;
 
 // Checks the sizes of all blocks, and the content of those in `range`. For readers of parts of a

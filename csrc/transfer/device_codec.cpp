@@ -100,7 +100,7 @@ Result<CodecPtr> DeviceCodec::create(driver::DevicePtr device) noexcept {
   const std::pair<const char*, std::shared_ptr<const KernelLibrary>*> places[]{
       {"delta_pack", &libraries.delta_pack}, {"delta_apply", &libraries.delta_apply},
       {"topk_pack", &libraries.topk_pack},   {"topk_unpack", &libraries.topk_unpack},
-      {"digest", &libraries.digest},
+      {"digest", &libraries.digest},         {"payload_gather", &libraries.payload_gather},
   };
   for (const auto& [name, place] : places) {
     auto library = KernelLibrary::create(device, name);
@@ -123,6 +123,7 @@ Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
       {*libraries.topk_pack, "topk_histogram_kernel", codec->topk_histogram_},
       {*libraries.topk_pack, "topk_threshold_kernel", codec->topk_threshold_},
       {*libraries.digest, "digest_kernel", codec->digest_},
+      {*libraries.payload_gather, "payload_gather_kernel", codec->payload_gather_},
   };
   for (const auto& [library, name, place] : kernels) {
     const Result<CUkernel> kernel = library.kernel(name);
@@ -242,6 +243,25 @@ Status DeviceCodec::digest(const kernels::DigestParams& params, CUstream stream)
   ROSE_TRY(check_first_index(params.first_index, params.width));
   const driver::Grid grid = persistent_grid(params.count, kernels::kDigestThreads, 1);
   return libraries_.digest->launch(digest_, grid, stream, params);
+}
+
+Status DeviceCodec::payload_gather(const kernels::PayloadGatherParams& params,
+                                   CUstream stream) const noexcept {
+  if (params.blocks == 0) return {};
+  ROSE_TRY(check_addresses({{"entries", params.entries},
+                            {"offsets", params.offsets},
+                            {"starts", params.starts},
+                            {"arena", params.arena},
+                            {"payload", params.payload}}));
+  const std::uint64_t blocks =
+      ceil_div(params.blocks, std::uint64_t{kernels::kGatherThreads / kernels::kWarp});
+  if (blocks > driver::kBlocksMax) {
+    return Status::invalid_argument("blocks is " + std::to_string(params.blocks) +
+                                    ": one launch takes less than 2^34 delta blocks");
+  }
+  const driver::Grid grid{.blocks = static_cast<unsigned>(blocks),
+                          .threads = kernels::kGatherThreads};
+  return libraries_.payload_gather->launch(payload_gather_, grid, stream, params);
 }
 
 }  // namespace rose::transfer

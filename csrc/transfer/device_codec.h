@@ -8,6 +8,7 @@
 #include "kernels/delta_apply.h"
 #include "kernels/delta_pack.h"
 #include "kernels/digest.h"
+#include "kernels/payload_gather.h"
 #include "kernels/topk_pack.h"
 #include "kernels/topk_unpack.h"
 
@@ -28,6 +29,7 @@ class DeviceCodec {
     std::shared_ptr<const driver::KernelLibrary> topk_pack;
     std::shared_ptr<const driver::KernelLibrary> topk_unpack;
     std::shared_ptr<const driver::KernelLibrary> digest;
+    std::shared_ptr<const driver::KernelLibrary> payload_gather;
   };
 
   // Loads the kernels of this build on the device. Unavailable if the build has none.
@@ -40,6 +42,7 @@ class DeviceCodec {
   Status topk_histogram(const kernels::TopkHistogramParams& params, CUstream stream) const noexcept;
   Status topk_threshold(const kernels::TopkThresholdParams& params, CUstream stream) const noexcept;
   Status digest(const kernels::DigestParams& params, CUstream stream) const noexcept;
+  Status payload_gather(const kernels::PayloadGatherParams& params, CUstream stream) const noexcept;
 
  private:
   DeviceCodec() noexcept = default;
@@ -59,6 +62,7 @@ class DeviceCodec {
   CUkernel topk_histogram_{nullptr};
   CUkernel topk_threshold_{nullptr};
   CUkernel digest_{nullptr};
+  CUkernel payload_gather_{nullptr};
   unsigned multiprocessors_{0};
 };
 

@@ -24,19 +24,19 @@ Entry keep(const BlockView& block, std::uint32_t* out) noexcept {
 
 // Encodes blocks for the wire. One thread uses it.
 template <ElementBits T>
-class LinkPacker {
+class StratPacker {
  public:
   static constexpr std::uint64_t words_max(const BlockView& block) noexcept {
     return block.entry.words;
   }
 
-  static Result<LinkPacker> create(std::uint32_t elements, const T* weights, bool is_after,
-                                   const StratOptions& options) noexcept {
+  static Result<StratPacker> create(std::uint32_t elements, const T* weights, bool is_after,
+                                    const StratOptions& options) noexcept {
     auto room = ChangesRoom<T>::create(elements);
     if (!room.ok()) return room.status();
     auto encoder = StratEncoder<T>::create(elements, options.rule, options.isa);
     if (!encoder.ok()) return encoder.status();
-    return LinkPacker{room.take(), encoder.take(), weights, is_after};
+    return StratPacker{room.take(), encoder.take(), weights, is_after};
   }
 
   Fault recode(const BlockView& block, std::uint32_t* out, Entry& entry) noexcept {
@@ -54,7 +54,8 @@ class LinkPacker {
   }
 
  private:
-  LinkPacker(ChangesRoom<T> room, StratEncoder<T> encoder, const T* weights, bool is_after) noexcept
+  StratPacker(ChangesRoom<T> room, StratEncoder<T> encoder, const T* weights,
+              bool is_after) noexcept
       : room_{std::move(room)},
         encoder_{std::move(encoder)},
         weights_{weights},
@@ -68,20 +69,20 @@ class LinkPacker {
 
 // Decodes blocks so that they can be applied. One thread uses it.
 template <ElementBits T>
-class LinkUnpacker {
+class StratUnpacker {
  public:
   static constexpr std::uint64_t words_max(const BlockView& block) noexcept {
     const bool is_kept = block.entry.kind != Kind::kStrat;
     return is_kept ? block.entry.words : raw_words(block.elements, kWidth<T>);
   }
 
-  static Result<LinkUnpacker> create(std::uint32_t elements, const T* base,
-                                     const StratOptions& options) noexcept {
+  static Result<StratUnpacker> create(std::uint32_t elements, const T* base,
+                                      const StratOptions& options) noexcept {
     auto decoder = StratDecoder<T>::create(elements, options.rule, options.isa);
     if (!decoder.ok()) return decoder.status();
     auto scratch = EncodeScratch::create(elements, options.isa);
     if (!scratch.ok()) return scratch.status();
-    return LinkUnpacker{decoder.take(), scratch.take(), base};
+    return StratUnpacker{decoder.take(), scratch.take(), base};
   }
 
   Fault recode(const BlockView& block, std::uint32_t* out, Entry& entry) noexcept {
@@ -105,7 +106,7 @@ class LinkUnpacker {
   }
 
  private:
-  LinkUnpacker(StratDecoder<T> decoder, EncodeScratch scratch, const T* base) noexcept
+  StratUnpacker(StratDecoder<T> decoder, EncodeScratch scratch, const T* base) noexcept
       : decoder_{std::move(decoder)}, scratch_{std::move(scratch)}, base_{base} {}
 
   StratDecoder<T> decoder_;
@@ -218,16 +219,16 @@ Result<RecodedDelta> strat_pack(const DeltaView& delta, std::span<const T> weigh
                                 const StratOptions& options) noexcept {
   ROSE_TRY(check_recoded(delta, weights.size(), kWidth<T>, options));
   return recode(delta, options.threads, [&](std::uint32_t elements) noexcept {
-    return LinkPacker<T>::create(elements, weights.data(), is_after, options);
+    return StratPacker<T>::create(elements, weights.data(), is_after, options);
   });
 }
 
 template <ElementBits T>
-Result<RecodedDelta> strat_unpack(const DeltaView& link, std::span<const T> base,
+Result<RecodedDelta> strat_unpack(const DeltaView& encoded, std::span<const T> base,
                                   const StratOptions& options) noexcept {
-  ROSE_TRY(check_recoded(link, base.size(), kWidth<T>, options));
-  return recode(link, options.threads, [&](std::uint32_t elements) noexcept {
-    return LinkUnpacker<T>::create(elements, base.data(), options);
+  ROSE_TRY(check_recoded(encoded, base.size(), kWidth<T>, options));
+  return recode(encoded, options.threads, [&](std::uint32_t elements) noexcept {
+    return StratUnpacker<T>::create(elements, base.data(), options);
   });
 }
 

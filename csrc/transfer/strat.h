@@ -1,5 +1,5 @@
-// Deltas for a link: recodes blocks as STRAT if that takes fewer words, and back. docs/protocol.md,
-// "STRAT".
+// The wire encoding of deltas: recodes blocks as STRAT if that takes fewer words, and back.
+// docs/protocol.md, "STRAT".
 #pragma once
 
 #include <cstdint>
@@ -32,10 +32,10 @@ template <ElementBits T>
 Result<RecodedDelta> strat_pack(const DeltaView& delta, std::span<const T> weights, bool is_after,
                                 const StratOptions& options) noexcept;
 
-// `base` is the delta's base. The link is not trusted: it is read whole, or Corrupt names the
+// `base` is the delta's base. `encoded` is not trusted: it is read whole, or Corrupt names the
 // invalid block. With a wrong base, either happens.
 template <ElementBits T>
-Result<RecodedDelta> strat_unpack(const DeltaView& link, std::span<const T> base,
+Result<RecodedDelta> strat_unpack(const DeltaView& encoded, std::span<const T> base,
                                   const StratOptions& options) noexcept;
 
 }  // namespace rose::transfer

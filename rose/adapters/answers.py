@@ -21,8 +21,8 @@ encode: Final = msgspec.json.encode
 
 
 @dataclass(slots=True)
-class _Said:
-    """What a streamed answer has said of one sequence."""
+class _Streamed:
+    """Part of a sequence that the answer has returned."""
 
     text: StreamedText
     tokens: int = 0
@@ -67,13 +67,13 @@ class Answer(Generic[B]):
     created: int
     identity: str
     tokenizer: Tokenizer | None
-    _said: list[_Said] = field(default_factory=list)
+    _streamed: list[_Streamed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Prepare the text of each sequence."""
         skips = self.body.skip_special_tokens
-        self._said = [
-            _Said(StreamedText(self.tokenizer, skip_special_tokens=skips))
+        self._streamed = [
+            _Streamed(StreamedText(self.tokenizer, skip_special_tokens=skips))
             for _ in self.generation.sequences
         ]
 
@@ -92,7 +92,7 @@ class Answer(Generic[B]):
             head["usage"] = None
         try:
             if isinstance(self.body, ChatBody):
-                for place in range(len(self._said)):
+                for place in range(len(self._streamed)):
                     start = {"role": "assistant", "content": ""}
                     choice = {"index": place, "delta": start, "finish_reason": None}
                     yield _event({**head, "choices": [choice]})
@@ -108,14 +108,14 @@ class Answer(Generic[B]):
     def _pieces(self) -> list[_Piece]:
         """Return what is new of each sequence."""
         pieces = []
-        for place, (said, sequence) in enumerate(
-            zip(self._said, self.generation.sequences, strict=True)
+        for place, (streamed, sequence) in enumerate(
+            zip(self._streamed, self.generation.sequences, strict=True)
         ):
-            start, end, is_last = said.tokens, len(sequence.tokens), sequence.is_over
-            if said.is_over or (start == end and not is_last):
+            start, end, is_last = streamed.tokens, len(sequence.tokens), sequence.is_over
+            if streamed.is_over or (start == end and not is_last):
                 continue
-            text = said.text.add(sequence.tokens[start:end], is_last=is_last)
-            said.tokens, said.is_over = end, is_last
+            text = streamed.text.add(sequence.tokens[start:end], is_last=is_last)
+            streamed.tokens, streamed.is_over = end, is_last
             pieces.append(_Piece(place, start, end, text, is_last))
         return pieces
 
@@ -134,16 +134,20 @@ class Answer(Generic[B]):
         sequences = self.generation.sequences
         prompts = sequences[:: self.body.n or 1]
         read = sum(len(one.ask.prompt) for one in prompts)
-        said = sum(len(one.tokens) for one in sequences)
-        return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+        generated = sum(len(one.tokens) for one in sequences)
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": generated,
+            "total_tokens": read + generated,
+        }
 
     def _choice(self, piece: _Piece, *, is_whole: bool) -> Choice:
         sequence = self.generation.sequences[piece.place]
         choice: Choice = {"index": piece.place}
         if isinstance(self.body, ChatBody):
-            said = {"content": piece.text}
+            content = {"content": piece.text}
             choice["message" if is_whole else "delta"] = (
-                {"role": "assistant", **said} if is_whole else said
+                {"role": "assistant", **content} if is_whole else content
             )
             logprobs = self._chat_logprobs(sequence, piece) if self.body.logprobs else None
         else:

@@ -54,7 +54,7 @@ class _Stream(StreamingResponse):
         self._generation = answer.generation
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Stream until all was said or the client has gone."""
+        """Stream until the answer is complete or the client has gone."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -92,8 +92,8 @@ def rollout_app(
 
 
 def _add_errors(app: FastAPI, service: RolloutService) -> None:
-    def answer(status: int, said: str, there: dict[int, int] | None = None) -> Response:
-        return Json(error_body(status, said, there), status, headers_of(status))
+    def answer(status: int, message: str, there: dict[int, int] | None = None) -> Response:
+        return Json(error_body(status, message, there), status, headers_of(status))
 
     async def invalid(_: Request, error: Exception) -> Response:
         found = error.errors() if isinstance(error, RequestValidationError) else []
@@ -101,8 +101,8 @@ def _add_errors(app: FastAPI, service: RolloutService) -> None:
 
     async def http(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        said = str(getattr(error, "detail", error))
-        made = answer(status, said)
+        message = str(getattr(error, "detail", error))
+        made = answer(status, message)
         made.headers.update(getattr(error, "headers", None) or {})
         return made
 

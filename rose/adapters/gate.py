@@ -20,7 +20,7 @@ _NO_TOKENS: Final = ((), (), ())
 
 
 class GatedWorker:
-    """A worker of the service that returns turns with other versions, and holds turns in a pause.
+    """A worker of the service; returns turns whose versions it lacks, and holds turns in a pause.
 
     The scheduler's core places turns without regard to either. A returned turn is INTERRUPTED, so
     the core places it elsewhere. The loop's thread only.

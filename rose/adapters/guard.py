@@ -49,17 +49,17 @@ def status_of(error: RoseError) -> int:
     return 503
 
 
-def error_body(status: int, said: str, there: dict[int, int] | None = None) -> dict[str, Any]:
+def error_body(status: int, message: str, there: dict[int, int] | None = None) -> dict[str, Any]:
     """Return an error as OpenAI's clients read it.
 
     Args:
         status: HTTP status.
-        said: one sentence.
+        message: one sentence.
         there: workers by version, if the error is about versions.
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     error: dict[str, Any] = {
-        "message": printable("message", said),
+        "message": printable("message", message),
         "type": kind,
         "param": None,
         "code": status,
@@ -79,10 +79,10 @@ def headers_of(status: int) -> dict[str, str]:
 class _Refused(Exception):
     """A request that no route sees."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
-        self.said = said
+        self.message = message
 
 
 class Guard:
@@ -172,7 +172,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 async def _refuse(send: Send, refused: _Refused) -> None:
-    body = msgspec.json.encode(error_body(refused.status, refused.said))
+    body = msgspec.json.encode(error_body(refused.status, refused.message))
     # The rest of a refused body is not read, so the connection cannot be used again.
     headers = {
         "content-type": "application/json",

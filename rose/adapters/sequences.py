@@ -42,8 +42,8 @@ def seed_of(seed: int | None, place: int, draw: random.Random) -> int:
     """
     if seed is None:
         return draw.getrandbits(8 * _SEED_BYTES)
-    said = f"{seed}/{place}".encode()
-    return int.from_bytes(blake2b(said, digest_size=_SEED_BYTES).digest(), "little")
+    text = f"{seed}/{place}".encode()
+    return int.from_bytes(blake2b(text, digest_size=_SEED_BYTES).digest(), "little")
 
 
 class SequenceInFlight:

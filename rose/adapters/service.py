@@ -26,7 +26,7 @@ from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.turns import Capabilities
 from rose.scheduler.worker import Worker, WorkerEvent
 
-# Versions are each request's business here, so no batch of a version is ever full.
+# Each request chooses its versions here, so no version's batch ever fills.
 _SETTINGS: Final = SchedulerSettings(batch_trajectories=1 << 20)
 
 
@@ -140,7 +140,7 @@ class RolloutService:
             is_closed=self._paused is not None,
         )
         if worker.number in self._board.gates:
-            raise InvalidArgument(f"worker {worker.number} is there already")
+            raise InvalidArgument(f"worker {worker.number} is registered already")
         self._board.gates[worker.number] = gate
         try:
             await self._scheduler.register(gate, capabilities)

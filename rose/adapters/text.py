@@ -42,7 +42,7 @@ class StreamedText:
         self._skips = skip_special_tokens
         self._ids: list[int] = []
         self._from = 0  # first token that is decoded again, as context of the next ones
-        self._said = 0  # tokens whose text was returned
+        self._returned = 0  # tokens whose text was returned
 
     def add(self, tokens: Sequence[int], *, is_last: bool) -> str:
         """Return the text that new tokens add.
@@ -52,12 +52,12 @@ class StreamedText:
         if self._tokenizer is None:
             return ""
         self._ids += tokens
-        before = self._decode(self._ids[self._from : self._said])
+        before = self._decode(self._ids[self._from : self._returned])
         now = self._decode(self._ids[self._from :])
         if now.endswith(_PARTIAL) and not is_last:
             return ""
-        self._said = len(self._ids)
-        self._from = max(self._from, self._said - _BEFORE)
+        self._returned = len(self._ids)
+        self._from = max(self._from, self._returned - _BEFORE)
         return now[len(before) :]
 
     def _decode(self, ids: Sequence[int]) -> str:

@@ -26,8 +26,8 @@ _LOGPROB: Final = -5.545177444479562  # ln(1 / VOCABULARY): every token is as li
 
 def trial_token(seed: int, place: int, version: int) -> int:
     """Return the token at a place of a context, counted from 0, for a seed and weights."""
-    said = f"{seed} {place} {version}".encode()
-    return blake2b(said, digest_size=1).digest()[0]
+    text = f"{seed} {place} {version}".encode()
+    return blake2b(text, digest_size=1).digest()[0]
 
 
 class TrialWorker(Closing):
@@ -63,7 +63,7 @@ class TrialWorker(Closing):
         self._report = on_event
         self._clock = clock or BootClock()
         self._lock = threading.RLock()  # guards all below, and the order of events
-        self._turns: dict[int, tuple[TurnRequest, int]] = {}  # with the tokens said of each
+        self._turns: dict[int, tuple[TurnRequest, int]] = {}  # with the tokens generated of each
         self._epoch = 0
         self._is_granted = False
         self._is_closed = False
@@ -106,25 +106,25 @@ class TrialWorker(Closing):
             if self._is_granted and request.grant_epoch == self._epoch:
                 self._turns[request.trajectory] = request, 0
             else:
-                self._say(request, 0, (), TurnEnd.INTERRUPTED)
+                self._send(request, 0, (), TurnEnd.INTERRUPTED)
 
     def stop_turn(self, trajectory: int) -> None:
         """Give one turn back."""
         with self._lock:
             if (turn := self._turns.pop(trajectory, None)) is not None:
-                self._say(*turn, (), TurnEnd.INTERRUPTED)
+                self._send(*turn, (), TurnEnd.INTERRUPTED)
 
     def step(self) -> None:
         """Generate a token of each turn."""
         with self._lock:
-            for request, said in tuple(self._turns.values()):
-                token = trial_token(request.seed, len(request.prompt) + said, self.version)
-                is_over = said + 1 == request.max_new_tokens or token in request.stop_tokens
+            for request, generated in tuple(self._turns.values()):
+                token = trial_token(request.seed, len(request.prompt) + generated, self.version)
+                is_over = generated + 1 == request.max_new_tokens or token in request.stop_tokens
                 if is_over:
                     del self._turns[request.trajectory]
                 else:
-                    self._turns[request.trajectory] = request, said + 1
-                self._say(request, said, (token,), TurnEnd.FINISHED if is_over else None)
+                    self._turns[request.trajectory] = request, generated + 1
+                self._send(request, generated, (token,), TurnEnd.FINISHED if is_over else None)
 
     def close(self) -> None:
         """Stop generating."""
@@ -138,10 +138,10 @@ class TrialWorker(Closing):
             self._clock.sleep(self.step_s)
             self.step()
 
-    def _say(
-        self, of: TurnRequest, said: int, tokens: tuple[int, ...], end: TurnEnd | None
+    def _send(
+        self, of: TurnRequest, generated: int, tokens: tuple[int, ...], end: TurnEnd | None
     ) -> None:
-        where = of.trajectory, of.turn, of.grant_epoch, of.first_token + said
+        where = of.trajectory, of.turn, of.grant_epoch, of.first_token + generated
         logprobs = (_LOGPROB,) * len(tokens)
         versions = (self.version,) * len(tokens)
         self._report(TurnOutput(self.number, *where, tokens, logprobs, versions, end))

@@ -39,7 +39,7 @@ class WeightUpdates:
         """Take an update. Outside of a started version it is a version of its own.
 
         Returns:
-            The version, if this update was all of it.
+            The version, if this update is a whole one; None within a started version.
         """
         if self._infos is not None:
             self._infos.append(info)

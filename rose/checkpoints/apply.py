@@ -147,7 +147,7 @@ def _check(
         delta.delta(chunk, tiling.tiles[chunk.tile])
         fresh[chunk.tile] = delta.ends(chunk, undo=undo)[1]
     if found.total_with(fresh) != totals[not undo]:
-        raise CorruptData(f"{delta.path} cannot be used: its chunks do not lead to its digest")
+        raise CorruptData(f"{delta.path} is damaged: its chunks do not add up to its digest")
 
 
 def _change(tiles: LiveTiles, tiling: Tiling, delta: DeltaFile, *, undo: bool) -> None:
@@ -173,7 +173,7 @@ def _change(tiles: LiveTiles, tiling: Tiling, delta: DeltaFile, *, undo: bool) -
             if not is_moved(chunk, undo=undo):
                 name = tiling.place(chunk.tile).tensor
                 raise CorruptData(
-                    f"{delta.path} cannot be used: a tile of {name!r} gets another digest"
+                    f"{delta.path} is damaged: a tile of {name!r} does not get the listed digest"
                 )
         tiles.flush()
         back.pop_all()

@@ -107,7 +107,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 @contextmanager
 def written(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; it becomes `path` once the block ends well.
+    """Yield a temporary path beside `path`; rename it to `path` if the block succeeds.
 
     Raises:
         InvalidArgument: the file cannot be written; nothing is left behind.

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from rose.checkpoints.change_counts import ChangeCounts, Counts
 from rose.checkpoints.checkpoint import THREADS, Advance, Checkpoint
+from rose.checkpoints.dtype_counts import Counts, DtypeCounts
 from rose.checkpoints.safetensors_file import Units
 from rose.checkpoints.tensors import StoredTensor
 from rose.checkpoints.tiling import plain_tiling
@@ -77,7 +77,7 @@ class Inspection:
     """
 
     tensors: tuple[TensorChange, ...]
-    counts: Mapping[str, ChangeCounts]
+    counts: Mapping[str, DtypeCounts]
     only_old: tuple[str, ...]
     only_new: tuple[str, ...]
     unlike: tuple[tuple[str, str, str], ...]
@@ -125,7 +125,7 @@ def inspect(old: Checkpoint, new: Checkpoint, *, advance: Advance) -> Inspection
         )
     compress = _zstandard()
     codecs = [one for one in CODECS if one != GAP_XOR_ZSTD or compress is not None]
-    counts = {one.dtype: ChangeCounts(one.dtype) for one in stored}
+    counts = {one.dtype: DtypeCounts(one.dtype) for one in stored}
     rules: dict[str, ClassRule | None] = {}
     changed = dict.fromkeys((one.name for one in stored), 0)
     nbytes = {one.name: {**dict.fromkeys(codecs, 0), DENSE: one.nbytes} for one in stored}

@@ -151,8 +151,8 @@ def _opened(path: Path) -> BinaryIO:
     try:
         if path.is_symlink() or path.stat().st_nlink > 1:
             raise InvalidArgument(
-                f"{path} is a link: a change would reach every name of the file; "
-                f"name a copy that has one name only"
+                f"{path} is a link, so a change in place would also change the files linked to it: "
+                f"pass a copy"
             )
         return path.open("r+b")
     except OSError as error:

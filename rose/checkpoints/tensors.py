@@ -66,7 +66,7 @@ class StoredTensor:
 
     @property
     def stored(self) -> StoredDtype:
-        """Return its element type."""
+        """The storage format of its dtype."""
         return STORED_DTYPES[self.dtype]
 
     @property

@@ -135,8 +135,8 @@ def planned_tiling(plan: Plan, tensors: Iterable[StoredTensor]) -> Tiling:
     for tile in plan.tiles:
         if 8 * stored[tile.tensor].stored.unit_bytes != tile.width:
             raise InvalidArgument(
-                f"{tile.tensor} has the dtype {stored[tile.tensor].dtype}, "
-                f"but {tile.dtype} in the plan"
+                f"{tile.tensor} must have the dtype {tile.dtype} of the plan, "
+                f"got {stored[tile.tensor].dtype}"
             )
     places = [TilePlace(one.tensor, stored[one.tensor].shape, one.region) for one in plan.tiles]
     return Tiling(Tiles(plan.counts, plan.widths, plan.layout_id), places)

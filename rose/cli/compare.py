@@ -143,7 +143,7 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     if not seconds > 0:
         raise InvalidArgument(f"--seconds must be > 0, not {seconds:g}")
     if noise is not None and not virtual:
-        raise InvalidArgument("--noise is of virtual time: real engines have their own")
+        raise InvalidArgument("--noise needs --virtual: real engines have noise of their own")
     # Refuses invalid targets early.
     slo = SLO(
         ttft_ms=500.0 if ttft_ms is None else ttft_ms, tpot_ms=25.0 if tpot_ms is None else tpot_ms

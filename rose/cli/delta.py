@@ -82,12 +82,12 @@ def make(old: Path, new: Path, out: Path) -> None:
     one, other = open_checkpoint(old), open_checkpoint(new)
     with progress("packing", one.nbytes) as advance:
         manifest = make_delta_file(one, other, out, advance=advance)
-    _say(
+    _print_line(
         f"{out}: {size_text(out.stat().st_size)}, {density(out.stat().st_size, other.nbytes)} of "
         f"{size_text(other.nbytes)}; {manifest.changed:,} elements change"
     )
     if _files(one) != _files(other):
-        _say(f"It changes tensors only: names or headers of the files differ in {new}.")
+        _print_line(f"It changes tensors only: names or headers of the files differ in {new}.")
 
 
 def _files(checkpoint: Checkpoint) -> tuple[object, ...]:
@@ -132,11 +132,11 @@ def _apply(path: Path, file: Path, out: Path | None, *, in_place: bool, undo: bo
     opened = DeltaFile(file)
     with progress("checking", checkpoint.nbytes) as advance:
         copied, left = apply_delta(checkpoint, opened, out=out, undo=undo, advance=advance)
-    _say(f"{path}: changed in place" if out is None else f"{out}: written")
+    _print_line(f"{path}: changed in place" if out is None else f"{out}: written")
     if copied:
-        _say(f"copied from {path}, as no delta has them: {', '.join(copied)}")
+        _print_line(f"copied from {path}, as no delta has them: {', '.join(copied)}")
     if left:
-        _say(f"not copied: {', '.join(left)}")
+        _print_line(f"not copied: {', '.join(left)}")
 
 
 @delta.command(name="verify")
@@ -154,10 +154,10 @@ def verify(ctx: click.Context, checkpoint: Path, file: Path) -> None:
     with progress("verifying", opened.nbytes) as advance:
         identity = identify(opened, delta_file, advance=advance)
     standing = _STANDINGS[identity.not_base is None, identity.not_target is None]
-    _say(f"{checkpoint} is {standing} of {file}.")
+    _print_line(f"{checkpoint} is {standing} of {file}.")
     if standing == _NEITHER:
         for sentence in _reasons(identity):
-            _say(sentence)
+            _print_line(sentence)
         ctx.exit(_EXIT_NEITHER)
 
 
@@ -175,5 +175,5 @@ def _reasons(identity: Identity) -> list[str]:
     return lines
 
 
-def _say(sentence: str) -> None:
+def _print_line(sentence: str) -> None:
     Console(highlight=False).print(printable(sentence), markup=False, soft_wrap=True)

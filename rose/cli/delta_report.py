@@ -4,7 +4,7 @@ from typing import Final
 
 from rich.console import Console
 
-from rose.checkpoints.change_counts import ChangeCounts
+from rose.checkpoints.dtype_counts import DtypeCounts
 from rose.checkpoints.inspection import (
     COORDINATES,
     DENSE,
@@ -112,7 +112,7 @@ def steps(inspection: Inspection) -> list[tuple[str, tuple[str, ...], tuple[str,
     return found
 
 
-def _step_unit(counts: ChangeCounts) -> str:
+def _step_unit(counts: DtypeCounts) -> str:
     """Return the unit of a step: a unit in the last place for floats."""
     return "ULP" if counts.has_exponents else "units"
 

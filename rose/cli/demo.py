@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import click
+import torch  # noqa: F401 - before msgspec, so that a refusal names the extra of the demo
 from rich.console import Console
 
 from rose._core import CudaDriver

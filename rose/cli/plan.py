@@ -178,7 +178,7 @@ def plan(
 
 def _bytes(option: str, gib: float) -> int:
     if not math.isfinite(gib):
-        raise InvalidArgument(f"{option} of {gib} is not a valid size")
+        raise InvalidArgument(f"{option} must be a finite number of GiB, got {gib}")
     return int(gib * GIB)
 
 

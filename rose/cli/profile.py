@@ -126,5 +126,5 @@ def _check_times(seconds: float, every_s: float) -> None:
 
 def _bytes(option: str, gib: float) -> int:
     if not (math.isfinite(gib) and 0 <= gib <= 1 << 20):
-        raise InvalidArgument(f"{option} of {gib:g} is not a valid size")
+        raise InvalidArgument(f"{option} must be from 0 to {1 << 20} GiB, got {gib:g}")
     return int(gib * GIB)

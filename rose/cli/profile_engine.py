@@ -97,7 +97,7 @@ def token_bytes(model: str) -> int:
             shape = find_model(model.rsplit("/", 1)[-1].removesuffix("-Instruct"))
         except InvalidArgument:
             raise InvalidArgument(
-                f"the engine serves '{model}', of which rose knows no shape; give --kv-gib, or "
+                f"the engine serves '{model}', whose shape rose does not know; give --kv-gib, or "
                 f"--model with a config.json"
             ) from None
     groups = shape.groups(block_tokens=1, kv=_BF16, tp=1)

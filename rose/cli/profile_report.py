@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rose.demo.numbers import duration, number, percent, percentile, plain, print_rows, ratio
-from rose.scheduler.broker import Broker, Move, Observation, ServingDevice, Unread
+from rose.scheduler.broker import Broker, LoanChange, Observation, ServingDevice, Unread
 from rose.slo import SLO
 from rose.units import GIB, MS_PER_S
 
@@ -93,8 +93,8 @@ def lent_row(measured: Measured, slo: SLO) -> dict[str, Any]:
     for s, size in held:
         run_s = run_s + s if size else 0.0
         longest_s = max(longest_s, run_s)
-    taken = sum(one.move in {Move.SHRINK, Move.END} for _, one in decisions)
-    kept = {Move.SHRINK, Move.END, Move.REFUSE}
+    taken = sum(one.move in {LoanChange.SHRINK, LoanChange.END} for _, one in decisions)
+    kept = {LoanChange.SHRINK, LoanChange.END, LoanChange.REFUSE}
     reasons = Counter(_kind(one.why) for _, one in decisions if one.move in kept)
     common = sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:_REASONS_MAX]
     return {

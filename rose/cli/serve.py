@@ -69,9 +69,9 @@ async def _join_node(service: RolloutService, path: Path, parts: ExitStack) -> N
     from rose.scheduler.remote import RemoteWorker  # noqa: PLC0415 (gRPC reads the variable)
 
     try:
-        said: Any = json.loads(read_named(path, _LINE_BYTES_MAX))
-        number, can = said["worker"], capabilities_of(said)
-        address, token = str(said["address"]), str(said["token"])
+        document: Any = json.loads(read_named(path, _LINE_BYTES_MAX))
+        number, can = document["worker"], capabilities_of(document)
+        address, token = str(document["address"]), str(document["token"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgument(
             f"{path} must hold the line that 'python -m rose.node.worker' writes: {error}"

@@ -152,7 +152,8 @@ def _chosen(scenario: Scenario, arm_names: str | None, seed_count: int | None) -
     if seed_count is not None:
         if not 0 < seed_count <= len(scenario.seeds):
             raise InvalidArgument(
-                f"--seeds {seed_count}: {scenario.name} has {len(scenario.seeds)}; give 1 to that"
+                f"--seeds must be 1 to {len(scenario.seeds)}, the seeds of {scenario.name}, "
+                f"got {seed_count}"
             )
         scenario = replace(scenario, seeds=scenario.seeds[:seed_count])
     if arm_names is None:

@@ -124,7 +124,7 @@ class WatchedDevice:
         self._socket_path = socket_path
         self._clock = clock
         self._ledger, self._reported = ask_device(socket_path, AskLedger(), timeout_s=_PATIENCE_S)
-        self._said_ns = clock.now_ns()
+        self._reported_ns = clock.now_ns()
 
     @property
     def pid(self) -> int:
@@ -135,14 +135,14 @@ class WatchedDevice:
         """Poll the cap; without an answer, the last cap stays until it expires."""
         with suppress(RoseError):
             _, self._reported = ask_device(self._socket_path, AskLedger(), timeout_s=_AGAIN_S)
-            self._said_ns = self._clock.now_ns()
+            self._reported_ns = self._clock.now_ns()
 
     def look(self) -> Group:
         """Draw the ledger, and the last reported cap less the time since then."""
         reported = self._reported
         if reported.cap is not None:
             size_bytes, left_ms = reported.cap
-            left_ms -= (self._clock.now_ns() - self._said_ns) / NS_PER_MS
+            left_ms -= (self._clock.now_ns() - self._reported_ns) / NS_PER_MS
             reported = replace(reported, cap=(size_bytes, left_ms))
         return draw(self._ledger, reported, clock=self._clock)
 

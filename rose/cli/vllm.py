@@ -125,7 +125,7 @@ def _check(options: Sequence[str]) -> None:
     check_supported(_version())
     for name, value in _pairs(options):
         if name in _TAKEN:
-            raise InvalidArgument(f"{name} is rose's own here: remove it")
+            raise InvalidArgument(f"rose sets {name} itself: remove it")
         if name in _SIZES and value != "1":
             raise Unavailable(
                 f"{name} {value}: rose drives one worker, so the {_SIZES[name]} parallel size "

@@ -14,7 +14,7 @@ from rose.demo.environments import ToolWaits
 from rose.demo.governed import GOVERNED, GovernedPair, LeastOfAll
 from rose.demo.record import RlLoopRecord, Slice, StepSamples
 from rose.demo.replay import ArmEngines, CountIn, Replay
-from rose.demo.rl.settings import RolloutSettings
+from rose.demo.rl.settings import RolloutLimits
 from rose.demo.rose_device import RoseDevice
 from rose.demo.schemes import SHARE_ALL, Scheme
 from rose.demo.settings import (
@@ -237,7 +237,7 @@ class Bench:
             TurnFeeder(
                 engine,
                 kind,
-                rollouts=RolloutSettings(
+                rollouts=RolloutLimits(
                     in_flight=_IN_FLIGHT_PER_SEAT * ROLLOUTS,
                     group_size=_GROUP_SIZE,
                     turn_tokens_max=_TURN_TOKENS_MAX,

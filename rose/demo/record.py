@@ -294,7 +294,7 @@ class DecisionRecord:
     """One decision of the broker about the device.
 
     Args:
-        move: name of a `rose.scheduler.broker.Move`.
+        move: name of a `rose.scheduler.broker.LoanChange`.
         cap_bytes: limit of lent memory from then on.
         lent_bytes: memory on loan at that moment.
         why: one sentence.

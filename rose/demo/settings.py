@@ -9,7 +9,7 @@ from typing import Final
 
 from rose.clock import Clock
 from rose.demo.environments import Tokenizer
-from rose.demo.rl.settings import RlLoopSettings, RolloutSettings, TrainerSettings
+from rose.demo.rl.settings import RlLoopSettings, RolloutLimits, TrainerSettings
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import Engine, EngineConfig, Model, kv_geometry, stock_engine
 from rose.engines.transformers.processor import DeviceProcessor
@@ -144,7 +144,7 @@ def rl_loop_settings(*, model: str, seed: int, folder: Path) -> RlLoopSettings:
         seed=seed,
         folder=folder,
         is_background=True,
-        rollouts=RolloutSettings(
+        rollouts=RolloutLimits(
             in_flight=IN_FLIGHT,
             group_size=_GROUP_SIZE,
             turn_tokens_max=24,

@@ -12,7 +12,7 @@ from rose.clock import Clock
 from rose.demo.record import RlLoopRecord
 from rose.demo.rl.rl_loop import BORROWED, RlLoop
 from rose.demo.rl.rollouts import RolloutThread
-from rose.demo.rl.settings import RlLoopSettings, RolloutSettings
+from rose.demo.rl.settings import RlLoopSettings, RolloutLimits
 from rose.demo.rl.trajectory import Trajectory
 from rose.demo.settings import ROLLOUTS
 from rose.engines.transformers import Engine, EngineWorker, LiveWeights, Output
@@ -143,7 +143,7 @@ class TurnFeeder(RolloutLoad):
         engine: Engine,
         kind: WorkerKind,
         *,
-        rollouts: RolloutSettings,
+        rollouts: RolloutLimits,
         wait_s: Callable[[int, int], float],
         seats: int,
         seed: int,

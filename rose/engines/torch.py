@@ -1,13 +1,14 @@
 """Gates inside a torch module: the borrower's step becomes segments of a few layers."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 import torch
 from torch import nn
 
-from rose._core import CudaDevice, CudaGraph
+from rose._core import CudaGraph
 from rose.errors import InvalidArgument
 from rose.executor import RolloutLane
 from rose.memory import DeviceArray, KVArray
@@ -67,7 +68,7 @@ def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callabl
     A gate acts only in the thread inside a `Quantum` of `rollout`, so the same module may serve
     `generate` elsewhere. Works for eager modules and under `torch.compile`, where a gate is a graph
     break: compile after this call, and without `fullgraph`. Hooks do not fire when a CUDA graph is
-    replayed: see `gate_graphs`. On a GPU the forward pass runs in
+    replayed: see `gate_graphs` and `captured_gates`. On a GPU the forward pass runs in
     `rollout.stream` and must not wait for it (`.item()`, `nonzero`): behind a closed gate it would
     wait for serving, and no abort would reach it.
 
@@ -142,14 +143,49 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
     return run
 
 
-def gated_graph(device: CudaDevice, captured: torch.cuda.CUDAGraph) -> CudaGraph:
-    """Return a torch graph with gates, for `StreamGate.launch`.
+@contextmanager
+def captured_gates(
+    rollout: RolloutLane, model: nn.Module, *, every: float, stream: int | None = None
+) -> Iterator[None]:
+    """Put gates between the decoder layers of `model` into the graph that is captured inside.
+
+    Inside the block nobody else runs the model.
 
     Args:
-        device: device of the lane.
-        captured: graph made with `keep_graph=True`; keep it as long as the result.
+        rollout: lane that will launch the graph.
+        model: module whose layers are gated, as by `gate_layers`.
+        every: layers per segment, as for `gate_layers`.
+        stream: handle of the stream under capture; None for the lane's.
+
+    Raises:
+        InvalidArgument: an invalid `every`, or a model without such layers.
+        Unavailable: the lane's gates stop the host; see `RolloutLane.has_stream_gates`.
     """
-    return CudaGraph.instantiate(device, int(captured.raw_cuda_graph()))
+
+    def add(_module: nn.Module, _inputs: object) -> None:
+        rollout.capture_gate(stream)
+
+    handles = [one.register_forward_pre_hook(add) for one in _gated_modules(model, every)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def gated_graph(rollout: RolloutLane, captured: torch.cuda.CUDAGraph) -> CudaGraph:
+    """Return a torch graph with gates, for `RolloutLane.launch`.
+
+    Args:
+        rollout: lane whose gates were captured.
+        captured: graph made with `keep_graph=True`; keep it as long as the result.
+
+    Raises:
+        InvalidArgument: the lane's device is a CPU.
+    """
+    if rollout.device is None:
+        raise InvalidArgument("a lane on a CPU launches no CUDA graphs: run the module itself")
+    return CudaGraph.instantiate(rollout.device, int(captured.raw_cuda_graph()))
 
 
 def as_tensor(array: KVArray, device: torch.device) -> torch.Tensor:

@@ -73,7 +73,7 @@ class LocalBorrower:
             self._is_taken_out = True
             raise DeadlineExceeded(
                 f"the borrower has kept {late_slabs} slabs {self._lease_ttl_ms:g} ms past their "
-                f"deadline and was taken out: its on_revoke must free the blocks of leaving slabs"
+                f"deadline and was removed: its on_revoke must free the blocks of leaving slabs"
             )
 
     def _is_done(self) -> bool:

@@ -45,7 +45,7 @@ class Channel(Closing):
         except OSError as error:
             end.close()
             why = error.strerror or "it took too long"
-            raise Unavailable(f"no device can be reached at {path}: {why}") from error
+            raise Unavailable(f"cannot connect to a device at {path}: {why}") from error
         except InvalidArgument:
             end.close()
             raise

@@ -382,7 +382,7 @@ class CoServing(Closing):
         self._has_serving("a cap on what the device lends")
         if not (size_bytes >= 0 and ttl_ms >= 0):
             raise InvalidArgument(
-                f"a cap of {size_bytes} bytes for {ttl_ms} ms: neither may be below 0"
+                f"size_bytes and ttl_ms must be at least 0, got {size_bytes} and {ttl_ms}"
             )
         with self.safety:
             self.lender.lend_at_most(

@@ -21,7 +21,7 @@ from rose.executor.borrower import Borrower
 from rose.executor.cap import Cap
 from rose.executor.collector import Collector
 from rose.executor.revocation import Cause
-from rose.executor.supply import Supply
+from rose.executor.supply import SupplyGuard
 from rose.memory import KVSpace
 from rose.slo import Policy
 from rose.units import NS_PER_MS, ceil_div
@@ -70,7 +70,7 @@ class Lender:
         self.collector = Collector(
             arbiter=arbiter, serving=serving, gate=gate, log=log, policy=policy, clock=clock
         )
-        self.supply = Supply(
+        self.supply = SupplyGuard(
             arbiter=arbiter,
             serving=serving,
             kv=serving_kv,
@@ -99,7 +99,6 @@ class Lender:
         self.supply.borrower = None
         with self._lock:
             self._leases.clear()
-        self.collector.settle()
 
     @property
     def lendable_slabs(self) -> int:

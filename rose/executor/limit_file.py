@@ -23,7 +23,7 @@ def read_limit(path: Path) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise CorruptData(f"{path} holds no share of the pool from 0 to 1: remove it")
+        raise CorruptData(f"{path} must hold a share of the pool from 0 to 1: remove it")
     return share
 
 

@@ -27,6 +27,9 @@ def ask_device(
                 return LedgerView.open(descriptors[0]), answer
             case Rejected(sentence=sentence):
                 raise Unavailable(sentence)
-        raise CorruptData(f"what listens at {socket_path} is no device of rose")
+        raise CorruptData(
+            f"{socket_path} must be the socket of a rose device, but another program answered: "
+            "check the path"
+        )
     finally:
         close_all(descriptors)

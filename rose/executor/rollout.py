@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import Self
 
-from rose._core import StreamGate, Verdict
+from rose._core import CudaGraph, StreamGate, Verdict
 from rose.compute import BorrowerGate, Gpu
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
@@ -89,6 +90,7 @@ class RolloutLane:
         self._gpu = gpu  # Owns the stream, which work may still use when the device is gone.
         # CUDA stream for all GPU work of the steps; None on a CPU.
         self.stream = None if gpu is None else gpu.rollout.handle
+        self.device = None if gpu is None else gpu.device
         # Copies host bytes into the pool, in that stream.
         self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
         self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
@@ -127,7 +129,7 @@ class RolloutLane:
             self._gate.begin_step()
             verdict = self._gate.pass_(timeout_ms=timeout_ms)
             if verdict == Verdict.PASSED:
-                # The step's preparation waits for its stream, which must not be parked then.
+                # Preparing the step waits for its stream, which must not be parked at a gate then.
                 verdict = self._gate.settle(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
@@ -162,6 +164,56 @@ class RolloutLane:
             StepAborted, Unavailable: like `gate`.
         """
         self._until_passed(self._gate.settle)
+
+    @property
+    def has_stream_gates(self) -> bool:
+        """Whether gates stop the stream, not the host, so that CUDA graphs can contain them."""
+        return isinstance(self._gate, StreamGate)
+
+    def capture_gate(self, stream: int | None = None) -> None:
+        """Add a gate to the graph that `stream` is being captured into, for `launch`.
+
+        Call it between two segments, outside a quantum, before serving starts.
+
+        Args:
+            stream: CUDA stream under capture; None for the lane's.
+
+        Raises:
+            InvalidArgument: the stream is not being captured.
+            Unavailable: the lane's gates stop the host; see `has_stream_gates`.
+        """
+        if self._has_gates:
+            at = self.stream if stream is None else stream
+            self._gate_of_graphs().insert(at or 0)
+
+    def launch(self, graph: CudaGraph) -> None:
+        """Launch a graph with gates in the lane's stream, once its gates may be enqueued.
+
+        The running segment continues in the graph up to its first gate. Such a graph is only
+        launched here: its gates get new numbers each time.
+
+        Args:
+            graph: graph whose gates were captured by this lane; keep it until its work is done.
+
+        Raises:
+            InvalidArgument: the graph has no gate of this lane.
+            StepAborted, Unavailable: like `gate`; after an abort the graph was not launched, or
+                it has run to its end.
+        """
+        if not self._has_gates:
+            graph.launch(self.stream or 0)
+            return
+        self._until_passed(partial(self._gate_of_graphs().launch, graph))
+        if not self.runs_ahead:
+            self.settle()
+
+    def _gate_of_graphs(self) -> StreamGate:
+        if isinstance(self._gate, StreamGate):
+            return self._gate
+        raise Unavailable(
+            "the gates of this lane stop the host, which no graph can contain: capture each "
+            "segment as a graph of its own, and call gate() between two of them"
+        )
 
     def set_launches(self, per_segment: int) -> None:
         """Let the host run ahead of its stream, by as many segments as the launch queue holds.

@@ -11,7 +11,7 @@ from rose.slo.policy import REVOKE_AHEAD_SLABS
 from rose.units import ceil_div
 
 
-class Supply:
+class SupplyGuard:
     """Keeps serving's free blocks and the unowned slabs above its demand D(T).
 
     Serving calls `reclaim`, `foresee`, `recheck`, `load_changed`, `keep_surplus` and
@@ -108,7 +108,7 @@ class Supply:
     # ---- slabs ----------------------------------------------------------------------------------
 
     def reclaim(self, blocks: int) -> None:
-        """Get serving `blocks` more free blocks: unowned slabs first, then from the borrower.
+        """Free `blocks` more blocks for serving: in unowned slabs first, then from the borrower.
 
         Waits at most T for pinned slabs, including those of revocations under way.
         """

@@ -59,7 +59,7 @@ Upload: TypeAlias = HostUpload | StreamUpload
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorRange:
     """Bytes `start` to `stop` of one tensor."""
 
     tensor: int
@@ -97,7 +97,7 @@ class WeightBins:
         self._starts = np.cumsum([0, *sizes])
         self._runs: dict[int, range] = {}
         self._windows: dict[int, KVArray] = {}
-        self._missing: deque[Piece] = deque()
+        self._missing: deque[TensorRange] = deque()
 
     @property
     def size_bytes(self) -> int:
@@ -126,7 +126,7 @@ class WeightBins:
             size = self._rows[place.tensor].nbytes
             for start in range(0, size, self._piece_bytes):
                 stop = min(start + self._piece_bytes, size)
-                self._missing.append(Piece(place.tensor, start, stop))
+                self._missing.append(TensorRange(place.tensor, start, stop))
 
     def fill(self, budget_bytes: int) -> None:
         """Copy missing pieces, at least one, until `budget_bytes` are copied."""
@@ -170,16 +170,16 @@ class WeightBins:
         at, offset = self._place_of[tensor]
         return _part(self._windows[at], offset, offset + self._rows[tensor].nbytes)
 
-    def _copy(self, piece: Piece) -> None:
+    def _copy(self, piece: TensorRange) -> None:
         to = _part(self.window_of(piece.tensor), piece.start, piece.stop)
         self._upload.copy(to, self._rows[piece.tensor][piece.start : piece.stop])
 
-    def _spans(self, start: int, stop: int) -> Iterator[Piece]:
+    def _spans(self, start: int, stop: int) -> Iterator[TensorRange]:
         tensor = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
             first = int(self._starts[tensor])
             last = min(stop, int(self._starts[tensor + 1]))
-            yield Piece(tensor, start - first, last - first)
+            yield TensorRange(tensor, start - first, last - first)
             start, tensor = last, tensor + 1
 
 

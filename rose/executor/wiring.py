@@ -209,8 +209,8 @@ def _slab_count(opened: Opened, slab_bytes: int) -> int:
         )
     if slabs > _SLABS_MAX:
         raise InvalidArgument(
-            f"a pool of {opened.pool_bytes} bytes has {slabs} slabs, more than the "
-            f"{_SLABS_MAX} there may be: lower pool_bytes or raise slab_bytes"
+            f"a pool must have at most {_SLABS_MAX} slabs, got {slabs} in {opened.pool_bytes} "
+            "bytes: lower pool_bytes or raise slab_bytes"
         )
     objects = slabs + _TENANTS
     # With "mapped" on a CPU each slab is a memory object with its own descriptor.

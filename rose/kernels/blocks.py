@@ -1,4 +1,4 @@
-"""A packed delta on a device, from either codec of this package."""
+"""Packed deltas on a device, from either codec of this package."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,7 +9,7 @@ AGE_MAX: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class PackedBlocks:
-    """A delta on the device, with payloads in any order.
+    """A delta on the device, or several in a row, with payloads in any order.
 
     Args:
         entries: (blocks,) int64, the u64 of the table; kind 15 is a deferred block, which did not
@@ -18,7 +18,7 @@ class PackedBlocks:
         arena: (n,) int32 with the bits of u32 words.
         words: () int64, words needed by all blocks; more than the arena has if blocks were
             deferred.
-        digest: (2,) int64, digest of the shadow after packing.
+        digest: (2,) int64, digest of the shadow after packing; (2 * n,) for n shadows.
     """
 
     entries: Any

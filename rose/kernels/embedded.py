@@ -5,6 +5,8 @@ are as checked by `rose.transfer.codec.operations`: elements of int8, int16 or i
 a box of `rose.kernels.box`; tables are flat, with the types below.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -22,6 +24,9 @@ _MASK64: Final = (1 << 64) - 1
 
 class EmbeddedCodec:
     """The loaded kernels of one GPU; any thread may call."""
+
+    # `delta_apply` refuses the unsound blocks of a delta itself.
+    checks_deltas: Final = True
 
     def __init__(self, ordinal: int) -> None:
         """Load the kernels on GPU `ordinal`.
@@ -59,7 +64,51 @@ class EmbeddedCodec:
             InvalidArgument: a tensor has more than four separate dimensions, or the ages are not
                 contiguous.
         """
-        packed = _room_for(new, block_elements, arena_words)
+        packed = _room_for([new], block_elements, arena_words)
+        self._pack(
+            new,
+            shadow,
+            packed,
+            block_elements=block_elements,
+            threshold=_address(threshold),
+            ages=_ages_at(ages),
+            age_limit=age_limit,
+        )
+        return packed
+
+    def delta_pack_all(
+        self, new: Sequence[Any], shadow: Sequence[Any], *, block_elements: int
+    ) -> PackedBlocks:
+        """Pack several tensors of one GPU into one arena.
+
+        The launches, one per tensor, follow each other without a copy or a wait.
+
+        Returns:
+            The blocks of all tensors, in their order.
+        """
+        packed = _room_for(new, block_elements, None)
+        first = 0
+        for at, (one, other) in enumerate(zip(new, shadow, strict=True)):
+            last = first + ceil_div(one.numel(), block_elements)
+            part = replace(
+                packed,
+                entries=packed.entries[first:last],
+                offsets=packed.offsets[first:last],
+                digest=packed.digest.view(-1, 2)[at],
+            )
+            self._pack(one, other, part, block_elements=block_elements)
+            first = last
+        return packed
+
+    def _pack(
+        self,
+        new: Any,
+        shadow: Any | None,
+        packed: PackedBlocks,
+        *,
+        block_elements: int,
+        **more: int,
+    ) -> None:
         self._codec.delta_pack(
             bits=new.data_ptr(),
             shadow=_address(shadow),
@@ -73,13 +122,37 @@ class EmbeddedCodec:
             cursor=packed.words.data_ptr(),
             entries=packed.entries.data_ptr(),
             offsets=packed.offsets.data_ptr(),
-            threshold=_address(threshold),
-            ages=_ages_at(ages),
-            age_limit=age_limit,
             digest=packed.digest.data_ptr(),
             stream=_stream_of(new),
+            **more,
         )
-        return packed
+
+    def gathered(self, packed: PackedBlocks, words: int) -> Any:
+        """Return table and payload of a pack without deferred blocks, in the table's order.
+
+        Args:
+            packed: result of `delta_pack`.
+            words: value of `packed.words`.
+
+        Returns:
+            (2 * blocks + words,) int32: the u64 of the table, then the u32 of the payload.
+        """
+        blocks = packed.entries.numel()
+        row = torch.empty(2 * blocks + words, dtype=torch.int32, device=packed.entries.device)
+        row[: 2 * blocks].view(torch.int64).copy_(packed.entries)
+        if words:
+            sizes = (packed.entries >> 44) & 0xFFFFF
+            starts = sizes.cumsum(0) - sizes
+            self._codec.payload_gather(
+                entries=packed.entries.data_ptr(),
+                offsets=packed.offsets.data_ptr(),
+                starts=starts.data_ptr(),
+                blocks=blocks,
+                arena=packed.arena.data_ptr(),
+                payload=row[2 * blocks :].data_ptr(),
+                stream=_stream_of(row),
+            )
+        return row
 
     def delta_apply(
         self,
@@ -90,6 +163,7 @@ class EmbeddedCodec:
         *,
         block_elements: int,
         undo: bool = False,
+        bad_block: Any = None,
     ) -> Any:
         """Apply or undo each sound block of a delta.
 
@@ -103,12 +177,14 @@ class EmbeddedCodec:
             payload: (words,) int32 with the bits of u32 words.
             block_elements: 65,536 or 16,384, as packed.
             undo: whether to undo the changes.
+            bad_block: result of another call, to be lowered; None for one of its own.
 
         Returns:
             () int64, the lowest bad block, or -1.
         """
         _check_table(weights, block_elements, entries, offsets)
-        bad_block = torch.full((), -1, dtype=torch.int64, device=weights.device)
+        if bad_block is None:
+            bad_block = torch.full((), -1, dtype=torch.int64, device=weights.device)
         self._codec.delta_apply(
             entries=entries.data_ptr(),
             offsets=offsets.data_ptr(),
@@ -195,16 +271,29 @@ class EmbeddedCodec:
 
     def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
         """Return the two sums of a digest, (2,) int64 with the bits of two u64."""
-        sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
+        return self._digest(
+            bits,
+            torch.zeros(2, dtype=torch.int64, device=bits.device),
+            first_index=first_index,
+            seed=seed & _MASK64,
+        )
+
+    def digest_all(self, tensors: Sequence[Any]) -> Any:
+        """Return the digests of tensors of one GPU, (tensors, 2) int64."""
+        sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=tensors[0].device)
+        for one, pair in zip(tensors, sums, strict=True):
+            self._digest(one, pair)
+        return sums
+
+    def _digest(self, bits: Any, sums: Any, **more: int) -> Any:
         self._codec.digest(
             bits=bits.data_ptr(),
             width=_width_of(bits),
             count=bits.numel(),
             bits_box=box_of("bits", bits),
             sums=sums.data_ptr(),
-            first_index=first_index,
-            seed=seed & _MASK64,
             stream=_stream_of(bits),
+            **more,
         )
         return sums
 
@@ -213,18 +302,19 @@ def _width_of(bits: Any) -> int:
     return 8 * int(bits.element_size())
 
 
-def _room_for(bits: Any, block_elements: int, arena_words: int | None) -> PackedBlocks:
-    """Allocate the delta of `bits`, by default enough in any case; words and digest are 0."""
-    full, rest = divmod(bits.numel(), block_elements)
+def _room_for(tensors: Sequence[Any], block_elements: int, arena_words: int | None) -> PackedBlocks:
+    """Allocate the deltas of tensors, by default enough in any case; words and digests are 0."""
     if arena_words is None:
-        width = _width_of(bits)
-        arena_words = full * (block_elements * width // 32) + ceil_div(rest * width, 32)
-    entries = torch.empty(full + (rest > 0), dtype=torch.int64, device=bits.device)
-    sums = torch.zeros(3, dtype=torch.int64, device=bits.device)
+        # A RAW block has the words of its elements, and no block is larger.
+        arena_words = sum(ceil_div(one.numel() * _width_of(one), 32) for one in tensors)
+    blocks = sum(ceil_div(one.numel(), block_elements) for one in tensors)
+    device = tensors[0].device
+    entries = torch.empty(blocks, dtype=torch.int64, device=device)
+    sums = torch.zeros(1 + 2 * len(tensors), dtype=torch.int64, device=device)
     return PackedBlocks(
         entries=entries,
         offsets=torch.empty_like(entries),
-        arena=torch.empty(arena_words, dtype=torch.int32, device=bits.device),
+        arena=torch.empty(arena_words, dtype=torch.int32, device=device),
         words=sums[0],
         digest=sums[1:],
     )

@@ -1,9 +1,11 @@
 """The codec for a GPU: the embedded CUDA kernels, or their Triton twins."""
 
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rose._core import embedded_kernels
@@ -30,15 +32,28 @@ def codec_of(ordinal: int) -> "EmbeddedCodec | TritonCodec":
     return TritonCodec()
 
 
-def on_gpu_of(array: Any, like: Any, dtype: Any) -> Any:
-    """Copy a NumPy array to the GPU of `like`, as signed numbers of `dtype`'s size.
+def on_gpu_of(like: Any, *arrays: npt.NDArray[Any]) -> list[Any]:
+    """Copy rows of 4 or 8-byte numbers to the GPU of `like`, as signed numbers, with one copy.
 
-    The copy is queued on the current stream from pinned memory: nothing waits, and the array may be
-    freed.
+    The copy is queued on the current stream from pinned memory: nothing waits, and the arrays may
+    be freed. Wider numbers come first.
     """
-    signed = array.view(dtype)
     pinned = torch.empty(
-        signed.shape, dtype=getattr(torch, str(signed.dtype)), pin_memory=like.is_cuda
+        sum(one.nbytes for one in arrays) // 4, dtype=torch.int32, pin_memory=like.is_cuda
     )
-    np.copyto(pinned.numpy(), signed)
-    return pinned.to(like.device, non_blocking=True)
+    words, firsts = pinned.numpy(), [0]
+    for one in arrays:
+        firsts.append(firsts[-1] + one.nbytes // 4)
+        np.copyto(words[firsts[-2] : firsts[-1]], one.view(np.int32))
+    there = pinned.to(like.device, non_blocking=True)
+    return [
+        there[first:last].view(getattr(torch, f"int{8 * one.itemsize}"))
+        for one, (first, last) in zip(arrays, itertools.pairwise(firsts), strict=True)
+    ]
+
+
+def on_host(row: Any) -> npt.NDArray[Any]:
+    """Copy a row of a GPU into pinned memory; waits for the current stream."""
+    pinned = torch.empty(row.shape, dtype=row.dtype, pin_memory=row.is_cuda)
+    array: npt.NDArray[Any] = pinned.copy_(row).numpy()
+    return array

@@ -3,8 +3,8 @@
 Plain rather than fast. Work is queued on torch's current stream.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +22,8 @@ class TritonCodec:
     Elements are int8, int16 or int32; strided ones are copied. Deltas must have passed
     `delta_check`.
     """
+
+    checks_deltas: Final = False
 
     def delta_pack(
         self,
@@ -65,6 +67,28 @@ class TritonCodec:
             ages.view(torch.uint8).copy_(older.view(ages.shape))
         return packed
 
+    def delta_pack_all(
+        self, new: Sequence[Any], shadow: Sequence[Any], *, block_elements: int
+    ) -> PackedBlocks:
+        """Pack several tensors, one after the other; waits for the stream."""
+        parts = [
+            self.delta_pack(one, other, block_elements=block_elements)
+            for one, other in zip(new, shadow, strict=True)
+        ]
+        table = torch.cat([one.entries for one in parts])
+        sizes = (table >> 44) & 0xFFFFF
+        return PackedBlocks(
+            entries=table,
+            offsets=sizes.cumsum(0) - sizes,
+            arena=torch.cat([one.arena for one in parts]),
+            words=sizes.sum(),
+            digest=torch.cat([one.digest for one in parts]),
+        )
+
+    def gathered(self, packed: PackedBlocks, words: int) -> Any:
+        """Return table and payload as one row, (2 * blocks + words,) int32."""
+        return torch.cat([packed.entries.view(torch.int32), packed.arena[:words]])
+
     def delta_apply(
         self,
         weights: Any,
@@ -74,8 +98,10 @@ class TritonCodec:
         *,
         block_elements: int,
         undo: bool = False,
+        bad_block: None = None,
     ) -> None:
         """Apply or undo a delta, without waiting for the device."""
+        del bad_block  # the host has checked the delta
         row = _row(weights)
         for part, change in decoded(
             entries, offsets, payload, like=row, block_elements=block_elements
@@ -114,6 +140,10 @@ class TritonCodec:
     def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
         """Return the two sums of a digest, (2,) int64."""
         return digest(_row(bits), first_index=first_index, seed=seed)
+
+    def digest_all(self, tensors: Sequence[Any]) -> Any:
+        """Return the digests of tensors, (tensors, 2) int64."""
+        return torch.stack([self.digest(one) for one in tensors])
 
 
 def _row(tensor: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from rose.memory.array import DeviceArray
 from rose.memory.attention import AttentionGroup, Reach
-from rose.memory.bins import Bin, Place, find_runs, pack_bins
+from rose.memory.bins import Bin, TensorPlace, find_runs, pack_bins
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
 from rose.memory.groups import KVGroups, groups_of
 from rose.memory.mapped import ISOLATIONS, Isolation, LentSlabs, MappedLoans
@@ -21,8 +21,8 @@ __all__ = [
     "Layout",
     "LentSlabs",
     "MappedLoans",
-    "Place",
     "Reach",
+    "TensorPlace",
     "choose_slab_bytes",
     "find_runs",
     "groups_of",

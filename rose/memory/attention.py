@@ -44,7 +44,10 @@ class AttentionGroup:
 
     def __post_init__(self) -> None:
         if (self.reach is Reach.FULL) != (self.window_tokens is None):
-            raise InvalidArgument(f"{self.reach.value} attention with window {self.window_tokens}")
+            raise InvalidArgument(
+                f"only attention with a window has window_tokens, got {self.window_tokens} for "
+                f"{self.reach.value} attention"
+            )
         if self.window_tokens is not None and self.window_tokens < 1:
             raise InvalidArgument(f"window_tokens of {self.window_tokens} must be at least 1")
 

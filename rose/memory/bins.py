@@ -14,8 +14,8 @@ ALIGN_BYTES: Final = 256  # alignment of CUDA's allocator, which kernels rely on
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Place of one tensor.
+class TensorPlace:
+    """Position of one tensor.
 
     Args:
         tensor: index in the packed list.
@@ -31,7 +31,7 @@ class Bin:
     """Tensors side by side in `slabs` neighbouring slabs."""
 
     slabs: int
-    places: tuple[Place, ...]
+    places: tuple[TensorPlace, ...]
 
 
 def pack_bins(sizes: Sequence[int], slab_bytes: int) -> tuple[Bin, ...]:
@@ -45,7 +45,7 @@ def pack_bins(sizes: Sequence[int], slab_bytes: int) -> tuple[Bin, ...]:
     """
     room: list[int] = []  # free bytes of each bin
     slabs: list[int] = []
-    places: list[list[Place]] = []
+    places: list[list[TensorPlace]] = []
     for tensor in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
         size = ceil_div(sizes[tensor], ALIGN_BYTES) * ALIGN_BYTES
         at = next((at for at, left in enumerate(room) if left >= size), len(room))
@@ -53,7 +53,7 @@ def pack_bins(sizes: Sequence[int], slab_bytes: int) -> tuple[Bin, ...]:
             slabs.append(max(1, ceil_div(size, slab_bytes)))
             room.append(slabs[at] * slab_bytes)
             places.append([])
-        places[at].append(Place(tensor, slabs[at] * slab_bytes - room[at]))
+        places[at].append(TensorPlace(tensor, slabs[at] * slab_bytes - room[at]))
         room[at] -= size
     return tuple(Bin(count, tuple(inside)) for count, inside in zip(slabs, places, strict=True))
 

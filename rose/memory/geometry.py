@@ -166,7 +166,7 @@ def shard_heads(kv_heads: int, tp: int) -> int:
         InvalidArgument: neither number divides the other.
     """
     if tp < 1 or (kv_heads % tp and tp % kv_heads):
-        raise InvalidArgument(f"{kv_heads} KV heads cannot be shared out to {tp} devices")
+        raise InvalidArgument(f"{kv_heads} KV heads cannot be divided among {tp} devices")
     return max(1, kv_heads // tp)
 
 

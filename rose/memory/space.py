@@ -56,8 +56,8 @@ class KVSpace:
         blocks_per_slab = geometry.blocks_per_slab(slab_bytes)
         if blocks_per_slab < NULL_BLOCKS_MIN:
             raise InvalidArgument(
-                f"slab_bytes {slab_bytes}: {geometry} has blocks of {geometry.block_bytes} bytes, "
-                f"and {NULL_BLOCKS_MIN} must fit a slab"
+                f"a slab must hold at least {NULL_BLOCKS_MIN} blocks of {geometry.block_bytes} "
+                f"bytes of {geometry}, got slab_bytes {slab_bytes}"
             )
         layer_major = geometry.layout is Layout.LAYER_MAJOR
         self._arbiter = arbiter

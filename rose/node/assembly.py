@@ -52,7 +52,7 @@ class DedicatedWorker:
                 self._source.follow(address, token)
             case _:
                 raise InvalidArgument(
-                    f"a worker follows weights and their token, not {', '.join(message)}"
+                    f"the message must have the fields weights and token, got {', '.join(message)}"
                 )
 
     def close(self) -> None:

@@ -58,11 +58,11 @@ class Ending:
                 return "stdin is a file, which is as good as closed"
             while not self._reasons:
                 for key, _ in selector.select():
-                    if key.fd == self._stdin and not self._hear(on_line):
+                    if key.fd == self._stdin and not self._read_lines(on_line):
                         return "stdin was closed"
         return self._reasons[0]
 
-    def _hear(self, on_line: Callable[[str], None]) -> bool:
+    def _read_lines(self, on_line: Callable[[str], None]) -> bool:
         """Read from stdin; False at its end."""
         piece = os.read(self._stdin, _PIECE_BYTES)
         *lines, rest = (self._rest + piece).split(b"\n")

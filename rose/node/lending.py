@@ -72,7 +72,7 @@ class LendingLoop(Closing):
             for one in devices
         }
         if len(self._devices) < len(devices):
-            raise InvalidArgument("two devices have one name; name each differently")
+            raise InvalidArgument("devices must have different names")
         if not (math.isfinite(period_ms) and period_ms > 0):
             raise InvalidArgument(f"period_ms={period_ms} must be above 0")
         self._on_decisions = on_decisions

@@ -39,7 +39,7 @@ class Assembled(Protocol):
         ...
 
 
-def serve_until_told(
+def serve_until_stopped(
     assemble: Callable[[Callable[[WorkerEvent], None]], Assembled],
     *,
     stdin: IO[str],
@@ -82,12 +82,12 @@ def serve_until_told(
                 stdout.flush()
                 reason = ending.wait(lambda line: _receive(assembled[0], line))
                 _LOG.info("ending: %s", reason)
-                is_told = not losses  # Before the close below, which reports a loss too.
+                is_stopped = not losses  # Before the close below, which reports a loss too.
         finally:
             # Inside the `with`: the end of an engine is an event too.
             for one in assembled:
                 one.close()
-    return is_told
+    return is_stopped
 
 
 def _receive(assembled: Assembled, line: str) -> None:

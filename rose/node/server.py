@@ -61,7 +61,7 @@ class WorkerServer:
         """
         loopback(address)
         if not token:
-            raise InvalidArgument("a worker is served under a token: give one that is not empty")
+            raise InvalidArgument("token must not be empty")
         self._token = token.encode()
         self._clock = clock or BootClock()
         self._limits = limits

@@ -8,7 +8,7 @@ import grpc
 
 from rose.clock import Clock
 from rose.errors import CorruptData, DeadlineExceeded, InternalError, RoseError, sentence
-from rose.scheduler.mailbox import Mailbox, Nothing
+from rose.scheduler.outbox import Nothing, Outbox
 from rose.scheduler.wire import Greeting, Heartbeat, StopTurn, decode_command, encode
 from rose.scheduler.worker import (
     TurnOutput,
@@ -79,7 +79,7 @@ class Session:
         self._cancel = cancel
         self._clock = clock
         self._limits = limits
-        self._outbox: Mailbox[WorkerEvent] = Mailbox(items_max=limits.events_max)
+        self._outbox: Outbox[WorkerEvent] = Outbox(items_max=limits.events_max)
         self._received_ns = clock.now_ns()
         self._fault: RoseError | None = None
         self._drained = threading.Condition()  # guards _live and _is_over

@@ -12,7 +12,7 @@ from rose.config import read_environment
 from rose.errors import RoseError
 from rose.node.assembly import assemble
 from rose.node.options import read_options
-from rose.node.program import serve_until_told
+from rose.node.program import serve_until_stopped
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     token = read_environment().token or ""
     try:
-        is_told = serve_until_told(
+        is_stopped = serve_until_stopped(
             lambda on_event: assemble(options, on_event, weights_token=token, clock=BootClock()),
             stdin=sys.stdin,
             stdout=sys.stdout,
@@ -29,7 +29,7 @@ def main() -> int:
     except RoseError as error:
         sys.stderr.write(f"rose.node.worker: {error}\n")
         return 1
-    return 0 if is_told else 1
+    return 0 if is_stopped else 1
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class SchedulerCore:
         return [action_of(row) for row in actions]
 
     def keep_grants(self, until_ns: int) -> None:
-        """Let no capacity grant expire before `until_ns`, after a time without hearing renewals."""
+        """Let no capacity grant expire before `until_ns`: renewals could not arrive for a while."""
         self._core.keep_grants(_time("until_ns", until_ns))
 
     @property

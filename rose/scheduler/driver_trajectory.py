@@ -71,7 +71,7 @@ class DriverTrajectory:
         return replace(self, **copies)
 
     def token_count(self) -> int:
-        """Return the approximate number of values in a copy."""
+        """Return the approximate size of a copy, in numbers."""
         return len(self.context) + 3 * len(self.tokens)
 
     def asked(self, turn: int, prompt: tuple[int, ...], sampling: Sampling) -> Asked | None:
@@ -108,7 +108,7 @@ class DriverTrajectory:
                 f"{where}: request turns in order; the next turn is {len(self.turns)}"
             )
         if asked.kept + len(asked.tail) == 0:
-            raise InvalidArgument(f"{where}: a prompt has at least one token")
+            raise InvalidArgument(f"{where}: the prompt must have at least one token")
         self.phase = Phase.SPEAKING
         del self.context[asked.kept :]
         self.context += asked.tail

@@ -8,7 +8,7 @@ import grpc
 
 from rose.addresses import loopback
 from rose.errors import CorruptData, DeadlineExceeded, sentence
-from rose.scheduler.mailbox import Mailbox, Nothing
+from rose.scheduler.outbox import Nothing, Outbox
 from rose.scheduler.wire import (
     METHOD,
     OPTIONS,
@@ -68,7 +68,7 @@ class RemoteWorker:
         self.number = number
         self.kind = kind
         self._on_event = on_event
-        self._outbox: Mailbox[bytes] = Mailbox(items_max=COMMANDS_MAX)
+        self._outbox: Outbox[bytes] = Outbox(items_max=COMMANDS_MAX)
         self._is_closing = False
         self._is_lost = False
         self._is_delivering = False
@@ -113,7 +113,7 @@ class RemoteWorker:
         self._channel.close()
         if any(thread.is_alive() for thread in others):
             raise DeadlineExceeded(
-                f"worker {self.number} could not be left within {CLOSE_S} s: "
+                f"worker {self.number} could not be closed within {CLOSE_S} s: "
                 "its callback does not return"
             )
 

@@ -184,7 +184,7 @@ class Rollouts:
     def _begin(self, begun: Begun) -> None:
         number = begun.trajectory
         if number in self.state.trajectories or number in self.state.used:
-            raise InvalidArgument(f"trajectory {number} was there before: take another number")
+            raise InvalidArgument(f"trajectory number {number} was used before: choose another")
         self.state.trajectories[number] = DriverTrajectory(
             number, begun.group, begun.job, begun.seed, begun.traceparent
         )

@@ -64,5 +64,5 @@ class SchedulerSettings:
             "worker_lag_max": self.worker_lag_max,
         }
         for name in own.keys() & self.tuning.keys():
-            raise InvalidArgument(f"{name} is a setting of its own, and not of tuning")
+            raise InvalidArgument(f"{name} must not be in tuning: pass it as a setting of its own")
         return {**own, **self.tuning}

@@ -143,8 +143,8 @@ class FileStore:
         for number, journal in sorted(self._journals_there().items()):
             if number > 1 or not _JOURNAL.startswith(journal.read_bytes().rstrip(b"\0")):
                 raise CorruptData(
-                    f"the checkpoint '{self._path}' is gone, but its journal '{journal}' is there: "
-                    f"restore the checkpoint, or remove the journals to start anew"
+                    f"the checkpoint '{self._path}' is missing, but its journal '{journal}' "
+                    f"exists: restore the checkpoint, or remove the journals to start anew"
                 )
 
     def _journals_there(self) -> dict[int, Path]:
@@ -162,7 +162,9 @@ class FileStore:
         while (journal := self._journal_path(sequence + len(journals))).exists():
             journals.append((journal, journal.read_bytes()))
         if not journals:
-            raise CorruptData(f"the journal '{journal}' of the checkpoint '{self._path}' is gone")
+            raise CorruptData(
+                f"the journal '{journal}' of the checkpoint '{self._path}' is missing"
+            )
         while len(journals) > 1 and _JOURNAL.startswith(journals[-1][1].rstrip(b"\0")):
             journals.pop()
         return journals
@@ -264,8 +266,8 @@ class FileStore:
         with self._saving:
             if self._is_closed or checkpoint.sequence < self._saved:
                 raise InvalidArgument(
-                    f"the checkpoint {checkpoint.sequence} of '{self._path}' comes too late: "
-                    f"{'the store is closed' if self._is_closed else f'{self._saved} is kept'}"
+                    f"cannot save checkpoint {checkpoint.sequence} to '{self._path}': "
+                    f"{'it is closed' if self._is_closed else f'it has {self._saved} already'}"
                 )
             self._save(checkpoint)
 

@@ -50,7 +50,7 @@ class DriverWatch:
         """A worker was asked for a turn, or for the rest of one."""
 
     def add(self, trajectory: int, tokens: int) -> None:
-        """Tokens of a turn were accepted; possibly after the end of its part."""
+        """Tokens of a turn were accepted, possibly after `end` or `end_all` for its worker."""
 
     def end(self, trajectory: int, worker: int) -> None:
         """A worker reported the end of a turn; it may not have had it."""

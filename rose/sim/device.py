@@ -116,7 +116,10 @@ class DeviceModel:
             if not (is_sound and (value > 0 or field.name in _MAY_BE_ZERO)):
                 raise InvalidArgument(f"DeviceModel({field.name}={value}) is out of range")
         if self.batch_max >= self.chunk_tokens:
-            raise InvalidArgument("DeviceModel(chunk_tokens) must leave room beside batch_max")
+            raise InvalidArgument(
+                f"DeviceModel(chunk_tokens={self.chunk_tokens}) must be above "
+                f"batch_max={self.batch_max}"
+            )
 
     def step_ms(self, work: StepWork) -> float:
         """Return the time of a serving step alone, without noise."""

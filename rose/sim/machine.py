@@ -130,7 +130,7 @@ class Machine:
         self._rollout_noise = rollout_noise
         self._observer = observer
         self._engine = ServingEngine(requests, device)
-        # Without turns there is no hand-over.
+        # Only a governor that takes turns hands the device over.
         hands_over = governor.sharing is Sharing.TURNS
         self._signal_ns = ns_of(device.signal_ms) if hands_over else 0
         self._has_pauses = hands_over
@@ -233,7 +233,7 @@ class Machine:
     def _arrive(self) -> None:
         number = self._arrived
         self._arrived += 1
-        self._tell("arrived", number)
+        self._notify("arrived", number)
         prompt_tokens = self._requests[number].prompt_tokens
         self._governor.arrived(self.now_ms, number, prompt_tokens=prompt_tokens)
         if self._segment is None:
@@ -295,7 +295,7 @@ class Machine:
     def _begin_step(self, work: StepWork, *, wait_ns: int, blocked_ns: int, lent_ns: int) -> None:
         factor = self._step_noise.factor(self._steps)
         took_ns = max(1, ns_of(self._device.step_ms(work) * factor))
-        self._tell("step", self._steps)
+        self._notify("step", self._steps)
         self._steps += 1
         self._work = work
         if self._segment is None:
@@ -311,7 +311,7 @@ class Machine:
         is_probe, self._is_probe = self._is_probe, False
         if not is_probe:
             self._tally.serving_busy_ns += took_ns
-            self._tell("step_end", self._steps - 1)
+            self._notify("step_end", self._steps - 1)
         self._governor.step_ended(
             self.now_ms,
             self._work,
@@ -322,13 +322,13 @@ class Machine:
         if is_probe:
             return
         emitted = self._engine.complete(self._work)
-        self._tell("context", self._engine.context_tokens)
+        self._notify("context", self._engine.context_tokens)
         for number in emitted.tokens:
             self._tally.served[number].token(self._now_ns, tpot_ns=self._tpot_ns)
         if emitted.tokens:
             self._governor.tokens(self.now_ms, emitted.tokens)
         for number in emitted.finished:
-            self._tell("finished", number)
+            self._notify("finished", number)
             self._governor.finished(self.now_ms, number)
         self._live -= len(emitted.finished)
 
@@ -357,7 +357,7 @@ class Machine:
             self._now_ns + wait_ns,
             layers=layers,
         )
-        self._tell("segment", self._tally.segments)
+        self._notify("segment", self._tally.segments)
         self._tally.segments += 1
 
     def _may_start(self) -> bool:
@@ -368,8 +368,8 @@ class Machine:
         self._launched -= 1
         self._segment_ended_ns = self._now_ns
         self._tally.harvest_ns += ns_of(segment.layers * self._device.layer_ms)
-        self._tell("segment_end", self._tally.segments - 1)
-        self._tell("layers", segment.layers)
+        self._notify("segment_end", self._tally.segments - 1)
+        self._notify("layers", segment.layers)
         self._layer = (self._layer + segment.layers) % self._device.layers
         self._rollout_steps += self._layer == 0
         if self._turn is not None and self._turn.lend_until_ns >= 0:
@@ -389,6 +389,6 @@ class Machine:
             self._tally.pauses_ns.append(self._segment_ended_ns - self._pause_from_ns)
             self._pause_from_ns = -1
 
-    def _tell(self, what: str, number: int) -> None:
+    def _notify(self, what: str, number: int) -> None:
         if self._observer is not None:
             self._observer(self._now_ns, what, number)

@@ -14,7 +14,7 @@ CRC_AT: Final = 124
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RecordLayout:
     """Consecutive fields without gaps.
 
     Args:
@@ -30,7 +30,7 @@ class Layout:
         return dict(zip(self.names, self.form.unpack_from(content, offset), strict=True))
 
 
-def _layout(*runs: str) -> Layout:
+def _layout(*runs: str) -> RecordLayout:
     """Make a layout from runs of one type: a code of `struct`, then field names."""
     codes: list[str] = []
     names: list[str] = []
@@ -38,7 +38,7 @@ def _layout(*runs: str) -> Layout:
         code, *fields = run.split()
         codes += [code] * len(fields)
         names += fields
-    return Layout(tuple(names), struct.Struct("<" + "".join(codes)))
+    return RecordLayout(tuple(names), struct.Struct("<" + "".join(codes)))
 
 
 PREFIX: Final = _layout("8s magic", "I version record_bytes")

@@ -16,7 +16,7 @@ from rose.slo.log_file import LogRecord, stream_log
 from rose.slo.verify_claims import broken
 from rose.slo.verify_compute import ComputeReplay, switched_off
 from rose.slo.verify_memory import MemoryReplay
-from rose.slo.verify_requests import Requests
+from rose.slo.verify_requests import LiveRequests
 
 _CERTIFICATES: Final = frozenset({"QUANTUM", "ADMISSION"})
 _MARKS: Final = frozenset({"START", "END"})
@@ -127,7 +127,7 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
     """
     path = Path(path)
     header, records = stream_log(path)
-    requests = Requests()
+    requests = LiveRequests()
     compute = ComputeReplay(header, requests)
     rules = _rules(MemoryReplay(header, requests), compute)
     first: LogRecord | None = None

@@ -6,7 +6,7 @@ from typing import Any, Final
 from rose.slo.log_file import LogRecord
 from rose.slo.verify_claims import broken
 from rose.slo.verify_quantum import ROUNDING_NS, TPOT_MS_MAX, QuantumRules
-from rose.slo.verify_requests import Requests
+from rose.slo.verify_requests import LiveRequests
 from rose.units import NS_PER_MS
 
 # In the order of their bits in the header's `without`.
@@ -32,7 +32,7 @@ def switched_off(header: dict[str, Any]) -> tuple[str, ...]:
 class ComputeReplay:
     """Replays serving's work and the rollouts' credit from the records."""
 
-    def __init__(self, header: dict[str, Any], requests: Requests) -> None:
+    def __init__(self, header: dict[str, Any], requests: LiveRequests) -> None:
         """Begin with a closed gate; this replay updates `requests`."""
         self.steps = 0
         self.steps_within = 0

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from rose.slo.log_file import LogRecord
 from rose.slo.verify_claims import broken
-from rose.slo.verify_requests import Requests
+from rose.slo.verify_requests import LiveRequests
 from rose.units import NS_PER_MS, ceil_div
 
 _NOBODY: Final = -1
@@ -41,7 +41,7 @@ _BEFORE_ALL_MOVES: Final = 1  # the arbiter's epoch
 class MemoryReplay:
     """Replays the holders of slabs from the records."""
 
-    def __init__(self, header: dict[str, Any], requests: Requests) -> None:
+    def __init__(self, header: dict[str, Any], requests: LiveRequests) -> None:
         """Begin with all slabs unowned; another replay updates `requests`."""
         self._header = header
         self._requests = requests

@@ -4,7 +4,7 @@ import math
 from typing import Any, Final
 
 from rose.slo.verify_claims import Claim, broken
-from rose.slo.verify_requests import Requests
+from rose.slo.verify_requests import LiveRequests
 from rose.units import NS_PER_MS
 
 MODES: Final = ("idle", "slack")
@@ -18,7 +18,9 @@ _ROUNDING_MS: Final = ROUNDING_NS / NS_PER_MS
 class QuantumRules:
     """Checks whether serving could tolerate a quantum."""
 
-    def __init__(self, header: dict[str, Any], requests: Requests, without: frozenset[str]) -> None:
+    def __init__(
+        self, header: dict[str, Any], requests: LiveRequests, without: frozenset[str]
+    ) -> None:
         """Judge by the targets of `header` and the current state of `requests`.
 
         Args:
@@ -63,19 +65,19 @@ class QuantumRules:
 
     def _budget(self, terms: dict[str, Any]) -> tuple[Claim, ...]:
         """Recompute the budget that the STEP records earned, and compare it with the quantum."""
-        said_ms, delay_ms = terms["budget_ms"], terms["quantum_ms"] + self._header["signal_ms"]
+        logged_ms, delay_ms = terms["budget_ms"], terms["quantum_ms"] + self._header["signal_ms"]
         if terms["mode"] != MODES.index("slack"):
-            return ((said_ms == 0, lambda: f"budget_ms is {said_ms} in mode idle"),)
+            return ((logged_ms == 0, lambda: f"budget_ms is {logged_ms} in mode idle"),)
         is_endless = self._header["slowdown"] == math.inf
         budget_ms = math.inf if is_endless else self._requests.budget_ms()
         return (
             (
-                math.isclose(said_ms, budget_ms, rel_tol=1e-9, abs_tol=1e-9),
-                lambda: f"budget_ms is {said_ms}, the steps leave {budget_ms}",
+                math.isclose(logged_ms, budget_ms, rel_tol=1e-9, abs_tol=1e-9),
+                lambda: f"budget_ms is {logged_ms}, the steps leave {budget_ms}",
             ),
             (
-                delay_ms <= said_ms,
-                lambda: f"delays requests by {delay_ms} ms, their budget is {said_ms} ms",
+                delay_ms <= logged_ms,
+                lambda: f"delays requests by {delay_ms} ms, their budget is {logged_ms} ms",
             ),
         )
 

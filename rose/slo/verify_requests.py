@@ -8,7 +8,7 @@ _SLOTS_MAX: Final = 1 << 20
 _TOKENS_KEPT: Final = 4096
 
 
-class Requests:
+class LiveRequests:
     """The live requests by slot.
 
     Sets of slots are integers with one bit per slot, so a batch of any size is one operation.

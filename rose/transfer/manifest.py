@@ -108,7 +108,7 @@ class Manifest:
             current state.
         digest: digest of all weights after it is applied.
         base_digest: digest of all weights before; (0, 0) in a snapshot.
-        layout: layout id, as `Tiles` has it.
+        layout: layout id of `Tiles`.
         tile_count: number of tiles of the layout.
         count: number of elements of the layout.
         chunks: chunks of the tiles that change, ascending; in a snapshot, of the requested tiles.

@@ -148,7 +148,7 @@ class ShardViews:
 
     def __init__(self, places: Mapping[int, tuple[Any, ...]]) -> None:
         if not all(places.values()):
-            raise InvalidArgument("every tile must have at least one place")
+            raise InvalidArgument("every tile must have at least one view")
         self._places = dict(places)
 
     @property
@@ -188,7 +188,7 @@ class ShardViews:
         try:
             return self._places[tile]
         except KeyError:
-            raise InvalidArgument(f"tile {tile} is not of this shard") from None
+            raise InvalidArgument(f"tile {tile} does not belong to this shard") from None
 
 
 class Row(ShardViews):

@@ -296,7 +296,7 @@ async def test_a_closed_service_ends_its_requests_and_takes_no_more() -> None:
 
 async def test_a_worker_number_is_taken_once_and_free_again_after_a_loss() -> None:
     async with bare(1) as rig:
-        with pytest.raises(InvalidArgument, match="worker 0 is there already"):
+        with pytest.raises(InvalidArgument, match="worker 0 is registered already"):
             await rig.service.register(rig.workers[0], rig.workers[0].capabilities)
         await rig.service._scheduler.lose(0, "a test says so")
         await until(lambda: rig.service.worker_count() == 0)

@@ -13,7 +13,9 @@ from rose.sim.scenario.parts import SyntheticTraffic
 from rose.sim.scenario.scenario import Scenario
 
 SEEDS_FILE = Path(__file__).parents[2] / "bench" / "scenarios" / "drawn_seeds.txt"
-# Of all of them. It was fixed before any policy was tuned: mend what differs, not it.
+# Digest of all drawn scenarios, fixed before any policy was tuned. If it differs, fix the drawing.
+# Three keys have been renamed since; the digest is that of the old names.
+OLD_NAMES = {"'first_input'": "'first_heard'", "'input'": "'heard'", "'output'": "'said'"}
 DIGEST = "811edf3aa4ca4bf2a7f3bdb13f6ccd98a38b33f0636752d7b567d51d4ace62f2"
 
 
@@ -27,8 +29,10 @@ def test_two_hundred_seeds_are_listed() -> None:
 
 
 def test_the_scenarios_are_those_that_were_committed_before_tuning() -> None:
-    said = "".join(repr(drawn_content(seed)) for seed in read_seeds(SEEDS_FILE))
-    assert hashlib.sha256(said.encode()).hexdigest() == DIGEST
+    content = "".join(repr(drawn_content(seed)) for seed in read_seeds(SEEDS_FILE))
+    for name, old_name in OLD_NAMES.items():
+        content = content.replace(name, old_name)
+    assert hashlib.sha256(content.encode()).hexdigest() == DIGEST
 
 
 def test_a_seed_gives_the_same_scenario_again_and_another_seed_another(

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,17 @@ def test_parts_are_balanced_by_the_limits_of_their_pieces(
 
 def test_the_limits_of_all_pieces_are_those_they_run_under() -> None:
     limits_s = [piece.limit_s for piece in pieces(run.SUITES, [])]
-    suites_s = [one.limit_s for one in run.SUITES]
-    assert limits_s == [parts.TESTS_S, *suites_s, parts.DEMO_S, 3 * parts.SANITIZER_S]
+    first_s = [one.limit_s for one in run.SUITES if one.is_first]
+    later_s = [one.limit_s for one in run.SUITES if not one.is_first]
+    assert limits_s == [*first_s, parts.TESTS_S, *later_s, parts.DEMO_S, 3 * parts.SANITIZER_S]
+
+
+def test_the_first_part_begins_with_the_rows_of_copy_codec_and_gate() -> None:
+    whose = split(pieces(run.SUITES, []), 4)
+    begins = [piece for piece, part in whose.items() if part == Part(1, 4)][:3]
+    assert [piece.what.rpartition("_")[2] for piece in begins] == ["copy", "codec", "gate"]
+    assert all(piece.is_first for piece in begins)
+    assert sum(piece.limit_s for piece in begins) + parts.BUILD_S < run.TOTAL_S < 600
 
 
 def test_documents_name_the_number_of_parts_in_which_everything_fits(repo: Path) -> None:
@@ -155,6 +165,32 @@ def test_the_order_of_the_parts_does_not_matter(whole: Callable[..., int], tmp_p
         assert whole(SOUND, part=part) == 0
     assert set(names_in(tmp_path / "out")) == set(names_in(tmp_path / "at-once"))
     assert reasons_in(tmp_path / "out") == {}
+
+
+def test_build_that_fails_leaves_the_rows_that_need_none(
+    whole: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "build", lambda _out, _deadline: "the build failed: no nvcc")
+    assert whole(replace(SOUND, needs_build=False)) == 1
+    assert set(SOUND.promised) <= set(names_in(tmp_path / "out"))
+    assert reasons_in(tmp_path / "out") == dict.fromkeys(
+        (*parts.TEST_ROWS, *parts.DEMO_ROWS, *parts.SANITIZER_ROWS), "the build failed: no nvcc"
+    )
+
+
+@pytest.mark.parametrize(("is_first", "expected_s"), [(True, 370.0), (False, parts.BUILD_S)])
+def test_build_may_take_longer_where_that_costs_the_first_rows_nothing(
+    whole: Callable[..., int], monkeypatch: pytest.MonkeyPatch, *, is_first: bool, expected_s: float
+) -> None:
+    given_s: list[float] = []
+
+    def build(_out: Path, deadline: Deadline) -> str:
+        given_s.append(deadline.left_s())
+        return "not now"
+
+    monkeypatch.setattr(parts, "build", build)
+    whole(replace(SOUND, is_first=is_first), total_s=400.0)
+    assert expected_s - 20 < given_s[0] <= expected_s
 
 
 def test_every_part_builds_and_the_logs_of_all_are_kept(
@@ -253,6 +289,20 @@ def change(folder: Path, key: str, value: object) -> None:
     document = document_in(folder)
     (document if key in document else document["machine"])[key] = value
     (folder / merge.NAME).write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("named", ["580.159.04", "580.159.04, 580.159.05"])
+def test_drivers_that_differ_in_their_patch_level_go_together_and_are_named(
+    whole: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    assert whole(SOUND, part="1/3") == 0
+    change(tmp_path / "out", "driver", named)
+    gpu = {**document_in(tmp_path / "out")["machine"], "driver": "580.159.03"}
+    monkeypatch.setattr(run, "card", lambda: gpu)
+    assert whole(SOUND, part="2/3") == 0
+    assert document_in(tmp_path / "out")["machine"]["driver"] == f"{named}, 580.159.03"
+    monkeypatch.setattr(run, "card", lambda: gpu | {"driver": "580.160.03"})
+    assert whole(SOUND, part="3/3") == 2
 
 
 OTHER = ["commit", "gpu", "driver", "torch", "triton", "cpu"]

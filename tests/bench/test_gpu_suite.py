@@ -82,6 +82,44 @@ def test_make_asks_for_a_folder(repo: Path, out: str) -> None:
     assert "OUT=gpu-results" in done.stderr
 
 
+# ---- the packages of this checkout
+
+
+def test_package_of_another_place_is_refused_in_one_sentence(
+    whole: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run.shadowed() is None
+    (tmp_path / "probing").mkdir()
+    (tmp_path / "probing" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    why = run.shadowed(["probing"])
+    assert why is not None
+    assert f"is found in: {tmp_path / 'probing'}; mend PYTHONPATH" in why
+    assert "is found in: nowhere" in (run.shadowed(["no_such_package"]) or "")
+    monkeypatch.setattr(run, "shadowed", lambda: why)
+    assert whole(SOUND) == 2
+    assert capsys.readouterr().err == f"gpu: {why}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_package_of_the_same_name_elsewhere_does_not_come_first(repo: Path, tmp_path: Path) -> None:
+    for name in ("bench", "tests"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", "import bench.gpu.run, tests; print(bench.gpu.run.shadowed())"],
+        cwd=repo,
+        env=os.environ | {"PYTHONPATH": f"{repo}{os.pathsep}{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
 # ---- the whole run
 
 

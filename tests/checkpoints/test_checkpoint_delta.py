@@ -448,9 +448,9 @@ def test_delta_that_does_something_else_is_refused(
     file.unlink()
     made(old, new, file)
     before = content_of(old)
-    with pytest.raises(CorruptData, match="gets another digest"):
+    with pytest.raises(CorruptData, match="does not get the listed digest"):
         applied(old, file, old.parent / "out")
-    with pytest.raises(CorruptData, match="gets another digest"):
+    with pytest.raises(CorruptData, match="does not get the listed digest"):
         applied_in_place(old, file)
     assert content_of(old) == before
     assert not (old.parent / "out").exists()
@@ -504,8 +504,8 @@ REFUSED: list[tuple[Callable[[Parts], Parts], type[RoseError], str]] = [
         InvalidArgument,
         "was made for other tensors",
     ),
-    (without_the_last, CorruptData, "do not lead to its digest"),
-    (lambda p: (replace(p[0], digest=(1, 2)), p[1]), CorruptData, "do not lead to its digest"),
+    (without_the_last, CorruptData, "do not add up to its digest"),
+    (lambda p: (replace(p[0], digest=(1, 2)), p[1]), CorruptData, "do not add up to its digest"),
     (lambda p: (replace(p[0], base_digest=(1, 2)), p[1]), InvalidArgument, "is not the"),
     (with_two_swapped, CorruptData, "cannot be used: "),
 ]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.checkpoints.change_counts import ChangeCounts
 from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.dtype_counts import DtypeCounts
 from rose.checkpoints.inspection import (
     GAP,
     GAP_XOR_ZSTD,
@@ -55,7 +55,7 @@ def test_counts_are_those_of_a_plain_count(dtype: str) -> None:
     old = bits(generator, width, 5000)
     steps = generator.integers(-60, 61, 5000) * (generator.random(5000) < 0.3)
     new = old + steps.astype(old.dtype)
-    counts = ChangeCounts(dtype)
+    counts = DtypeCounts(dtype)
     first, second = counts.add(old[:3000], new[:3000]), counts.add(old[3000:], new[3000:])
     positions = np.concatenate([first, 3000 + second])
     moves = steps_of(old.tolist(), new.tolist(), width)
@@ -85,7 +85,7 @@ def test_counts_are_those_of_a_plain_count(dtype: str) -> None:
 
 @given(st.integers(1, (1 << 31)), st.booleans())
 def test_large_steps_are_counted_once_and_cost_their_bits(size: int, is_down: bool) -> None:
-    counts = ChangeCounts("I32")
+    counts = DtypeCounts("I32")
     old = np.zeros(1, np.uint32)
     counts.add(old, np.array([(-size if is_down else size) % (1 << 32)], np.uint32))
     steps = counts.steps()
@@ -99,7 +99,7 @@ def test_exponents_bound_what_ignorance_cannot() -> None:
     """Small elements change, large ones do not: who knows the exponents needs next to nothing."""
     old = np.repeat(np.array([0x0080, 0x3F80], np.uint16), 1000)
     new = old + (old < 0x3F80).astype(np.uint16)
-    counts = ChangeCounts("BF16")
+    counts = DtypeCounts("BF16")
     counts.add(old, new)
     assert counts.class_bits() == 0
     assert counts.iid_bits() == pytest.approx(2000)

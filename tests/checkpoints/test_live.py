@@ -210,5 +210,5 @@ def test_checkpoint_is_cut_as_a_plan_says(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="shape"):
         planned_tiling(plan, [one for one in stored if one.name != "b"])
     other = open_checkpoint(made(tmp_path / "other", {**shapes, "w": ("F32", (8, 6))}))
-    with pytest.raises(InvalidArgument, match="in the plan"):
+    with pytest.raises(InvalidArgument, match="of the plan, got F32"):
         planned_tiling(plan, [one.stored for one in other.tensors.values()])

@@ -141,7 +141,7 @@ _BAD_VIRTUAL: Final = (
     (("--noise", "nan"), "noise=nan"),
 )
 _BAD_REAL: Final = (
-    (("--noise", "-1"), "--noise is of virtual time"),
+    (("--noise", "-1"), "--noise needs --virtual"),
     (("--trace", "nowhere.csv"), "nowhere.csv does not exist"),
 )
 
@@ -204,7 +204,7 @@ def test_real_engines_run_rivals_and_rose_on_the_same_requests(
     assert len({arm["requests"] for arm in judged.values()}) == (1 if judged else 0)
     assert report["slices"]["judged"] == len(judged)  # type: ignore[index]
     for name in judged.keys() & {"share_all", "priority", "rose_paper", "rose_slack"}:
-        assert judged[name]["harvested_tokens_share"] > 0, name
+        assert judged[name]["rollout_tokens_per_s"] > 0, name
     if "rose_slack" in judged:
         assert certificates["granted"] > 0
     assert "static_split" in said

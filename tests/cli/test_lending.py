@@ -77,7 +77,7 @@ def test_a_file_that_holds_no_share_is_refused(
     Path(f"{path}.limit").write_text(text)
     from rose.errors import CorruptData
 
-    with pytest.raises(CorruptData, match="holds no share of the pool"):
+    with pytest.raises(CorruptData, match="must hold a share of the pool"):
         open_device(path)
 
 

@@ -387,7 +387,10 @@ def test_model_of_a_file_is_planned(capsys, tmp_path) -> None:
         (("Qwen3-8B",), "ROLLOUT"),
         (("Qwen3-8B", "Qwen3-8B"), "--device-gb"),
         (("Qwen3-8B", "Qwen9", "--device-gb", 80), "no model 'Qwen9'; name a config.json"),
-        (("Qwen3-8B", "Qwen3-8B", "--device-gb", "nan"), "--device-gb of nan is not a valid size"),
+        (
+            ("Qwen3-8B", "Qwen3-8B", "--device-gb", "nan"),
+            "--device-gb must be a finite number of GiB, got nan",
+        ),
         (("Qwen3-8B", "Qwen3-8B", "--device-gb", "inf"), "inf"),
         (("Qwen3-8B", "Qwen3-8B", "--device-gb", -1), "-1"),
         (("Qwen3-8B", "Qwen3-8B", "--device-gb", 80, "--tp", 3), "cannot be divided by tp 3"),

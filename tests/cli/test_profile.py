@@ -90,7 +90,7 @@ def test_an_engine_of_the_other_kind_and_a_pool_that_is_given(capsys, tmp_path):
         (500, "answers with status 500"),
         ("", "there are no metrics of vLLM"),
         (vllm(blocks="None"), "give --kv-gib"),
-        (vllm(model="acme/secret"), "of which rose knows no shape; give --kv-gib"),
+        (vllm(model="acme/secret"), "whose shape rose does not know; give --kv-gib"),
         (vllm(blocks=1), "leaves nothing of a KV pool"),
     ],
 )
@@ -138,11 +138,11 @@ def test_an_interrupt_reports_what_there_is(capsys, tmp_path):
         (["--seconds", "nan"], "--seconds must be above 0"),
         (["--every", "-1"], "--every must be above 0"),
         (["--every", "0.0001"], "larger --every"),
-        (["--kv-gib", "nan"], "--kv-gib of nan is not a valid size"),
+        (["--kv-gib", "nan"], "--kv-gib must be from 0 to 1048576 GiB, got nan"),
         (["--kv-gib", "0"], "leaves nothing of a KV pool"),
-        (["--reserve-gib", "-1"], "--reserve-gib of -1 is not a valid size"),
+        (["--reserve-gib", "-1"], "--reserve-gib must be from 0 to 1048576 GiB, got -1"),
         (["--reserve-gib", "90"], "leaves nothing of a KV pool"),
-        (["--model", "Who"], "of which rose knows no shape"),
+        (["--model", "Who"], "whose shape rose does not know"),
         (["--out", __file__], "is a file: name a folder"),
     ],
 )
@@ -168,5 +168,5 @@ def test_a_pool_is_as_large_as_the_model_makes_it():
     # 36 layers, 8 heads of 128 for K and for V, two bytes each.
     assert token_bytes("Qwen/Qwen3-8B") == 36 * 8 * 128 * 2 * 2
     assert token_bytes("meta-llama/Llama-3.1-8B-Instruct") == 32 * 8 * 128 * 2 * 2
-    with pytest.raises(InvalidArgument, match="of which rose knows no shape"):
+    with pytest.raises(InvalidArgument, match="whose shape rose does not know"):
         token_bytes("")

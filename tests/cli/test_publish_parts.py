@@ -173,7 +173,7 @@ def test_ranks_and_parts_that_do_not_go_together_are_one_sentence(
         ("need the --plan", "--rank", "1"),
         ("need the --plan", "--part", "127.0.0.1:1"),
         ("has 2 ranks", "--rank", "2", *planned),
-        ("is for rank 0", "--rank", "1", "--part", "127.0.0.1:1", *planned),
+        ("only rank 0 takes --part", "--rank", "1", "--part", "127.0.0.1:1", *planned),
         ("each of 1 others", "--rank", "0", *planned),
         ("loopback", "--rank", "0", "--part", "10.0.0.1:1", *planned),
     ):

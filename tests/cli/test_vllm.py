@@ -81,7 +81,7 @@ def test_a_users_list_of_plug_ins_is_extended(
     [
         (["-tp", "2"], "the tensor parallel size must be 1"),
         (["--pipeline-parallel-size=2"], "the pipeline parallel size must be 1"),
-        (["--scheduler-cls", "mine.Scheduler"], "--scheduler-cls is rose's own here"),
+        (["--scheduler-cls", "mine.Scheduler"], "rose sets --scheduler-cls itself"),
         (["--additional-config", "[1]"], "must be a JSON object"),
     ],
 )

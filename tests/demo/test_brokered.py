@@ -7,7 +7,7 @@ from rose._core import ManualClock
 from rose.clock import BootClock
 from rose.demo.rose_device import Brokered
 from rose.executor import Reason
-from rose.scheduler.broker import Move
+from rose.scheduler.broker import LoanChange
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, Rig
 from tests.node.test_lending import Time
@@ -42,6 +42,6 @@ def test_a_slab_of_a_pool_smaller_than_production_lends_is_a_loan(tmp_path: Path
         with Brokered(rig.device, Time(clock)) as broker:
             clock.advance(10_000 * NS_PER_MS)  # calm has been seen by then
             (decision,) = broker._loop.poll()
-            assert (decision.move, decision.lend_bytes) == (Move.LEND, 2 * SLAB)
+            assert (decision.move, decision.lend_bytes) == (LoanChange.LEND, 2 * SLAB)
     finally:
         rig.close()

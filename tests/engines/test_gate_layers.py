@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rose.engines.torch import decoder_layers, gate_layers
+from rose.engines.torch import captured_gates, decoder_layers, gate_layers, gated_graph
 from rose.errors import InvalidArgument
 
 
@@ -37,9 +37,13 @@ class Lane:
     def __init__(self) -> None:
         self.step_thread = 0
         self.gates = 0
+        self.captured: list[int | None] = []
 
     def gate(self) -> None:
         self.gates += 1
+
+    def capture_gate(self, stream: int | None) -> None:
+        self.captured.append(stream)
 
 
 def gates_of(lane: Lane, model: Model) -> int:
@@ -71,6 +75,28 @@ def test_gates_stop_the_thread_of_the_step_only() -> None:
     other.start()
     other.join()
     assert lane.gates == 0
+
+
+@pytest.mark.parametrize(("every", "gates"), [(0.5, 14), (1, 7), (3, 3)])
+def test_capture_gets_the_gates_of_a_step_and_leaves_none_in_the_module(
+    every: float, gates: int
+) -> None:
+    lane, model = Lane(), Model(7)
+    with captured_gates(lane, model, every=every, stream=77):
+        model(torch.zeros(1, 4))
+    assert lane.captured == [77] * gates
+    model(torch.zeros(1, 4))
+    with pytest.raises(RuntimeError), captured_gates(lane, model, every=every):
+        raise RuntimeError
+    model(torch.zeros(1, 4))
+    assert (len(lane.captured), lane.gates) == (gates, 0)
+
+
+def test_lane_on_a_cpu_launches_no_graph() -> None:
+    lane = Lane()
+    lane.device = None
+    with pytest.raises(InvalidArgument, match="a lane on a CPU launches no CUDA graphs"):
+        gated_graph(lane, None)
 
 
 def test_gates_can_be_taken_out() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from unittest.mock import PropertyMock, patch
 
 import numpy as np
 import pytest
@@ -14,8 +15,18 @@ from rose.engines.transformers import LiveWeights, flat_bits, load_model
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_pack
 from rose.transfer.codec.operations import digest
+from rose.transfer.digests import TileDigests
+from tests.engines.policies import TileCommit
 
 TILE = 4096
+# On a GPU there is no row beside the buffer; the same code runs on any torch tensor.
+each_place = pytest.mark.parametrize("is_in_place", [False, True], ids=["row", "in_place"])
+
+
+def live(model, *, is_in_place: bool) -> LiveWeights:
+    is_on_host = PropertyMock(return_value=not is_in_place)
+    with patch.object(LiveWeights, "is_on_host", is_on_host):
+        return LiveWeights(model, tile_elements=TILE)
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +80,14 @@ def test_rounded_model_equals_its_bits_and_live_weights_change_nothing_else(mode
     assert weights.scrub()
 
 
+@each_place
 @given(seed=st.integers(0, 2**31), share=st.sampled_from([0.0, 0.0005, 0.02, 0.6]))
 @settings(max_examples=8, deadline=None)
-def test_apply_and_undo_keep_row_and_parameters_equal(model, seed: int, share: float) -> None:
+def test_apply_and_undo_keep_row_and_parameters_equal(
+    model, *, is_in_place: bool, seed: int, share: float
+) -> None:
     ours = copy.deepcopy(model)
-    weights = LiveWeights(ours, tile_elements=TILE)
+    weights = live(ours, is_in_place=is_in_place)
     base = weights.row.copy()
     fresh = changed(base, seed=seed, share=share)
     packed = deltas(weights, fresh)
@@ -91,8 +105,9 @@ def test_apply_and_undo_keep_row_and_parameters_equal(model, seed: int, share: f
     assert [weights.digest(tile) for tile in range(weights.tiles)] == digests_of(weights, base)
 
 
-def test_bad_delta_changes_nothing(model) -> None:
-    weights = LiveWeights(copy.deepcopy(model), tile_elements=TILE)
+@each_place
+def test_bad_delta_changes_nothing(model, *, is_in_place: bool) -> None:
+    weights = live(copy.deepcopy(model), is_in_place=is_in_place)
     base = weights.row.copy()
     good = deltas(weights, changed(base, seed=1, share=0.05))[2]
     bad = replace(good, payload=good.payload[:-1])
@@ -121,6 +136,39 @@ def test_scrub_sees_one_bit_and_a_parameter_that_was_replaced(model) -> None:
     parameter = next(replaced.parameters())
     parameter.data = parameter.data.clone()
     assert not weights.scrub()
+
+
+def test_low_halves_are_repaired_and_bits_are_read_in_place(model) -> None:
+    ours = copy.deepcopy(model)
+    weights = live(ours, is_in_place=True)
+    expected = flat_bits(ours)
+    assert np.array_equal(
+        np.concatenate([weights.bits(at) for at in range(weights.tiles)]), expected.view(np.int16)
+    )
+    assert np.array_equal(weights.row, expected)
+    assert (
+        weights.digests().total == TileDigests(dict(enumerate(digests_of(weights, expected)))).total
+    )
+    parameter = next(ours.parameters())
+    with torch.no_grad():
+        parameter.view(torch.int32).view(-1)[5] ^= 3
+    assert not weights.scrub()
+    assert [at for at in range(weights.tiles) if weights.repair(at)] == [0]
+    assert weights.scrub()
+    assert np.array_equal(flat_bits(ours), expected)
+
+
+def test_version_is_committed_and_rolled_back_in_place(model) -> None:
+    weights = live(copy.deepcopy(model), is_in_place=True)
+    base = weights.row
+    fresh = changed(base, seed=4, share=0.02)
+    commit = TileCommit(weights, fresh)
+    while commit.step():
+        pass
+    assert np.array_equal(weights.row, fresh)
+    commit.abandon()
+    assert np.array_equal(weights.row, base)
+    assert weights.scrub()
 
 
 def test_bits_of_a_tile_can_be_read_and_not_written(model) -> None:

@@ -142,7 +142,7 @@ def test_a_cap_that_means_nothing_is_refused_and_changes_nothing(
     open_rig, size_bytes: int, ttl_ms: float
 ) -> None:
     rig = open_rig()
-    with pytest.raises(InvalidArgument, match="neither may be below 0"):
+    with pytest.raises(InvalidArgument, match="must be at least 0"):
         rig.device.lend_at_most(size_bytes, ttl_ms=ttl_ms)
     assert rig.device.reading().cap_bytes == SLABS * SLAB
 

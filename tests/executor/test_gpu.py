@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from rose._core import CudaDriver, CudaStream, GateKind
-from rose.errors import InvalidArgument, Unavailable
+from rose._core import CudaDriver, CudaGraph, CudaStream, GateKind
+from rose.errors import InvalidArgument, StepAborted, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Refusal
 from rose.memory import DeviceArray
 from rose.units import MIB
+from tests.compute.test_stream_gate import running
 from tests.fake_driver import Fake, in_child
 from tests.known_model import confirm
 from tests.waiting import LONG_S, wait_for
@@ -130,6 +131,84 @@ def test_host_runs_ahead_only_once_launches_are_known(fake: Fake) -> None:
     assert not rig.rollout.runs_ahead
     rig.rollout.set_launches(1020)
     assert ends_a_segment_beside_a_held_stream(fake, rig, within_s=LONG_S)
+    rig.close()
+    assert fake.faults() == []
+
+
+def captured(rig: Rig, gates: int, *, stream: int | None = None) -> CudaGraph:
+    """Capture a step of kernels with gates between them, as an engine does in its warm-up."""
+    device, at = rig.rollout.device, stream or rig.rollout.stream
+    assert device is not None
+    assert at is not None
+    CudaGraph.begin_capture(device, at)
+    for _ in range(gates):
+        rig.rollout.capture_gate(stream)
+    return CudaGraph.end_capture(device, at)
+
+
+@in_child()
+def test_gates_in_captured_graphs_count_and_hold(fake: Fake) -> None:
+    rig = Rig()
+    assert rig.rollout.has_stream_gates
+    other = CudaStream.create(rig.rollout.device, highest=False)
+    graphs = [captured(rig, 3), captured(rig, 2, stream=other.handle)]
+    host_gate = rig.device.gate
+    with rig.step(), running(fake):
+        before = host_gate.passed
+        for _ in range(2):
+            for graph in graphs:
+                rig.rollout.launch(graph)
+        rig.rollout.gate()
+        rig.rollout.finish()
+        assert host_gate.passed == before + 2 * (3 + 2) + 2
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child()
+def test_abort_reaches_a_launch_behind_a_closed_gate(fake: Fake) -> None:
+    rig = Rig()
+    graph = captured(rig, 3)
+    answers: list[Any] = []
+
+    def run() -> None:
+        with rig.step(), rig.serving.step():  # the gate closes
+            try:
+                rig.rollout.launch(graph)
+            except StepAborted as abort:
+                answers.append(abort)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    host_gate = rig.device.gate
+    deadline = time.monotonic() + LONG_S
+    while not answers and time.monotonic() < deadline:
+        host_gate.abort_step()
+        time.sleep(0.01)
+    thread.join(LONG_S)
+    assert len(answers) == 1
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child()
+def test_graph_without_gates_of_the_lane_is_refused(fake: Fake) -> None:
+    rig = Rig()
+    with pytest.raises(InvalidArgument, match="not being captured"):
+        rig.rollout.capture_gate()
+    with rig.step(), pytest.raises(InvalidArgument, match="the graph has no gate"):
+        rig.rollout.launch(captured(rig, 0))
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child(**MEMOP_MISSING)
+def test_gate_on_the_host_cannot_be_captured(fake: Fake) -> None:
+    rig = Rig()
+    assert not rig.rollout.has_stream_gates
+    for call in (rig.rollout.capture_gate, lambda: rig.rollout.launch(captured(rig, 0))):
+        with pytest.raises(Unavailable, match="capture each segment as a graph of its own"):
+            call()
     rig.close()
     assert fake.faults() == []
 

@@ -25,6 +25,33 @@ def engines(gpu: None) -> Any:
     return rose.engines.transformers
 
 
+def test_live_weights_are_changed_on_the_gpu(engines: Any) -> None:
+    import numpy as np
+    import torch
+
+    from rose.transfer import delta_pack
+    from rose.transfer.codec.operations import digest
+
+    model = engines.load_model("tiny-qwen2", seed=1, device="cuda:0")
+    weights = engines.LiveWeights(model)
+    base = weights.row
+    fresh = base.copy()
+    fresh[::97] += 1
+    packed = [delta_pack(fresh[one.where], base[one.where].copy()) for one in weights.cut]
+    for undo, expected in ((False, fresh), (True, base)):
+        for tile, delta in enumerate(packed):
+            weights.apply(tile, delta, undo=undo)
+            assert weights.digest(tile) == digest(expected[weights.cut[tile].where])
+        assert np.array_equal(weights.row, expected)
+        assert np.array_equal(engines.flat_bits(model), expected)
+        assert weights.scrub()
+    first = next(model.parameters())
+    first.data.view(torch.int32).view(-1)[0] ^= 1
+    assert not weights.scrub()
+    assert weights.repair(0)
+    assert weights.scrub()
+
+
 class Pair:
     """Serving and a borrower on one GPU, with copies of both models on the CPU to compare with."""
 

@@ -1,7 +1,9 @@
 """Tensors of a GPU from any library, on any stream: the codec's public functions on the device."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_apply, delta_pack
-from rose.transfer.codec.operations import digest, topk_pack, topk_unpack
+from rose.transfer.codec.operations import delta_check, digest, topk_pack, topk_unpack
 
 pytestmark = pytest.mark.gpu
 
@@ -150,12 +152,56 @@ def test_a_stream_of_cupy_is_passed_by_its_handle(rng: np.random.Generator) -> N
     assert (after == new).all()
 
 
+@pytest.mark.parametrize("undo", [False, True])
+def test_unsound_delta_is_refused_by_the_device_and_changes_nothing(
+    torch: Any, rng: np.random.Generator, *, undo: bool
+) -> None:
+    new, old = two_versions(rng, 16)
+    delta = delta_pack(new, old.copy(), block_elements=DENSE)
+    payload = delta.payload.copy()
+    payload[-1] ^= 1 << 31
+    with pytest.raises(CorruptData) as refusal:
+        delta_check(replace(delta, payload=payload))
+    before = new if undo else old
+    held = on_gpu(before)
+    with pytest.raises(CorruptData, match=re.escape(str(refusal.value))):
+        delta_apply(held, replace(delta, payload=payload), undo=undo)
+    assert (on_host(held) == before).all()
+
+
+def test_model_is_packed_and_applied_as_its_tensors_are(
+    torch: Any, rng: np.random.Generator
+) -> None:
+    pairs = {
+        str(at): two_versions(rng, 8 << at % 3, 1 + int(rng.integers(COUNT))) for at in range(30)
+    }
+    fresh, shadow, held = (
+        {name: on_gpu(pair[which]) for name, pair in pairs.items()} for which in (0, 1, 1)
+    )
+    deltas = delta_pack(fresh, shadow, block_elements=DENSE)
+    for name, (new, old) in pairs.items():
+        assert same(deltas[name], delta_pack(new, old, block_elements=DENSE))
+        assert torch.equal(shadow[name], fresh[name])
+    before = {name: one.clone() for name, one in held.items()}
+    payload = deltas["29"].payload.copy()
+    payload[-1] = 0xFFFFFFFF
+    with pytest.raises(CorruptData, match=r"weights\['29'\]: block"):
+        delta_apply(held, {**deltas, "29": replace(deltas["29"], payload=payload)})
+    assert all(torch.equal(held[name], before[name]) for name in held)
+    delta_apply(held, deltas, verify=True)
+    assert all(torch.equal(held[name], fresh[name]) for name in held)
+
+
 # ---- streams
 
 
-def test_an_apply_is_queued_and_nobody_waits(torch: Any, rng: np.random.Generator) -> None:
+def test_an_apply_of_a_checked_delta_is_queued_and_nobody_waits(
+    torch: Any, rng: np.random.Generator
+) -> None:
     new, old = two_versions(rng, 16)
     delta = delta_pack(new, old.copy())
+    delta_check(delta)
+    delta = replace(delta, is_checked=True)
     stream = torch.cuda.Stream(priority=0)  # the lowest there is
     held = on_gpu(old)
     delta_apply(on_gpu(old), delta, stream=stream)  # kernels are loaded with the first

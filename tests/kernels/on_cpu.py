@@ -125,6 +125,7 @@ UnpackParams = params(
     "entries offsets first_outputs payload payload_words base:box width count block_elements "
     "positions values output_count bad_block"
 )
+GatherParams = params("entries offsets starts blocks arena payload")
 DigestParams = params("bits:box width count first_index seed sums")
 HistogramParams = params("bits:box shadow:box count ages age_limit histogram")
 ThresholdParams = params("histogram budget threshold")

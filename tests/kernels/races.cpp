@@ -11,6 +11,7 @@
 #include "delta_apply.cu"
 #include "delta_pack.cu"
 #include "digest.cu"
+#include "payload_gather.cu"
 #include "quantise.cu"
 #include "topk_pack.cu"
 #include "topk_unpack.cu"
@@ -160,6 +161,14 @@ void run_codec(const Scenario& scenario) {
     packed = {};
   }
   run(delta_pack_kernel, params_of(count, nullptr), blocks, threads);
+
+  std::vector<u64> starts(blocks);
+  for (u64 i = 1; i < blocks; ++i) starts[i] = starts[i - 1] + to_entry(entries[i - 1]).words;
+  std::vector<u32> payload(cursor + 1);
+  run(payload_gather_kernel,
+      PayloadGatherParams{entries.data(), offsets.data(), starts.data(), blocks, arena.data(),
+                          payload.data()},
+      1, kGatherThreads);
 
   std::vector<u8> weights = arrays.old;
   run(delta_apply_kernel,

@@ -1,23 +1,30 @@
 """The embedded codec on tensors, its kernels on this CPU: it hands them what they need."""
 
 import ctypes
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rose.errors import InternalError, InvalidArgument
+from rose.errors import CorruptData, InternalError, InvalidArgument
+from rose.transfer.codec.backend import HostBackend
 from tests.kernels import on_cpu
 from tests.kernels.cases import Case, answer
 from tests.kernels.on_cpu import Box, KernelsOnCpu, Order, divisor
 from tests.reference import delta as reference
 from tests.reference.delta import Delta
+from tests.vectors.delta_v2 import changed
 
 torch = pytest.importorskip("torch")
 embedded = pytest.importorskip("rose.kernels.embedded")
+gpu = pytest.importorskip("rose.transfer.codec.gpu")
+GpuBackend = gpu.GpuBackend
 
 BLOCK = 16_384
+HOST = HostBackend(isa=None)
 CASES = [Case(BLOCK, 40_961, 0.05, 0.2, width=width) for width in (8, 16, 32)]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.width}_bits")
 
@@ -45,6 +52,13 @@ class LauncherOnCpu:
     def delta_apply(self, **values: Any) -> None:
         values["is_undo"] = values.pop("undo")
         self._run("delta_apply", on_cpu.ApplyParams, values, "weights")
+
+    def payload_gather(self, *, stream: int, **values: Any) -> None:
+        assert stream == 7
+        ctas = -(-values["blocks"] // 8)
+        self._kernels.launch(
+            "payload_gather", on_cpu.GatherParams(**values), blocks=ctas, threads=256
+        )
 
     def topk_unpack(self, **values: Any) -> None:
         self._run("topk_unpack", on_cpu.UnpackParams, values, "base")
@@ -141,6 +155,163 @@ def test_bad_block_has_its_number_in_the_table(codec: Any) -> None:
     assert int(codec.delta_apply(weights, *table(delta), block_elements=BLOCK)) == 2
     with pytest.raises(InternalError, match="the device refuses block 2 of a sound delta"):
         codec.topk_unpack(weights, *table(delta), block_elements=BLOCK)
+
+
+# ---- the back end of a GPU over these kernels
+
+
+@each_case
+def test_packs_are_fetched_as_the_host_packs_them(codec: Any, case: Case) -> None:
+    want = answer(case)
+    shadow = want.old.copy()
+    options: dict[str, Any] = {"block_elements": BLOCK, "threshold": 0}
+    expected = HOST.delta_pack(want.new, shadow.copy(), **options)
+    found = GpuBackend(codec).delta_pack(tensor(want.new), tensor(shadow), **options)
+    assert found.to_bytes() == expected.to_bytes()
+    nothing = GpuBackend(codec).delta_pack(tensor(want.new), tensor(shadow), **options)
+    assert (nothing.changed, len(nothing.payload)) == (0, 0)
+
+
+@each_case
+def test_device_refuses_what_the_host_refuses(codec: Any, case: Case) -> None:
+    rng = np.random.default_rng(case.width)
+    want = answer(case)
+    sound = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+    refusals = 0
+    for undo in (False, True) * 20:
+        entries, payload = sound.entries.copy(), sound.payload.copy()
+        if rng.random() < 0.2:
+            entries[rng.integers(len(entries))] ^= np.uint64(1 << int(rng.integers(64)))
+        else:
+            payload[rng.integers(len(payload))] ^= np.uint32(1 << int(rng.integers(32)))
+        delta = replace(sound, entries=entries, payload=payload)
+        held = want.new.copy() if undo else want.old.copy()
+        expected = held.copy()
+        try:
+            HOST.delta_apply(expected, delta, undo=undo)
+        except CorruptData as refusal:
+            refusals += 1
+            with pytest.raises(CorruptData, match=re.escape(str(refusal))):
+                GpuBackend(codec).delta_apply(tensor(held), delta, undo=undo)
+        else:
+            GpuBackend(codec).delta_apply(tensor(held), delta, undo=undo)
+        assert np.array_equal(held, expected)
+    assert 0 < refusals < 40
+
+
+def test_device_that_refuses_a_sound_delta_is_a_bug_and_changes_nothing(
+    codec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = answer(CASES[1])
+    delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+    held, apply = want.old.copy(), codec.delta_apply
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        return apply(*args, **options).fill_(1)
+
+    monkeypatch.setattr(codec, "delta_apply", refuse)
+    with pytest.raises(InternalError, match="the device refuses block 1 of a sound delta"):
+        GpuBackend(codec).delta_apply(tensor(held), delta, undo=False)
+    assert np.array_equal(held, want.old)
+    # The host has checked it: nobody waits to see what the device says.
+    GpuBackend(codec).delta_apply(tensor(held), replace(delta, is_checked=True), undo=False)
+    assert np.array_equal(held, want.new)
+
+
+def test_upper_halves_of_floats_are_changed_and_digested_in_place(codec: Any) -> None:
+    want = answer(CASES[1])
+    delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+    floats = torch.from_numpy((want.old.astype(np.uint32) << 16).view(np.float32))
+    halves = floats.view(torch.int16)[1::2]
+    backend = GpuBackend(codec)
+    backend.delta_apply(halves, delta, undo=False, verify=True)
+    assert np.array_equal(floats.numpy().view(np.uint32), want.new.astype(np.uint32) << 16)
+    assert backend.digest(halves, first_index=0, seed=0) == delta.digest
+
+
+def models() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return new and old arrays of a model: of all widths, one without elements, one unchanged."""
+    rng = np.random.default_rng(7)
+    news, olds = {}, {}
+    for name, count, width in (("a", 50_000, 16), ("b", 0, 16), ("c", 33, 8), ("d", 20_001, 32)):
+        news[name], olds[name] = changed(rng, count, density=0.05, steps=0.7, width=width)
+    news["same"] = olds["same"] = rng.integers(0, 1 << 16, 129, dtype=np.uint16)
+    return news, olds
+
+
+def boxed(model: dict[str, Any]) -> list[Any]:
+    """Copy the arrays into tensors, the first one with strides."""
+    tensors = [tensor(one.copy()) for one in model.values()]
+    wide = torch.zeros(len(tensors[0]) // 10, 16, dtype=tensors[0].dtype)[:, 3:13]
+    wide.copy_(tensors[0].view(wide.shape))
+    return [wide, *tensors[1:]]
+
+
+def bits_of(tensors: list[Any]) -> list[list[int]]:
+    return [one.contiguous().view(-1).tolist() for one in tensors]
+
+
+class Copies:
+    """Counts what goes to the device and comes back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent = self.fetched = 0
+        to_device, to_host = gpu.on_gpu_of, gpu.on_host
+
+        def on_gpu_of(*args: Any) -> Any:
+            self.sent += 1
+            return to_device(*args)
+
+        def on_host(*args: Any) -> Any:
+            self.fetched += 1
+            return to_host(*args)
+
+        monkeypatch.setattr(gpu, "on_gpu_of", on_gpu_of)
+        monkeypatch.setattr(gpu, "on_host", on_host)
+
+
+def test_model_is_packed_and_applied_as_its_tensors_are_with_one_copy_each(
+    codec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news, olds = models()
+    expected = [
+        HOST.delta_pack(new, old.copy(), block_elements=BLOCK, threshold=0)
+        for new, old in zip(news.values(), olds.values(), strict=True)
+    ]
+    known = [None, None, expected[2].base_digest, None, None]
+    copies, backend = Copies(monkeypatch), GpuBackend(codec)
+    fresh, shadow = boxed(news), boxed(olds)
+    deltas = backend.delta_pack_all(fresh, shadow, block_elements=BLOCK, base_digests=known)
+    assert [one.to_bytes() for one in deltas] == [one.to_bytes() for one in expected]
+    assert bits_of(shadow) == bits_of(fresh)
+    assert (copies.sent, copies.fetched) == (0, 1)
+    for undo in (True, False, True):
+        backend.delta_apply_all(shadow, deltas, list(news), undo=undo, verify=True)
+        assert bits_of(shadow) == bits_of(boxed(olds if undo else news))
+    assert (copies.sent, copies.fetched) == (3, 1)
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_tensors_of_a_model_are_changed_together_or_not_at_all(codec: Any, *, undo: bool) -> None:
+    news, olds = models()
+    backend = GpuBackend(codec)
+    none = [None] * len(news)
+    deltas = backend.delta_pack_all(
+        boxed(news), boxed(olds), block_elements=BLOCK, base_digests=none
+    )
+    payload = deltas[3].payload.copy()
+    payload[-1] = 0xFFFFFFFF
+    wrong = [*deltas[:3], replace(deltas[3], payload=payload), deltas[4]]
+    held = boxed(news if undo else olds)
+    before = bits_of(held)
+    with pytest.raises(CorruptData, match=r"^d: block 1 "):
+        backend.delta_apply_all(held, wrong, list(news), undo=undo)
+    assert bits_of(held) == before
+    held[4][0] += 1
+    with pytest.raises(CorruptData, match=r"^same: the weights are not the (base|result) of the"):
+        backend.delta_apply_all(held, deltas, list(news), undo=undo, verify=True)
+    with pytest.raises(InvalidArgument, match=r"^c: the delta is for 33 elements of 8 bits"):
+        backend.delta_apply_all([*held[:2], *held[1:4]], deltas, list(news), undo=undo)
 
 
 def test_topk_with_ages(codec: Any) -> None:

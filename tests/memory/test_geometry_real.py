@@ -75,7 +75,7 @@ def test_every_head_is_on_as_many_devices_as_any_other(kv_heads: int, tp: int) -
 
 @pytest.mark.parametrize(("kv_heads", "tp"), [(8, 3), (8, 12), (8, 0), (8, -1)])
 def test_heads_that_cannot_be_shared_out_are_refused(kv_heads: int, tp: int) -> None:
-    with pytest.raises(InvalidArgument, match="cannot be shared out"):
+    with pytest.raises(InvalidArgument, match="cannot be divided among"):
         shard_heads(kv_heads, tp)
 
 

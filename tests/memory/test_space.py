@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused() -> None:
     shared = arbiter()
     with pytest.raises(InvalidArgument, match="header_index 3"):
         space_of(shared, SERVING, 3)
-    with pytest.raises(InvalidArgument, match="2 must fit a slab"):
+    with pytest.raises(InvalidArgument, match="must hold at least 2 blocks"):
         KVSpace(shared, 0, KVGeometry(1, 1, SLAB), header_index=0)
     space = space_of(shared, WHOLE, 1)
     with pytest.raises(InvalidArgument, match="no view per layer"):

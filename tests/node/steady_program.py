@@ -3,7 +3,7 @@
 import sys
 
 from rose.errors import InvalidArgument, Unavailable
-from rose.node.program import serve_until_told
+from rose.node.program import serve_until_stopped
 from rose.scheduler.worker import WorkerLost
 from tests.node.steady import VERSION, SteadyWorker
 
@@ -37,4 +37,4 @@ class Steady:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if serve_until_told(Steady, stdin=sys.stdin, stdout=sys.stdout) else 1)
+    sys.exit(0 if serve_until_stopped(Steady, stdin=sys.stdin, stdout=sys.stdout) else 1)

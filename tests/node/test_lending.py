@@ -11,7 +11,7 @@ from rose.clock import BootClock
 from rose.errors import InvalidArgument
 from rose.executor import CoServing, Reason
 from rose.node.lending import BrokeredDevice, LendingLoop
-from rose.scheduler.broker import Decision, Move
+from rose.scheduler.broker import Decision, LoanChange
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
 from tests.waiting import wait_for
@@ -97,7 +97,7 @@ class World:
     def grown(self) -> None:
         """Let the loan reach the most that there is."""
         moves = [one.move for one in self.rounds(9)]
-        assert moves[-1] is Move.KEEP
+        assert moves[-1] is LoanChange.KEEP
         assert self.lent == MOST
 
     def slow_tokens(self, *, every_ms: int) -> None:
@@ -141,16 +141,16 @@ def test_serving_that_gets_late_has_all_back_and_lends_again_when_its_hold_is_ov
     world.grown()
     world.slow_tokens(every_ms=2 * TPOT_MS)
     ended = world.round()
-    assert (ended.move, ended.lend_bytes) == (Move.END, 0)
+    assert (ended.move, ended.lend_bytes) == (LoanChange.END, 0)
     assert "later tokens have a P99 of" in ended.why
     assert world.lent == 0
     assert world.rig.device.lender.grow(1).reason is Reason.OVER_LIMIT
     moves = [one.move for one in world.rounds(12)]
     # Three rounds until late tokens are out of the window, then a hold of 20 s.
-    refused = moves.index(Move.LEND)
-    assert moves[:refused] == [Move.REFUSE] * refused
+    refused = moves.index(LoanChange.LEND)
+    assert moves[:refused] == [LoanChange.REFUSE] * refused
     assert refused * ROUND_MS >= 20_000
-    assert set(moves[refused + 1 :]) <= {Move.GROW, Move.KEEP}
+    assert set(moves[refused + 1 :]) <= {LoanChange.GROW, LoanChange.KEEP}
     assert world.lent > 2
 
 
@@ -163,7 +163,7 @@ def test_the_broker_is_told_what_serving_took_back_and_what_is_left(open_world) 
     assert left < MOST
     world.rig.serving.settle()
     decision = world.round()
-    assert (decision.move, decision.lend_bytes) == (Move.SHRINK, left * SLAB)
+    assert (decision.move, decision.lend_bytes) == (LoanChange.SHRINK, left * SLAB)
     assert decision.why == "its executor took a loan back"
     assert world.lent == left
     # What goes home over a cap is the broker's own doing, and no revocation.
@@ -176,7 +176,7 @@ def test_ebb_and_flow_of_small_revocations_neither_shrinks_a_loan_nor_holds_it(o
     world.grown()
     decisions = [world.ebb(6) for _ in range(12)]
     assert world.rig.device.reading().revocations == 60
-    assert {(one.move, one.retry_after_ms) for one in decisions} == {(Move.KEEP, 0.0)}
+    assert {(one.move, one.retry_after_ms) for one in decisions} == {(LoanChange.KEEP, 0.0)}
     assert world.lent == MOST
 
 
@@ -190,7 +190,7 @@ def test_serving_that_takes_back_more_than_ebbs_at_once_or_bit_by_bit_is_a_revoc
     assert [one.retry_after_ms for one in decisions] == pytest.approx([20e3, 40e3, 80e3])
     bit_by_bit.grown()
     decision = bit_by_bit.ebb(6, flows=False)  # 1 of 11 each second, and none comes back
-    assert (decision.move, decision.why) == (Move.SHRINK, "its executor took a loan back")
+    assert (decision.move, decision.why) == (LoanChange.SHRINK, "its executor took a loan back")
     assert decision.retry_after_ms == pytest.approx(20e3)
 
 
@@ -217,7 +217,7 @@ def test_a_loop_that_starts_anew_takes_over_the_loan_it_finds(open_world) -> Non
         clock=Time(world.clock),
     )
     decision = world.round()
-    assert (decision.move, decision.lend_bytes) == (Move.KEEP, MOST * SLAB)
+    assert (decision.move, decision.lend_bytes) == (LoanChange.KEEP, MOST * SLAB)
     assert world.lent == MOST
 
 
@@ -228,7 +228,7 @@ def test_a_device_that_gave_back_is_one_that_cannot_be_read(open_world) -> None:
     assert world.lent == 0
     kept = world.round()
     assert kept.why == "not renewed: this device lends no more: RuntimeError: planted"
-    assert world.rounds(13)[-1].move is Move.REFUSE  # its loan has run out
+    assert world.rounds(13)[-1].move is LoanChange.REFUSE  # its loan has run out
     assert world.rig.serving.ensure(SLABS * 4)
 
 
@@ -284,7 +284,7 @@ def test_what_fails_in_the_loop_makes_its_devices_give_everything_back(open_worl
 def test_what_makes_no_loop_is_refused(open_world) -> None:
     world = open_world()
     device = BrokeredDevice("d0", world.rig.device)
-    with pytest.raises(InvalidArgument, match="one name"):
+    with pytest.raises(InvalidArgument, match="different names"):
         LendingLoop([device, device])
     with pytest.raises(InvalidArgument, match="period_ms"):
         LendingLoop([device], period_ms=0.0)
@@ -304,7 +304,7 @@ def test_serving_is_not_held_up_by_a_loan_that_ends_in_the_middle_of_a_step(open
     world.slow_tokens(every_ms=2 * TPOT_MS)
     world.clock.advance(ROUND_MS * NS_PER_MS)
     (decision,) = world.loop.poll()  # the step pins all of it, and this returns
-    assert decision.move is Move.END
+    assert decision.move is LoanChange.END
     world.rig.device._tend()
     assert world.lent == MOST
     assert world.rig.serving.alloc(4) is not None

@@ -28,7 +28,7 @@ class PlainBound:
 
     def margin(self) -> float:
         """Return the quantile now; infinite when there are too few scores for the level."""
-        rank = math.ceil((len(self.scores) + 1) * (1 - self.level))
+        rank = math.ceil((len(self.scores) + 1) * (1 - self.level) - 1e-9)
         if rank > len(self.scores):
             return math.inf
         return max(1.0, sorted(self.scores)[max(rank, 1) - 1])

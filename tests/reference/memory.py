@@ -375,7 +375,7 @@ class MemoryModel:
         )
 
     def free(self, partition: int, ids: list[int]) -> None:
-        touched = []
+        touched: list[Slab] = []
         for block in ids:
             self.owned_slab(partition, block).used[block] -= 1
         for block in dict.fromkeys(ids):
@@ -383,8 +383,8 @@ class MemoryModel:
             if slab.used[block] == 0:
                 del slab.used[block]
                 self.keep_or_forget(partition, slab, block)
-            if slab not in touched:
-                touched.append(slab)
+            # A slab goes when its last block does.
+            touched = [one for one in touched if one is not slab] + [slab]
         for slab in touched:
             self.settle(slab)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rose.scheduler.broker import Broker, Move, Unread
+from rose.scheduler.broker import Broker, LoanChange, Unread
 from rose.units import GIB
 from tests.scheduler.broker_world import calm, device, late
 
@@ -22,12 +22,12 @@ def test_a_loan_begins_with_a_quarter_and_grows_to_most_of_what_is_left():
     broker = Broker(device())
     most = 0.8 * (0.8 * POOL - RESERVE)
     first, now_ms = grown(broker, polls=3)
-    assert first.move is Move.LEND
+    assert first.move is LoanChange.LEND
     assert first.lend_bytes == pytest.approx(most / 4, rel=0.01)
     second, _ = grown(broker, polls=1, begin_ms=now_ms + EVERY_MS)
-    assert second.move is Move.GROW
+    assert second.move is LoanChange.GROW
     last, _ = grown(broker, begin_ms=now_ms + 2 * EVERY_MS)
-    assert last.move is Move.KEEP
+    assert last.move is LoanChange.KEEP
     assert last.lend_bytes == pytest.approx(most, rel=0.01)
 
 
@@ -44,7 +44,7 @@ def test_nothing_is_lent_before_calm_was_seen_for_a_while():
     assert refused.retry_after_ms == 10e3
     assert refused.why == "calm must last 10 s more"
     moves = [broker.decide(calm(at), at).move for at in (5e3, 9.9e3, 10e3)]
-    assert moves == [Move.REFUSE] * 2 + [Move.LEND]
+    assert moves == [LoanChange.REFUSE] * 2 + [LoanChange.LEND]
 
 
 def test_calm_is_seen_anew_after_readings_that_failed():
@@ -52,7 +52,7 @@ def test_calm_is_seen_anew_after_readings_that_failed():
     broker.decide(calm(0), 0)
     broker.decide(Unread(device(), "no answer"), 5e3)
     moves = [broker.decide(calm(at), at).move for at in (10e3, 19e3, 20e3)]
-    assert moves == [Move.REFUSE, Move.REFUSE, Move.LEND]
+    assert moves == [LoanChange.REFUSE, LoanChange.REFUSE, LoanChange.LEND]
 
 
 def test_a_loan_that_nobody_renewed_in_time_is_over_and_another_may_begin():
@@ -60,11 +60,11 @@ def test_a_loan_that_nobody_renewed_in_time_is_over_and_another_may_begin():
     first, now_ms = grown(broker)
     late_ms = now_ms + first.ttl_ms
     ended = broker.decide(Unread(device(), "no answer"), late_ms)
-    assert (ended.move, ended.lend_bytes) == (Move.END, 0)
+    assert (ended.move, ended.lend_bytes) == (LoanChange.END, 0)
     other = Broker(device())
     grown(other)
     begun = other.decide(calm(late_ms), late_ms)
-    assert begun.move is Move.LEND
+    assert begun.move is LoanChange.LEND
     assert begun.lend_bytes < first.lend_bytes
 
 
@@ -72,7 +72,7 @@ def test_a_reading_that_is_old_says_nothing():
     broker = Broker(device())
     last, now_ms = grown(broker)
     kept = broker.decide(calm(now_ms - 12e3), now_ms + 4e3)
-    assert (kept.move, kept.why) == (Move.KEEP, "not renewed: its last reading is 16 s old")
+    assert (kept.move, kept.why) == (LoanChange.KEEP, "not renewed: its last reading is 16 s old")
     assert kept.ttl_ms == last.ttl_ms - 4e3
 
 
@@ -90,9 +90,9 @@ def test_serving_that_grows_within_the_rest_takes_nothing_back():
     last, now_ms = grown(broker)
     used = 1 - (last.lend_bytes + RESERVE) / POOL - 0.01
     kept = broker.decide(calm(now_ms + 1e3, kv_used=used), now_ms + 1e3)
-    assert (kept.move, kept.lend_bytes) == (Move.KEEP, last.lend_bytes)
+    assert (kept.move, kept.lend_bytes) == (LoanChange.KEEP, last.lend_bytes)
     cut = broker.decide(calm(now_ms + 2e3, kv_used=used + 0.02), now_ms + 2e3)
-    assert cut.move is Move.SHRINK
+    assert cut.move is LoanChange.SHRINK
     assert cut.why == "serving's requests and its reserve need what is lent"
 
 
@@ -124,7 +124,7 @@ def test_what_rollouts_do_on_purpose_and_what_a_step_makes_wait_is_no_pressure(b
     broker = Broker(device())
     before, now_ms = grown(broker)
     after = broker.decide(calm(now_ms + 1e3, **beside), now_ms + 1e3)
-    assert (after.move, after.lend_bytes) == (Move.KEEP, before.lend_bytes)
+    assert (after.move, after.lend_bytes) == (LoanChange.KEEP, before.lend_bytes)
 
 
 def test_a_second_reading_under_the_same_pressure_is_the_same_revocation():
@@ -148,13 +148,13 @@ def test_what_the_executor_takes_back_by_itself_is_a_revocation_too():
     _, now_ms = grown(broker, lent_bytes=10 * GIB, revocations=7)
     reading = calm(now_ms + 1e3, lent_bytes=5 * GIB, revocations=8)
     after = broker.decide(reading, now_ms + 1e3)
-    assert (after.move, after.lend_bytes) == (Move.SHRINK, 5 * GIB)
+    assert (after.move, after.lend_bytes) == (LoanChange.SHRINK, 5 * GIB)
     assert after.retry_after_ms == 20e3
     assert after.why == "its executor took a loan back"
     # An executor that starts anew counts from zero: that is no revocation.
     reading = calm(now_ms + 2e3, lent_bytes=5 * GIB, revocations=0)
     after = broker.decide(reading, now_ms + 2e3)
-    assert after.move is Move.KEEP
+    assert after.move is LoanChange.KEEP
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_what_ebbs_and_flows_on_loan_is_no_revocation_unless_it_is_much_or_nobod
 
 def test_a_broker_that_starts_anew_takes_over_the_loans_it_finds():
     found = Broker(device()).decide(calm(0, lent_bytes=8 * GIB), 0)
-    assert (found.move, found.lend_bytes) == (Move.KEEP, 8 * GIB)
+    assert (found.move, found.lend_bytes) == (LoanChange.KEEP, 8 * GIB)
     too_much = Broker(device()).decide(calm(0, lent_bytes=39 * GIB), 0)
-    assert too_much.move is Move.SHRINK
+    assert too_much.move is LoanChange.SHRINK
 
 
 def test_each_revocation_halves_the_time_to_live_within_its_limits():

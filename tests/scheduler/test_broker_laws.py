@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.scheduler.broker import Broker, Move, Observation
+from rose.scheduler.broker import Broker, LoanChange, Observation
 from rose.scheduler.broker.broker import (
     FORGIVE_MS,
     HOLD_MAX_MS,
@@ -58,8 +58,9 @@ def test_every_decision_of_every_history_keeps_the_laws(history):
                 assert one.lend_bytes % of.slab_bytes == 0
             if before and name in squeezed:  # Pressure makes every loan smaller at once.
                 assert one.lend_bytes < before
-                assert one.move in {Move.SHRINK, Move.END, Move.REFUSE}
-            if one.move in {Move.LEND, Move.GROW}:  # After pressure not before the shortest hold.
+                assert one.move in {LoanChange.SHRINK, LoanChange.END, LoanChange.REFUSE}
+            # After pressure not before the shortest hold.
+            if one.move in {LoanChange.LEND, LoanChange.GROW}:
                 assert now_ms - pressed.get(name, -1e9) >= HOLD_MIN_MS
             ends_ms[name] = now_ms + one.ttl_ms
 
@@ -69,17 +70,17 @@ def test_the_hold_of_a_flapping_device_grows_to_its_cap_and_stays_there(flaps, e
     """Pressed as soon as it lends again: each time it waits longer, up to the longest hold."""
     broker, now_ms, held_ms = Broker(device()), SETTLE_MS, []
     broker.decide(calm(0), 0)
-    assert broker.decide(calm(now_ms), now_ms).move is Move.LEND
+    assert broker.decide(calm(now_ms), now_ms).move is LoanChange.LEND
     for _ in range(flaps):
         now_ms += 1 + extra_ms
         ended = broker.decide(late(now_ms), now_ms)
-        assert ended.move is Move.END
+        assert ended.move is LoanChange.END
         held_ms.append(ended.retry_after_ms)
         calm_ms = now_ms + 1e3
         broker.decide(calm(calm_ms), calm_ms)
         now_ms += ended.retry_after_ms
-        assert broker.decide(calm(now_ms - 1), now_ms - 1).move is Move.REFUSE
-        assert broker.decide(calm(now_ms), now_ms).move is Move.LEND
+        assert broker.decide(calm(now_ms - 1), now_ms - 1).move is LoanChange.REFUSE
+        assert broker.decide(calm(now_ms), now_ms).move is LoanChange.LEND
     expected = [min(HOLD_MIN_MS * 2.0**n, HOLD_MAX_MS) for n in range(1, flaps + 1)]
     assert held_ms == pytest.approx(expected)
 

@@ -326,7 +326,7 @@ def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
             assert [one.trajectory for one in scheduler.trajectories()] == [1, 2]
             await scheduler.finish(2)
         note(contradiction, contradiction)  # The first one did not end anything: it is damage.
-        with pytest.raises(InvalidArgument, match="was there before"):
+        with pytest.raises(InvalidArgument, match="was used before"):
             async with opened(path):
                 pass
 

@@ -60,5 +60,5 @@ def test_a_constant_has_the_value_that_it_was_given(name: str) -> None:
 def test_a_name_that_is_none_or_a_setting_of_its_own_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="no constant patience_ms"):
         SchedulerSettings(tuning={"patience_ms": 1})
-    with pytest.raises(InvalidArgument, match="max_staleness is a setting of its own"):
+    with pytest.raises(InvalidArgument, match="max_staleness must not be in tuning"):
         SchedulerSettings(tuning={"max_staleness": 1})

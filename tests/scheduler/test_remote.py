@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rose.errors import DeadlineExceeded, InvalidArgument
 from rose.scheduler import remote
-from rose.scheduler.mailbox import Mailbox, Nothing
+from rose.scheduler.outbox import Nothing, Outbox
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.wire import (
     MESSAGE_BYTES_MAX,
@@ -48,7 +48,7 @@ class Script:
         self._is_ending = is_ending
         self._is_deaf = is_deaf
         self.commands: list[Command] = []
-        self.more: Mailbox[bytes] = Mailbox(items_max=1000)
+        self.more: Outbox[bytes] = Outbox(items_max=1000)
 
     def __call__(self, requests, context) -> Iterator[bytes]:
         if not self._is_deaf:

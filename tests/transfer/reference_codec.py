@@ -4,6 +4,7 @@ What is tested with it is the way from a tensor and a `Delta` to a kernel and ba
 `rose/transfer/codec/gpu.py`; the kernels have tests of their own.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ def put(bits: Any, row: Any) -> None:
 
 class ReferenceCodec:
     """Payloads lie in the arena in the reverse order of their blocks."""
+
+    checks_deltas = False
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -72,6 +75,17 @@ class ReferenceCodec:
             digest=torch.from_numpy(sums.view(np.int64)),
         )
 
+    def gathered(self, packed: PackedBlocks, words: int) -> Any:
+        import torch
+
+        sizes = (packed.entries >> 44).tolist()
+        parts = [
+            packed.arena[offset : offset + size]
+            for offset, size in zip(packed.offsets.tolist(), sizes, strict=True)
+        ]
+        assert sum(sizes) == words
+        return torch.cat([packed.entries.view(torch.int32), *parts])
+
     def delta_apply(
         self,
         weights: Any,
@@ -81,6 +95,7 @@ class ReferenceCodec:
         *,
         block_elements: int,
         undo: bool,
+        bad_block: None,
     ) -> None:
         self.calls.append("delta_apply")
         delta = model_of(weights, entries, offsets, payload, block_elements=block_elements)
@@ -119,6 +134,11 @@ class ReferenceCodec:
         self.calls.append("digest")
         sums = reference.digest(row_of(bits), first_index=first_index, seed=seed)
         return torch.from_numpy(np.array(sums, np.uint64).view(np.int64))
+
+    def digest_all(self, tensors: Sequence[Any]) -> Any:
+        import torch
+
+        return torch.stack([self.digest(one, first_index=0, seed=0) for one in tensors])
 
 
 def model_of(

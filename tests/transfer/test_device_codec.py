@@ -149,6 +149,19 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
         "digest_kernel grid 1 1 1 block 256 1 1",
         [*box_of_arguments(0x1001), *(8, 0x22, 8, 0x55, 0x3008)],
     ),
+    "payload_gather": (
+        "payload_gather",
+        {
+            "entries": 0x1008,
+            "offsets": 0x2008,
+            "starts": 0x3008,
+            "blocks": 9,
+            "arena": 0x4004,
+            "payload": 0x5004,
+        },
+        "payload_gather_kernel grid 2 1 1 block 256 1 1",
+        [0x1008, 0x2008, 0x3008, 9, 0x4004, 0x5004],
+    ),
 }
 
 

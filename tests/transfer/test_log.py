@@ -338,7 +338,7 @@ def test_a_publisher_whose_incarnation_is_over_publishes_nothing_any_more() -> N
     before = RowPublisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
     heir = RowPublisher(weights(2), "run", 2, 2, log, tile_elements=TILE)
     before._version = Version("run", 1, 7)  # its numbers may be above those of the heir
-    with pytest.raises(Unavailable, match="of an incarnation before"):
+    with pytest.raises(Unavailable, match="belongs to an older incarnation"):
         before.publish(weights(3))
     assert heir.publish(weights(3)).version == Version("run", 2, 3)
     assert [one.version.incarnation for one in log.wait_manifests(-1, 0)] == [2, 2]

@@ -267,7 +267,7 @@ def test_ranks_take_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_has_another_token_or_another_cut_learns_nothing(trainer: Trainer) -> None:
     with pytest.raises(Unavailable, match="another token"):
         RemotePart(trainer.server.address, "00" * 32, TILES, "0", timeout_s=LONG_S)
-    with pytest.raises(InvalidArgument, match="has another layout"):
+    with pytest.raises(InvalidArgument, match="layouts of the publisher and of this rank differ"):
         RemotePart(
             trainer.server.address, trainer.server.token, Tiles.of(1000, 2 * TILE), "0",
             timeout_s=LONG_S,

@@ -11,7 +11,7 @@ from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey, Ver
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
-from rose.transfer.receiving.commit import CommitState, Outcome
+from rose.transfer.receiving.commit import CommitOutcome, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReceiverState, Staging
 from rose.transfer.source import Frames, SourceAround
@@ -180,7 +180,9 @@ def test_abandoned_version_is_staged_again() -> None:
         staged = worker.receiver.take_staged()
         assert staged is not None
         worker.receiver.report(
-            Outcome(version, CommitState.ROLLED_BACK, worker.receiver.digest, is_abandoned=True)
+            CommitOutcome(
+                version, CommitState.ROLLED_BACK, worker.receiver.digest, is_abandoned=True
+            )
         )
         worker.follow(version)
         assert worker.receiver.stats.snapshots == 0
@@ -209,7 +211,7 @@ def test_outcome_of_a_version_that_was_not_taken_is_a_bug() -> None:
     with Worker(trainer.log, weights(1)) as worker:
         with pytest.raises(InternalError):
             worker.receiver.report(
-                Outcome(Version("run", 1, 9), CommitState.COMMITTED, row_digest(weights(1)))
+                CommitOutcome(Version("run", 1, 9), CommitState.COMMITTED, row_digest(weights(1)))
             )
         worker.follow(trainer.publisher.version)
 

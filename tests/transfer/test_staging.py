@@ -14,7 +14,7 @@ from rose.transfer.manifest import Manifest, Signing, Subscription
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
-from rose.transfer.receiving.commit import Commit, CommitState, Outcome
+from rose.transfer.receiving.commit import Commit, CommitOutcome, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.receiving.staging import Staging
@@ -40,7 +40,7 @@ class Part:
             signing=KEY, digests=self.digests.copy(),
         )  # fmt: skip
 
-    def commit(self) -> Outcome | None:
+    def commit(self) -> CommitOutcome | None:
         """Commit what lies ready, and report."""
         if (staged := self.staging.take_staged()) is None:
             return None

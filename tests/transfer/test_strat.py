@@ -15,7 +15,7 @@ from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_apply, delta_pack
 from rose.transfer.codec.delta import ClassRule
 from rose.transfer.codec.operations import digest
-from rose.transfer.codec.strat import has_strat, link_pack, strat_pack, strat_unpack
+from rose.transfer.codec.strat import has_strat, strat_pack, strat_unpack, wire_pack
 from tests.reference import delta as reference
 from tests.reference import strat as strat_reference
 from tests.transfer.lr_law import versions
@@ -77,14 +77,14 @@ def test_vectors_are_packed_and_unpacked_to_the_bit(
 ) -> None:
     monkeypatch.setenv("ROSE_ISA", isa)
     old, rule = from_hex(case["old"], numbers(case["width"])), rule_of(case["rule"])
-    delta, encoded = delta_of(case, "delta", None), delta_of(case, "link", rule)
+    delta, encoded = delta_of(case, "delta", None), delta_of(case, "wire", rule)
     encoded = encoded if has_strat(encoded.entries) else delta
     assert same(strat_pack(delta, old, rule, threads=threads), encoded)
     assert same(strat_unpack(encoded, old, threads=threads), delta)
 
 
 def test_the_vectors_gain_by_strat_in_every_width() -> None:
-    assert {case["width"] for case in CASES if case["delta"] != case["link"]} == {8, 16, 32}
+    assert {case["width"] for case in CASES if case["delta"] != case["wire"]} == {8, 16, 32}
 
 
 @st.composite
@@ -138,14 +138,14 @@ def test_any_rule_packs_what_the_reference_packs_and_comes_back(
 
 
 @given(made=changes(), isa=st.sampled_from(ISAS))
-def test_one_pass_makes_the_delta_and_the_link_of_two(
+def test_one_pass_makes_the_delta_and_its_wire_encoding(
     made: tuple[Any, Any, ClassRule], isa: str
 ) -> None:
     old, new, rule = made
     shadow = old.copy()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROSE_ISA", isa)
-        delta, encoded = link_pack(new, shadow, rule)
+        delta, encoded = wire_pack(new, shadow, rule)
     plain = packed(new, old, 65_536)
     assert same(delta, plain)
     assert same(encoded, strat_pack(plain, old, rule))
@@ -157,13 +157,13 @@ def test_one_pass_takes_a_base_that_is_known_on_trust(threads: int) -> None:
     new, old = versions(4 * DENSE + 77, 3e-6)
     first, second = digest(old)
     asked = [
-        link_pack(new, old.copy(), RULE, threads=threads, base_digest=base)
+        wire_pack(new, old.copy(), RULE, threads=threads, base_digest=base)
         for base in (None, (first, second), (first, second ^ 1))
     ]
     assert all(same(one, other) for one, other in zip(asked[0], asked[1], strict=True))
     assert [delta.base_digest for delta in asked[2]] == [(first, second ^ 1)] * 2
     with pytest.raises(InvalidArgument, match=r"base_digest .* two numbers of 64 bits"):
-        link_pack(new, old.copy(), RULE, base_digest=(-1, 0))
+        wire_pack(new, old.copy(), RULE, base_digest=(-1, 0))
 
 
 def test_what_one_pass_cannot_take_leaves_the_shadow_alone() -> None:
@@ -177,7 +177,7 @@ def test_what_one_pass_cannot_take_leaves_the_shadow_alone() -> None:
     ):
         before = shadow.copy()
         with pytest.raises(InvalidArgument, match=says):
-            link_pack(new, shadow, rule)
+            wire_pack(new, shadow, rule)
         assert np.array_equal(shadow, before)
 
 
@@ -189,7 +189,7 @@ def test_another_base_is_refused_whatever_it_would_say() -> None:
         strat_unpack(encoded, old)
 
 
-def test_a_link_cannot_be_applied_nor_packed_again() -> None:
+def test_a_wire_encoding_cannot_be_applied_nor_packed_again() -> None:
     delta, encoded, old = encoded_of()
     before = old.copy()
     with pytest.raises(CorruptData, match="STRAT"):

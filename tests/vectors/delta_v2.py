@@ -243,7 +243,7 @@ def strats() -> list[dict[str, Any]]:
                 "old": to_hex(old, numbers(width)),
                 "rule": rule_fields(rule),
                 "delta": written(delta),
-                "link": written(strat.strat_pack(delta, old, rule)),
+                "wire": written(strat.strat_pack(delta, old, rule)),
             }
         )
     return cases

@@ -33,7 +33,7 @@ def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> Non
             f"rank {rank} does not exist: the trainer has {ranks} ranks in its plan"
         )
     if rank and parts:
-        raise InvalidArgument("--part is for rank 0, which has the log")
+        raise InvalidArgument(f"only rank 0 takes --part, and this is rank {rank}")
     if not rank and len(parts) != ranks - 1:
         raise InvalidArgument(f"rank 0 needs the --part of each of {ranks - 1} others")
 
@@ -98,7 +98,7 @@ class CheckpointPart:
         if label == self.first.name:
             return self.first
         if self.folder is None or Path(label).name != label:
-            raise Unavailable(f"rank {self.rank} knows no checkpoint of the name '{label}'")
+            raise Unavailable(f"rank {self.rank} has no checkpoint named '{label}'")
         return self.folder / label
 
 

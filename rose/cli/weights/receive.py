@@ -29,7 +29,7 @@ from rose.transfer.manifest import NAMELESS, StagedVersion, Subscription
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
-from rose.transfer.receiving.commit import Commit, CommitState, Outcome
+from rose.transfer.receiving.commit import Commit, CommitOutcome, CommitState
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.source import Source
 from rose.transfer.wire.messages import HelloReply, TensorEntry
@@ -111,14 +111,14 @@ class _CheckpointReceiver:
             outcome = self._commit(staged)
         paused((self._timeline.now_ns() - begin_ns) / NS_PER_S)
         self._target.flush()
-        self._say(outcome, staged)
+        self._report(outcome, staged)
         if outcome.state is CommitState.QUARANTINED:
             self.receiver.close()
             self.receiver = self._receiver()
         else:
             self.receiver.report(outcome)
 
-    def _commit(self, staged: StagedVersion) -> Outcome:
+    def _commit(self, staged: StagedVersion) -> CommitOutcome:
         commit = Commit(
             staged,
             self._target,
@@ -131,7 +131,7 @@ class _CheckpointReceiver:
         self._digests = commit.digests
         return outcome
 
-    def _say(self, outcome: Outcome, staged: StagedVersion) -> None:
+    def _report(self, outcome: CommitOutcome, staged: StagedVersion) -> None:
         what = outcome.state.name.lower()
         self.counts[what] += 1
         if outcome.state is CommitState.COMMITTED:
@@ -228,7 +228,7 @@ def _open(
             )
         stored = stored_tensors(hello.tensors)
         layout = plain_layout(stored) if plan is None else planned_tiling(plan, stored).tiles.layout
-        _check_layout(layout, hello, "the upstream names other tensors")
+        _check_layout(layout, hello, "the checkpoint that the upstream describes has other tensors")
         create_checkpoint(folder, {one.name: (one.dtype, one.shape) for one in hello.tensors})
         events.report("created", path=str(folder))
     checkpoint = open_checkpoint(folder)
@@ -239,7 +239,7 @@ def _open(
 
 def _check_layout(layout: str, hello: HelloReply, what: str) -> None:
     if layout != hello.layout:
-        raise InvalidArgument(f"{what} than the upstream serves, or another plan cuts them")
+        raise InvalidArgument(f"{what} than the upstream serves, or was cut by another plan")
 
 
 @click.command()

@@ -176,7 +176,7 @@ class History(DriverWatch):
     # ---- turns ----------------------------------------------------------------------------------
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
-        """Record a turn request to `worker`, which ends the trajectory's open part."""
+        """Record that `worker` was asked for a turn; this ends the trajectory's open part."""
         with self._lock:
             before = self._open.get(request.trajectory)
             if before is not None and before.turn == request.turn and before.number != worker:

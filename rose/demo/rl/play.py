@@ -6,7 +6,7 @@ from typing import Final
 
 from rose.demo.environments import Task, Tokenizer
 from rose.demo.environments.text import EOS
-from rose.demo.rl.settings import RolloutSettings
+from rose.demo.rl.settings import RolloutLimits
 from rose.demo.rl.trajectory import NOT_GENERATED, TEMPERATURE, Trajectory
 from rose.scheduler import ElasticRolloutScheduler, Sampling
 
@@ -19,7 +19,7 @@ async def play(
     *,
     number: int,
     seed: int,
-    settings: RolloutSettings,
+    settings: RolloutLimits,
     wait_s: Callable[[int, int], float],
 ) -> Trajectory:
     """Play a trajectory until its episode ends, or its context has no room for another turn.

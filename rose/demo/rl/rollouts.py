@@ -15,7 +15,7 @@ from rose.demo.record import TrajectoryCounts
 from rose.demo.rl.background import Background
 from rose.demo.rl.history import History
 from rose.demo.rl.play import play
-from rose.demo.rl.settings import RolloutSettings
+from rose.demo.rl.settings import RolloutLimits
 from rose.demo.rl.trajectory import Trajectory
 from rose.errors import check
 from rose.scheduler import (
@@ -74,7 +74,7 @@ class RolloutThread(Background):
 
     def __init__(
         self,
-        settings: RolloutSettings,
+        settings: RolloutLimits,
         *,
         scheduler: SchedulerSettings,
         seed: int,

@@ -7,7 +7,7 @@ from rose.scheduler import SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutSettings:
+class RolloutLimits:
     """Number and size limits of trajectories.
 
     Args:
@@ -91,7 +91,7 @@ class RlLoopSettings:
     seed: int
     folder: Path
     is_background: bool
-    rollouts: RolloutSettings
+    rollouts: RolloutLimits
     scheduler: SchedulerSettings
     trainer: TrainerSettings
     seats: int

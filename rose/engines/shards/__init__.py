@@ -13,18 +13,18 @@ from rose.engines.shards.placements import (
 from rose.engines.shards.places import views_of
 from rose.engines.shards.plain import joined, shard_map_of
 from rose.engines.shards.storages import parameters_of
-from rose.engines.shards.trace import Loader, Trace, joined_traces, trace_loader
+from rose.engines.shards.trace import Loader, LoaderTrace, joined_traces, trace_loader
 
 __all__ = [
     "ComputedTensors",
     "Loader",
+    "LoaderTrace",
     "MegatronLayout",
     "MegatronModel",
     "Placement",
     "Replicate",
     "Shard",
     "StridedShard",
-    "Trace",
     "joined",
     "joined_traces",
     "megatron_layout",

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from rose.engines.shards.keeper import Keeper
+from rose.engines.shards.copy_before_write import CopyBeforeWrite
 from rose.engines.shards.plain import whole
 from rose.engines.shards.slots import Slots
 from rose.engines.shards.storages import (
@@ -38,8 +38,8 @@ class ComputedTensors:
         model: model that the loader writes.
         load_weights: loader of (name, tensor) pairs; must accept a subset of the tensors.
         named: current elements of exactly these tensors; copied.
-        ends: ends of a `Trace`: tensors that end in one parameter are loaded together, the others
-            only if they changed. Without it all are loaded, always.
+        ends: ends of a `LoaderTrace`: tensors that end in one parameter are loaded together, the
+            others only if they changed. Without it all are loaded, always.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ComputedTensors:
         self._host = {
             name: one.detach().to("cpu", copy=True).contiguous() for name, one in named.items()
         }
-        self._keeper = Keeper()
+        self._saved = CopyBeforeWrite()
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -72,7 +72,7 @@ class ComputedTensors:
         )
 
     def storages(self, rank: int) -> dict[tuple[int, str], int]:
-        """Return the number of elements of every copy, as of parameters in a `Trace`."""
+        """Return the number of elements of every copy, as of parameters in a `LoaderTrace`."""
         return storages_of(self.parameters, rank=rank)
 
     def completed(self, shards: ShardMap) -> ShardMap:
@@ -107,7 +107,7 @@ class ComputedTensors:
         slots = Slots(self._model)
         is_done = False
         try:
-            with torch.no_grad(), self._keeper:
+            with torch.no_grad(), self._saved:
                 self._load_weights(self._feed(names))
             self._check_places(slots)
             is_done = True
@@ -118,11 +118,11 @@ class ComputedTensors:
 
     def undo(self) -> None:
         """Restore every bit of the model that the last load wrote; the copies stay."""
-        self._keeper.restore()
+        self._saved.restore()
 
     def settle(self) -> None:
         """Drop the bits saved by the last load."""
-        self._keeper = Keeper()
+        self._saved = CopyBeforeWrite()
 
     def _feed(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
         for name in names:
@@ -152,6 +152,6 @@ class ComputedTensors:
         name_of = {storage_of(one): name for name, one in parameters_of(self._model).items()}
         for _, after in slots.replaced():
             raise InvalidArgument(
-                f"the loader replaces {name_of[storage_of(after)]} by another tensor, "
-                "which its tiles cannot follow: let it copy"
+                f"the loader must copy into {name_of[storage_of(after)]}, "
+                "but it replaced the tensor by another one"
             )

@@ -103,6 +103,6 @@ def _check_local(name: str, local: torch.Tensor, pieces: list[Piece]) -> None:
         )
     if local.numel() and (not local.is_contiguous() or look_of(local).offset):
         raise InvalidArgument(
-            f"{name} lies at element {look_of(local).offset} of a storage with the strides "
-            f"{tuple(local.stride())}, and other ranks cannot know: let each call shard_map_of"
+            f"{name} is a view of another tensor (offset {look_of(local).offset}, strides "
+            f"{tuple(local.stride())}), unknown to other ranks: call shard_map_of on each rank"
         )

@@ -162,7 +162,9 @@ def _check(
     for one in placements:
         if not isinstance(one, Replicate) and not -len(shape) <= one.dim < len(shape):
             raise InvalidArgument(
-                f"{name} has {len(shape)} dimensions and is sharded along dimension {one.dim}"
+                f"{name} must be sharded along one of its {len(shape)} dimensions, got {one.dim}"
             )
         if isinstance(one, StridedShard) and one.split_factor < 1:
-            raise InvalidArgument(f"{name} is split by {one.split_factor}: at least 1 is needed")
+            raise InvalidArgument(
+                f"the split factor of {name} must be at least 1, got {one.split_factor}"
+            )

@@ -21,7 +21,7 @@ Loader: TypeAlias = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class LoaderTrace:
     """Where one rank's loader puts the tensors of a checkpoint.
 
     Args:
@@ -43,7 +43,7 @@ class Trace:
 
 def trace_loader(
     model: nn.Module, load_weights: Loader, tensors: Iterable[TensorSpec], *, rank: int = 0
-) -> Trace:
+) -> LoaderTrace:
     """Find where a model's own loader puts each element of a checkpoint.
 
     The loader runs with tensors that have a shape and no elements. Copies into parameters and
@@ -74,7 +74,7 @@ def trace_loader(
         if writes.computed.keys().isdisjoint(write.names)
     )
     reached = {name for write in writes.all() for name in write.names} | writes.computed.keys()
-    return Trace(
+    return LoaderTrace(
         ShardMap(
             {name: spec for name, spec in specs.items() if name in reached},
             tuple(held),
@@ -87,7 +87,7 @@ def trace_loader(
     )
 
 
-def joined_traces(traces: Iterable[Trace]) -> Trace:
+def joined_traces(traces: Iterable[LoaderTrace]) -> LoaderTrace:
     """Merge the traces of all ranks of a replica, as `joined` does with maps.
 
     Raises:
@@ -103,7 +103,7 @@ def joined_traces(traces: Iterable[Trace]) -> Trace:
             if piece.tensor in ends:
                 ends[piece.tensor][piece.view.parameter] = None
     held = frozenset(name for parameters in ends.values() for name in parameters)
-    return Trace(
+    return LoaderTrace(
         shards,
         {name: tuple(parameters) for name, parameters in ends.items()},
         tuple(name for name in _all_skipped(traces) if name not in shards.tensors),
@@ -195,7 +195,7 @@ def _piece(write: Write, placed: Placed, rank: int) -> Piece:
     return Piece(name, placed.region, rank, view)
 
 
-def _all_skipped(traces: Iterable[Trace]) -> dict[str, None]:
+def _all_skipped(traces: Iterable[LoaderTrace]) -> dict[str, None]:
     return dict.fromkeys(name for one in traces for name in one.skipped)
 
 

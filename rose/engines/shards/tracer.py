@@ -211,7 +211,7 @@ def _why_no_copy(to: torch.Tensor, of: torch.Tensor) -> str | None:
             of.expand(to.shape)
         except RuntimeError as error:
             raise InvalidArgument(
-                f"a tensor of shape {tuple(of.shape)} was loaded into {tuple(to.shape)}"
+                f"the loader must keep shapes: it copied {tuple(of.shape)} into {tuple(to.shape)}"
             ) from error
         return "expand"
     steps = zip(of.shape, of.stride(), strict=True)

@@ -70,7 +70,7 @@ def group_geometries(
 ) -> tuple[KVGeometry, ...]:
     """Return the geometry of each attention group, in the order of transformers' allocators.
 
-    While `block_geometry` has one unit that all groups divide, here each has its own blocks.
+    Each group has blocks of its own here; those of `block_geometry` are shared by all groups.
 
     Args:
         config: configuration of the model.

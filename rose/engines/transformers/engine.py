@@ -96,7 +96,7 @@ class Engine:
     def __init__(
         self, manager: ContinuousBatchingManager, processor: DeviceProcessor, router: CallbackRouter
     ) -> None:
-        """Own a manager with rose's processor and router."""
+        """Create a manager with rose's processor and router."""
         self.manager = manager
         self.processor = processor
         self._router = router

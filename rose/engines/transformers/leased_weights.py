@@ -45,7 +45,7 @@ class LeasedWeights:
         self._host = [_on_host(one, is_pinned=self._is_apart) for one in self._parameters]
         if live is not None and not live.is_on_host:
             raise InvalidArgument(
-                "live weights of a leased model are the host's copy of it: load it on the CPU"
+                "live weights of a leased model must be in host memory: load them on the CPU"
             )
         self.lease = WeightsLease(
             lane,

@@ -1,6 +1,6 @@
 """The weights of a running engine as a flat row of bf16 bits, changed tile by tile."""
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from rose.errors import InvalidArgument
 from rose.transfer import Delta, delta_apply
 from rose.transfer.codec.operations import topk_unpack
 from rose.transfer.digests import TileDigests
-from rose.transfer.tiles import TILE_ELEMENTS, Row, Tiles
+from rose.transfer.tiles import TILE_ELEMENTS, Row, ShardViews, Tiles
 
 _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 
@@ -49,6 +49,10 @@ class LiveWeights:
     The model's parameters become views of one flat buffer, so a tile of the row is a slice of it,
     and a change touches only changed elements. Make it before the engine, and once per model.
 
+    In host memory the row is an array of its own, from which the buffer can be repaired. On a GPU
+    it is the upper halves of the buffer's numbers: deltas are applied and digests taken there, in
+    torch's current stream.
+
     With a `mirror` steps read that instead: a change goes to the buffer first, then to the mirror.
 
     It is a `rose.transfer.receiving.commit.Target`; one thread changes it, between two steps.
@@ -68,14 +72,21 @@ class LiveWeights:
             (torch.float32, self._parameters[0].device)
         }:
             raise InvalidArgument(
-                "live weights are of float32 and on one device: load the model with load_model"
+                "live weights must be float32 and on one device: load the model with load_model"
             )
         self.mirror: Mirror | None = None
-        self.row = flat_bits(model)
-        self.cut = Tiles.of(len(self.row), tile_elements)
-        self._host = Row(self.row, self.cut)
-        self._live = _widened(self.row).to(self._parameters[0].device)
+        row = flat_bits(model)
+        self.cut = Tiles.of(len(row), tile_elements)
+        self._live = _widened(row).to(self._parameters[0].device)
         self._live_bits = self._live.view(torch.int32)
+        # The second of the two halves, on machines whose numbers begin with the low one.
+        self._upper = self._live.view(torch.int16)[1::2]
+        self._views = (
+            Row(row, self.cut)
+            if self.is_on_host
+            else ShardViews({tile.index: (self._upper[tile.where],) for tile in self.cut})
+        )
+        self._row = row if self.is_on_host else None
         first = 0
         for parameter in self._parameters:
             last = first + parameter.numel()
@@ -83,9 +94,17 @@ class LiveWeights:
             first = last
 
     @property
+    def row(self) -> npt.NDArray[np.uint16]:
+        """Return the row; on a GPU a copy of it."""
+        if self._row is not None:
+            return self._row
+        bits: npt.NDArray[np.uint16] = self._upper.cpu().contiguous().numpy().view(np.uint16)
+        return bits
+
+    @property
     def count(self) -> int:
         """Return the number of elements of the row."""
-        return len(self.row)
+        return self.cut.count
 
     @property
     def is_on_host(self) -> bool:
@@ -99,38 +118,47 @@ class LiveWeights:
 
     def _slice(self, tile: int) -> slice:
         if not 0 <= tile < self.tiles:
-            raise InvalidArgument(f"tile {tile}: these weights have {self.tiles}")
+            raise InvalidArgument(
+                f"tile {tile} does not exist: these weights have {self.tiles} tiles"
+            )
         return self.cut[tile].where
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
         """Apply or undo `delta` on one tile; on an error the tile is unchanged.
+
+        On a GPU a delta that `delta_check` found sound is queued without a wait.
 
         Raises:
             InvalidArgument: the tile does not exist, or the delta has another size.
             CorruptData: the delta is not well formed.
         """
         place = self._slice(tile)
-        part = self.row[place]
+        if self._row is None:
+            self._views.apply(tile, delta, undo=undo)
+            return
+        part = self._row[place]
         changed, _ = topk_unpack(delta, part)  # the same places in both directions
         delta_apply(part, delta, undo=undo)
-        fresh = _widened(part[changed]).view(torch.int32).to(self._live.device)
-        index = torch.from_numpy(changed).to(self._live.device)
-        self._live_bits[place].index_copy_(0, index, fresh)
+        fresh = _widened(part[changed]).view(torch.int32)
+        self._live_bits[place].index_copy_(0, torch.from_numpy(changed), fresh)
         if self.mirror is not None:
             self.mirror.write(place.start, place.stop)
 
     def digest(self, tile: int) -> tuple[int, int]:
         """Return the digest of a tile."""
         self._slice(tile)
-        return self._host.digest(tile)
+        return self._views.digest(tile)
 
     def digests(self) -> TileDigests:
         """Return the digests of all tiles, from memory."""
-        return self._host.digests()
+        return self._views.digests()
 
-    def bits(self, tile: int) -> npt.NDArray[np.uint16]:
-        """Return a read-only view of the tile's elements."""
-        view = self.row[self._slice(tile)]
+    def bits(self, tile: int) -> Any:
+        """Return a view of the tile's elements, for the codec; in host memory it is read-only."""
+        place = self._slice(tile)
+        if self._row is None:
+            return self._views.bits(tile)
+        view = self._row[place]
         view.setflags(write=False)
         return view
 
@@ -138,12 +166,13 @@ class LiveWeights:
         """Repair the copy of a tile that steps read from the row; return whether it differed.
 
         The digests of a `Scrub` detect corruption of the row, and this method corruption of the
-        buffer. `scrub` checks that each mirror equals the buffer at its place.
+        buffer. `scrub` checks that each mirror equals the buffer at its place. On a GPU only the
+        lower halves can differ, which are 0.
         """
         if self._equals(tile):
             return False
         place = self._slice(tile)
-        self._live[place] = _widened(self.row[place]).to(self._live.device)
+        self._live_bits[place] = self._expected(place)
         if self.mirror is not None:
             self.mirror.write(place.start, place.stop)
         return True
@@ -168,8 +197,13 @@ class LiveWeights:
 
     def _equals(self, tile: int) -> bool:
         place = self._slice(tile)
-        expected = _widened(self.row[place]).view(torch.int32).to(self._live.device)
-        return bool(torch.equal(self._live_bits[place], expected))
+        return bool(torch.equal(self._live_bits[place], self._expected(place)))
+
+    def _expected(self, place: slice) -> torch.Tensor:
+        """Return the bits of the numbers that the row has at `place`."""
+        if self._row is None:
+            return self._upper[place].int() << _BF16_SHIFT
+        return _widened(self._row[place]).view(torch.int32)
 
 
 def _widened(bits: npt.NDArray[np.uint16]) -> torch.Tensor:

@@ -71,7 +71,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         return sums
 
     def ensure(self, blocks: Sequence[int]) -> bool:
-        """Have this many blocks free at once for each allocator; requests a loan if needed."""
+        """Ensure this many free blocks at once for each allocator; request a loan if needed."""
         wanted = self.by_space(blocks)
         if len(wanted) > 1 and isinstance(self.lane, RolloutLane):
             return self.lane.ensure_groups(wanted)
@@ -104,7 +104,9 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
             OutOfMemory: none is free, because stock code miscounted or slabs have left since.
         """
         if not self._take(index, 1):
-            raise OutOfMemory("stock code counted a free block, and the lane has none left")
+            raise OutOfMemory(
+                "the cache of transformers counted a free block, but the lane has none left"
+            )
 
     def free_blocks(self, index: int, block_ids: list[int]) -> None:
         """Mark pages as free, and return blocks without a live page at once.

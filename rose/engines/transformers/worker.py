@@ -75,7 +75,9 @@ class EngineWorker:
     ) -> None:
         processor = engine.processor
         if not processor.is_sampling:
-            raise InvalidArgument("a worker's engine samples: EngineConfig(sampling=True)")
+            raise InvalidArgument(
+                "a worker needs an engine that samples: build it with EngineConfig(sampling=True)"
+            )
         is_borrowed = kind is WorkerKind.BORROWED
         if is_borrowed != isinstance(processor, RolloutProcessor):
             raise InvalidArgument(

@@ -14,10 +14,10 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from rose.engines.vllm.guard import check_config, check_version
 from rose.engines.vllm.join import join, joined
-from rose.engines.vllm.observation import Observation
 from rose.engines.vllm.probes import Probes, is_probe
 from rose.engines.vllm.serving_scheduler import ServingScheduler
 from rose.engines.vllm.settings import ServingSettings, read_settings
+from rose.engines.vllm.spare_meter import SpareMeter
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv
 from rose.executor import SLO, CoServing, Policy, ServingLane, StepBatch
 from rose.executor.serving import ServingStep
@@ -33,7 +33,7 @@ class ServingSide:
 
     device: CoServing
     lane: ServingLane
-    observation: Observation | None
+    observation: SpareMeter | None
 
 
 class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
@@ -67,7 +67,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         )
         if settings.listen is not None:
             device.listen(settings.listen)
-        observation = Observation(device) if settings.listen is None else None
+        observation = SpareMeter(device) if settings.listen is None else None
         self._side = ServingSide(device, lane, observation)
         join(self.vllm_config, self._side, scheduler=LendingScheduler)
         return lane.kv

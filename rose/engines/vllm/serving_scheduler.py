@@ -44,7 +44,7 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
                 if one.new_token_ids
             ]
         )
-        self._tell_finished()
+        self._report_finished()
         return outputs
 
     def finish_requests(
@@ -52,7 +52,7 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     ) -> list[Request]:
         """End requests from outside."""
         ended: list[Request] = super().finish_requests(request_ids, finished_status)
-        self._tell_finished()
+        self._report_finished()
         return ended
 
     def reset_prefix_cache(
@@ -63,7 +63,7 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         self.lane.settle()
         return is_reset
 
-    def _tell_finished(self) -> None:
+    def _report_finished(self) -> None:
         # vLLM keeps them until the next step is planned; the lane tolerates repetitions.
         if not self.finished_req_ids:
             return

@@ -54,7 +54,7 @@ _READING_MS_MIN: Final = 5_000.0
 TTL_MAX_MS: Final = 60_000.0
 
 
-class Move(Enum):
+class LoanChange(Enum):
     """Change of a device's loan."""
 
     LEND = "a loan begins"
@@ -80,7 +80,7 @@ class Decision:
     """
 
     device: str
-    move: Move
+    move: LoanChange
     lend_bytes: int
     ttl_ms: float
     retry_after_ms: float
@@ -251,8 +251,8 @@ class Broker:
         """Return the size of the loan after one growth; unchanged without room."""
         most_bytes = self._ceiling_bytes()
         step_bytes = max(_GROW_SHARE * most_bytes, self._loan_bytes_min)
-        wished_bytes = min(most_bytes, self.lent_bytes + step_bytes)
-        return max(self.lent_bytes, self._worth(self._device.whole_slabs(wished_bytes)))
+        target_bytes = min(most_bytes, self.lent_bytes + step_bytes)
+        return max(self.lent_bytes, self._worth(self._device.whole_slabs(target_bytes)))
 
     def _worth(self, size_bytes: int) -> int:
         return size_bytes if size_bytes >= self._loan_bytes_min else 0
@@ -260,6 +260,7 @@ class Broker:
     def _decision(self, before_bytes: int, why: str, now_ms: float) -> Decision:
         lend_bytes = self.lent_bytes
         move = _move_of(before_bytes, lend_bytes)
+        is_kept_blindly = move is LoanChange.KEEP and self._blind is not None
         if lend_bytes and self._blind is None:
             self._ends_ms = now_ms + max(self._ttl_min_ms, self._hold.ttl_ms(now_ms))
         if lend_bytes and self._seen is not None:
@@ -273,7 +274,7 @@ class Broker:
             lend_bytes=lend_bytes,
             ttl_ms=max(0.0, self._ends_ms - now_ms) if lend_bytes else 0.0,
             retry_after_ms=self._hold.wait_ms(now_ms),
-            why=f"not renewed: {why}" if move is Move.KEEP and self._blind is not None else why,
+            why=f"not renewed: {why}" if is_kept_blindly else why,
         )
 
 
@@ -333,10 +334,10 @@ def _blindness(reading: Reading, now_ms: float) -> str | None:
     return f"its last reading is {age_ms / MS_PER_S:.0f} s old" if age_ms > STALE_AFTER_MS else None
 
 
-def _move_of(before_bytes: int, after_bytes: int) -> Move:
+def _move_of(before_bytes: int, after_bytes: int) -> LoanChange:
     """Return the name of a change of a loan's size."""
     if after_bytes == before_bytes:
-        return Move.KEEP if after_bytes else Move.REFUSE
+        return LoanChange.KEEP if after_bytes else LoanChange.REFUSE
     if after_bytes > before_bytes:
-        return Move.GROW if before_bytes else Move.LEND
-    return Move.SHRINK if after_bytes else Move.END
+        return LoanChange.GROW if before_bytes else LoanChange.LEND
+    return LoanChange.SHRINK if after_bytes else LoanChange.END

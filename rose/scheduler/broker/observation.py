@@ -7,9 +7,9 @@ from typing import Final, TypeAlias
 
 from rose.slo.targets import SLO
 
-# Ratios of P99 latency to its target. Near: pressure before a promise is broken; late: a promise is
-# broken. Rollouts deliberately spend the slack of later tokens, so that P99 lies close to its
-# target, and engines count in buckets: late is beyond what quanta of rollouts explain.
+# Ratios of P99 latency to its target. At NEAR serving is under pressure; at LATE it has missed its
+# target. Rollouts spend the slack of later tokens on purpose, so P99 of TPOT lies close to its
+# target, and engines count latencies in buckets: TPOT is late only where quanta cannot explain it.
 _TTFT_NEAR: Final = 0.9
 _TTFT_LATE: Final = 1.0
 _TPOT_NEAR: Final = 1.1
@@ -148,6 +148,6 @@ def pressure_of(seen: Observation, lent_bytes: int) -> Pressure | None:
 
 
 def free_bytes(seen: Observation) -> int:
-    """Return the pool's memory beside serving's requests and reserve, in whole slabs."""
+    """Return the memory that neither serving's requests nor its reserve need, in whole slabs."""
     device = seen.device
     return device.whole_slabs(device.kv_bytes - seen.used_bytes - device.reserve_bytes)

@@ -155,8 +155,8 @@ def _add_job(native: _core.ClusterWorld, job: SimJob) -> None:
     native.add_job(
         job=job.job,
         first_turn=trajectories.first_turn,
-        heard_tokens=trajectories.input_tokens,
-        said_tokens=trajectories.output_tokens,
+        input_tokens=trajectories.input_tokens,
+        output_tokens=trajectories.output_tokens,
         tool_ms=trajectories.tool_ms,
         group=trajectories.group,
         mode=_MODES.index(job.mode),

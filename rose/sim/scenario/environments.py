@@ -6,7 +6,7 @@ of the paper's tasks.
 
 from typing import Annotated, Final, TypeAlias
 
-from msgspec import Meta, field
+from msgspec import Meta
 
 from rose.errors import InvalidArgument
 from rose.sim.scenario.distributions import (
@@ -51,10 +51,9 @@ class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
     """
 
     turns: Distribution
-    # Files keep the names that the recorded scenarios have.
-    first_input: Distribution = field(name="first_heard")
-    input: Distribution = field(name="heard")
-    output: Distribution = field(name="said")
+    first_input: Distribution
+    input: Distribution
+    output: Distribution
     tool_s: Distribution
     turns_max: _Turns = 4096
     group_share: Share = 0.5
@@ -69,7 +68,7 @@ class Named(Spec, frozen=True, tag_field="kind", tag="named"):
     def __post_init__(self) -> None:
         if self.name not in ENVIRONMENTS:
             raise InvalidArgument(
-                f"name: no environment '{self.name}'; there are {', '.join(ENVIRONMENTS)}"
+                f"name: must be one of {', '.join(ENVIRONMENTS)}, got '{self.name}'"
             )
 
 

@@ -163,7 +163,7 @@ def _in_spans(
 ) -> LendingTimeline:
     is_new = np.concatenate(([True], is_lent[1:] != is_lent[:-1]))
     begins, lent = at_ms[is_new], is_lent[is_new]
-    # It ends earlier by the release time.
+    # A loan ends before the change, because the borrower needs the release time to give it back.
     ends = np.append(begins[1:] - release_ms, np.inf)[lent]
     begins = begins[lent]
     is_long = ends - begins > shortest_ms

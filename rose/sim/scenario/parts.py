@@ -273,4 +273,4 @@ Stress: TypeAlias = (
 
 def _check_whole(count: int, tp: int) -> None:
     if count % tp:
-        raise InvalidArgument(f"tp: {count} GPUs make no engines of {tp}; give a divisor")
+        raise InvalidArgument(f"tp: must divide the {count} GPUs, got {tp}")

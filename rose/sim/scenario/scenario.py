@@ -80,7 +80,7 @@ class Job(Spec, frozen=True):
         """Check that groups fill the batch, and that the mode allows the staleness."""
         if self.batch % self.group:
             raise InvalidArgument(
-                f"batch: {self.batch} trajectories make no groups of {self.group}; give a multiple"
+                f"batch: must be a multiple of the group size {self.group}, got {self.batch}"
             )
         if self.mode is TrainerMode.ONE_STEP_OFF and self.max_staleness == 0:
             raise InvalidArgument(
@@ -133,19 +133,19 @@ class Scenario(Spec, frozen=True):
                 raise InvalidArgument(f"{name}: the list is empty; add one")
         if len(self.seeds) > _SEEDS_MAX:
             count = len(self.seeds)
-            raise InvalidArgument(f"seeds: there are {count}; give at most {_SEEDS_MAX}")
+            raise InvalidArgument(f"seeds: at most {_SEEDS_MAX} are allowed, got {count}")
         names = [job.name for job in self.jobs]
         for values, name in ((names, "jobs"), (self.seeds, "seeds"), (self.arms, "arms")):
             if len(set(values)) < len(values):
-                raise InvalidArgument(f"{name}: one is there twice; make them differ")
+                raise InvalidArgument(f"{name}: all must differ, but one is listed twice")
         # A stalled trainer needs no borrowed GPUs.
         is_of_loans = any(not isinstance(one, StalledTrainer) for one in self.stress)
         if is_of_loans and not self.borrowed:
-            raise InvalidArgument("stress: nothing is borrowed; add borrowed, or leave it out")
+            raise InvalidArgument("stress: needs borrowed GPUs; add borrowed, or remove stress")
         for at, arm in enumerate(self.arms):
             _check_arm(f"arms[{at}]", arm)
         if TRAINING_GPUS in self.arms and self.trainer is None:
-            raise InvalidArgument("trainer: is missing, and an arm reuses its GPUs; add it")
+            raise InvalidArgument(f"trainer: is missing; the arm {TRAINING_GPUS} needs its GPUs")
         self._check_models()
         self.settings(self.jobs[0])
 
@@ -166,7 +166,7 @@ class Scenario(Spec, frozen=True):
             if name not in free:
                 why = "is a field of each job" if name in _OF_JOBS else "is not a setting"
                 raise InvalidArgument(
-                    f"scheduler.{name}: {why}; there are {', '.join(sorted(free))}"
+                    f"scheduler.{name}: {why}; choose one of {', '.join(sorted(free))}"
                 )
         tuning = dict(self.scheduler)
         plain = SchedulerSettings(max_staleness=job.max_staleness, batch_trajectories=job.batch)

@@ -113,7 +113,7 @@ def update_time(
     moved = update_elements(model, tp=tp, engines=engines, trainer_tp=trainer_tp, relays=relays)
     element_bytes = _wire_bytes(scheme, network)
     far_ms = _milliseconds(moved.crossing * element_bytes, network.link_gbit_per_s)
-    # Beside the trainer a broadcast passes from engine to engine, so each byte arrives once.
+    # In the trainer's cluster a broadcast passes from engine to engine: each byte arrives once.
     inside = max(moved.relayed / max(1, relays), moved.received) if is_far else moved.received
     near_ms = _milliseconds(inside * element_bytes, _LOCAL_GBIT_PER_S)
     # Tiles are forwarded as they arrive: the slower of the two rates decides.

@@ -68,7 +68,9 @@ def _check_nodes(node: Any, seen: set[int]) -> None:
         return
     line = node.start_mark.line + 1
     if id(node) in seen:
-        raise InvalidArgument(f"line {line}: an alias refers to this; write it out there")
+        raise InvalidArgument(
+            f"line {line}: aliases of YAML are not supported; repeat the value instead"
+        )
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for one in node.value:
@@ -80,9 +82,7 @@ def _check_nodes(node: Any, seen: set[int]) -> None:
             if not isinstance(name, yaml.ScalarNode):
                 raise InvalidArgument(f"line {where}: the name of a field is not a text; give one")
             if name.value in names:
-                raise InvalidArgument(
-                    f"line {where}: {name.value} is there twice; keep one of them"
-                )
+                raise InvalidArgument(f"line {where}: duplicate key {name.value}; keep one of them")
             names.add(name.value)
             _check_nodes(value, seen)
 
@@ -126,7 +126,7 @@ def _with(content: dict[str, Any], field: str, value: object) -> dict[str, Any]:
         at = at[step] if _has(at, step) else None
     if not _has(at, last):
         raise InvalidArgument(
-            f"{SWEEP}.field: the file has no {field}; write it down to have it changed",
+            f"{SWEEP}.field: {field} is not in the file; add it with any value",
         )
     at[last] = value
     changed["name"] = f"{content.get('name')}, {field} {_flow(value)}"

@@ -41,7 +41,7 @@ def rollout_bounds_ms(world: ClusterWorld, found: JobOutcome, *, job: int) -> Co
 
 
 def trajectories_alone_ms(job: SimJob, times: Sequence[StepTimes]) -> Column:
-    """Return (n,) the time of each trajectory, alone on a worker with the best of all figures."""
+    """Return (n,) the time of each trajectory, alone on a worker with the best of all rates."""
     tokens_per_ms = max(one.prefill_tokens_per_s for one in times) / MS_PER_S
     token_ms = min(one.decode_step_ms + one.decode_ms_per_sequence for one in times)
     read_ms = min(one.decode_ms_per_context_token for one in times)

@@ -1,5 +1,8 @@
 """Back ends of the codec, one per kind of device; all give the same bits."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -7,7 +10,7 @@ import numpy.typing as npt
 
 from rose import _core
 from rose.config import read_environment
-from rose.errors import InvalidArgument
+from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.tensor import CPU, TensorBits
 
@@ -72,6 +75,50 @@ class HostBackend:
             )
         _core.delta_apply(weights, delta, undo=undo, is_checked=delta.is_checked)
 
+    def delta_pack_all(
+        self,
+        new: Sequence[npt.NDArray[Any]],
+        shadow: Sequence[npt.NDArray[Any]],
+        *,
+        block_elements: int,
+        base_digests: Sequence[tuple[int, int] | None],
+        threads: int = 1,
+    ) -> list[Delta]:
+        """Pack each, or none."""
+        deltas: list[Delta] = []
+        with ExitStack() as undo:
+            for one, other, base in zip(new, shadow, base_digests, strict=True):
+                delta = self.delta_pack(
+                    one,
+                    other,
+                    block_elements=block_elements,
+                    threshold=0,
+                    threads=threads,
+                    base_digest=base,
+                )
+                deltas.append(delta)
+                undo.callback(self.delta_apply, other, delta, undo=True)
+            undo.pop_all()
+        return deltas
+
+    def delta_apply_all(
+        self,
+        weights: Sequence[npt.NDArray[Any]],
+        deltas: Sequence[Delta],
+        names: Sequence[str],
+        *,
+        undo: bool,
+        verify: bool = False,
+    ) -> None:
+        """Check all deltas, then apply them, all or none."""
+        check_all(deltas, names)
+        with ExitStack() as back:
+            for one, delta, name in zip(weights, deltas, names, strict=True):
+                with about(name):
+                    self.delta_apply(one, replace(delta, is_checked=True), undo=undo, verify=verify)
+                back.callback(self.delta_apply, one, delta, undo=not undo)
+            back.pop_all()
+
     def topk_threshold(
         self,
         new: npt.NDArray[np.uint16],
@@ -110,6 +157,29 @@ class HostBackend:
 
 # All offer the same operations on `TensorBits.bits`, with the same bits.
 Backend: TypeAlias = "HostBackend | GpuBackend"
+
+
+@contextmanager
+def about(name: str) -> Iterator[None]:
+    """Begin the sentence of a refusal with the tensor's name, if there is one."""
+    try:
+        yield
+    except (CorruptData, InvalidArgument) as error:
+        if not name:
+            raise
+        raise type(error)(f"{name}: {error}") from error
+
+
+def check_all(deltas: Sequence[Delta], names: Sequence[str]) -> None:
+    """Check the deltas that nobody has checked.
+
+    Raises:
+        CorruptData: one is not well formed; the message names its tensor and the block.
+    """
+    for delta, name in zip(deltas, names, strict=True):
+        if not delta.is_checked:
+            with about(name):
+                _core.delta_check(delta)
 
 
 def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:

@@ -1,5 +1,6 @@
 """Memory layout of a tensor's elements: whether they repeat a byte, or share one with another."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,6 +76,18 @@ class Box:
             )
         except np.exceptions.TooHardError:
             return True  # undecided within the limit: assume that they meet
+
+
+def overlapping(boxes: Sequence[Box]) -> tuple[int, int] | None:
+    """Return the indices of two boxes that share a byte; None if no two do."""
+    order = sorted(range(len(boxes)), key=lambda at: boxes[at].address)
+    for place, one in enumerate(order):
+        for other in order[place + 1 :]:
+            if boxes[other].address >= boxes[one].last:
+                break
+            if boxes[one].meets(boxes[other]):
+                return one, other
+    return None
 
 
 class _Outline:

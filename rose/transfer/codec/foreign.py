@@ -58,7 +58,7 @@ def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: T
         raise InvalidArgument(
             f"{name} is a {type(thing).__name__} that DLPack cannot export: {error}"
         ) from error
-    if is_written and not (offer.is_writable or _says_writable(thing)):
+    if is_written and not (offer.is_writable or _reports_writable(thing)):
         raise InvalidArgument(
             f"{name} is a {type(thing).__name__} that does not declare itself writable: "
             "pass a writable array"
@@ -114,7 +114,7 @@ def _is_writable(capsule: Any) -> bool:
     return not _Versioned.from_address(address).flags & _READ_ONLY
 
 
-def _says_writable(thing: Any) -> bool:
+def _reports_writable(thing: Any) -> bool:
     """Whether the CUDA array interface says writable. CuPy says so only there, not by DLPack."""
     interface = getattr(thing, "__cuda_array_interface__", None)
     return interface is not None and not interface["data"][1]

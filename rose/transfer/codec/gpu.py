@@ -1,21 +1,24 @@
 """The codec on tensors of a GPU.
 
-A `Delta` is in host memory, so returning one waits for the stream. Deltas are merged on the host.
+A `Delta` is in host memory, so returning one waits for the stream; it lies in pinned memory.
+Deltas are merged on the host.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rose import _core
-from rose.errors import CorruptData, InvalidArgument, check
+from rose.errors import CorruptData, InternalError, InvalidArgument, check
 from rose.kernels.blocks import PackedBlocks
-from rose.kernels.gpu import on_gpu_of
+from rose.kernels.gpu import on_gpu_of, on_host
 from rose.kernels.streams import on_stream
-from rose.transfer.codec.backend import AGE_LIMIT
+from rose.transfer.codec.backend import AGE_LIMIT, about, check_all
 from rose.transfer.codec.box import Box
 from rose.transfer.codec.delta import Delta
+from rose.units import ceil_div
 
 if TYPE_CHECKING:  # Triton is an optional package.
     from rose.kernels.embedded import EmbeddedCodec
@@ -27,8 +30,9 @@ _MASK64 = (1 << 64) - 1
 class GpuBackend:
     """The embedded CUDA kernels, or the Triton twins where there are none.
 
-    All work is queued on one stream. A call that returns a host value waits for that stream; the
-    others wait for nothing. Packing temporarily takes as much memory as the weights.
+    All work is queued on one stream. A call waits for that stream if it returns a host value or
+    applies a delta that nobody has checked; the others wait for nothing. Packing temporarily takes
+    as much memory as the weights.
     """
 
     def __init__(self, codec: "EmbeddedCodec | TritonCodec", stream: Any = None) -> None:
@@ -60,30 +64,76 @@ class GpuBackend:
                 ages=ages,
                 age_limit=age_limit,
             )
-            entries, payload = _fetched(packed)
-            width = 8 * new.element_size()
-            return Delta(
-                new.numel(),
-                block_elements,
-                width,
-                entries,
-                payload,
-                base_digest or _pair(base),
-                _pair(packed.digest),
-            )
+            base_digests = [base_digest or _pairs(base)[0]]
+            return self._fetched(packed, [new], base_digests, block_elements)[0]
+
+    def delta_pack_all(
+        self,
+        new: Sequence[Any],
+        shadow: Sequence[Any],
+        *,
+        block_elements: int,
+        base_digests: Sequence[tuple[int, int] | None],
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+    ) -> list[Delta]:
+        """Pack tensors of one GPU with one launch each, then copy all deltas to the host at once.
+
+        The deltas share one array in pinned memory.
+        """
+        for one, other in zip(new, shadow, strict=True):
+            _check_apart(one, other)
+        with on_stream(self._stream, new[0].device):
+            unknown = [one for one, known in zip(shadow, base_digests, strict=True) if not known]
+            bases = self._codec.digest_all(unknown) if unknown else None
+            packed = self._codec.delta_pack_all(new, shadow, block_elements=block_elements)
+            found = iter(() if bases is None else _pairs(bases))
+            known = [one or next(found) for one in base_digests]
+            return self._fetched(packed, new, known, block_elements)
 
     def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
-        """Check the whole delta on the host, then queue the change without waiting for it.
+        """Apply on the device, which checks each block, and wait for the result.
 
-        With `verify`, the digest of the weights is waited for first.
+        A delta that is checked already is queued without a wait. With `verify`, the digest of the
+        weights is waited for first.
         """
-        _check(delta, weights)
+        self.delta_apply_all([weights], [delta], [""], undo=undo, verify=verify)
+
+    def delta_apply_all(
+        self,
+        weights: Sequence[Any],
+        deltas: Sequence[Delta],
+        names: Sequence[str],
+        *,
+        undo: bool,
+        verify: bool = False,
+    ) -> None:
+        """Apply deltas to tensors of one GPU, all or none, with one copy and a launch for each."""
+        for one, delta, name in zip(weights, deltas, names, strict=True):
+            with about(name):
+                _check_size(delta, one)
+        needs_check = not all(delta.is_checked for delta in deltas)
+        if needs_check and not self._codec.checks_deltas:
+            check_all(deltas, names)
         if verify:
-            self._verify(weights, delta, undo=undo)
-        with on_stream(self._stream, weights.device):
-            self._codec.delta_apply(
-                weights, *_sent(delta, weights), block_elements=delta.block_elements, undo=undo
+            self._verify(weights, deltas, names, undo=undo)
+        with on_stream(self._stream, weights[0].device):
+            calls = list(zip(weights, _sent(deltas, weights[0]), deltas, strict=True))
+            bad = self._queue_applies(calls, undo=undo)
+            if not needs_check or bad is None or int(bad) == -1:
+                return
+            # Sound blocks are changed; this restores them, whatever the others hold.
+            self._queue_applies(calls, undo=not undo)
+        check_all(deltas, names)  # raises, with the reason
+        raise InternalError(f"the device refuses block {int(bad)} of a sound delta")
+
+    def _queue_applies(self, calls: Sequence[tuple[Any, list[Any], Delta]], *, undo: bool) -> Any:
+        """Return the lowest bad block of all deltas, or -1, on the device; None if unchecked."""
+        bad = None
+        for weights, table, delta in calls:
+            bad = self._codec.delta_apply(
+                weights, *table, block_elements=delta.block_elements, undo=undo, bad_block=bad
             )
+        return bad
 
     def topk_threshold(
         self,
@@ -106,10 +156,11 @@ class GpuBackend:
         self, base: Any, delta: Delta
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """Check the whole delta on the host, then list its changes."""
-        _check(delta, base)
+        _check_size(delta, base)
+        _core.delta_check(delta)
         with on_stream(self._stream, base.device):
             positions, values = self._codec.topk_unpack(
-                base, *_sent(delta, base), block_elements=delta.block_elements
+                base, *_sent([delta], base)[0], block_elements=delta.block_elements
             )
             return positions.cpu().numpy(), values.cpu().numpy().view(f"u{delta.width // 8}")
 
@@ -123,17 +174,47 @@ class GpuBackend:
     ) -> tuple[int, int]:
         """Return the digest, computed on the device."""
         with on_stream(self._stream, bits.device):
-            return _pair(self._digest(bits, first_index=first_index, seed=seed))
+            return _pairs(self._digest(bits, first_index=first_index, seed=seed))[0]
+
+    def _fetched(
+        self,
+        packed: PackedBlocks,
+        tensors: Sequence[Any],
+        base_digests: Sequence[tuple[int, int]],
+        block_elements: int,
+    ) -> list[Delta]:
+        """Return the deltas of tensors that were packed together."""
+        words = int(packed.words)
+        fits = words <= packed.arena.numel()
+        check(fits, "a block was deferred although the arena fits any delta")
+        row = on_host(self._codec.gathered(packed, words))
+        table = 2 * packed.entries.numel()
+        entries, payload = row[:table].view(np.uint64), row[table:].view(np.uint32)
+        deltas, digests = [], _pairs(packed.digest)
+        for one, base, after in zip(tensors, base_digests, digests, strict=True):
+            mine = entries[: ceil_div(one.numel(), block_elements)]
+            size = int(_sizes(mine).sum())
+            width = 8 * one.element_size()
+            deltas.append(
+                Delta(one.numel(), block_elements, width, mine, payload[:size], base, after)
+            )
+            entries, payload = entries[len(mine) :], payload[size:]
+        return deltas
 
     def _digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
         return self._codec.digest(bits, first_index=first_index, seed=seed)
 
-    def _verify(self, weights: Any, delta: Delta, *, undo: bool) -> None:
-        """Refuse weights whose digest is not that of the base, or with `undo` of the result."""
-        held = self.digest(weights, first_index=0, seed=0)
-        if held != (delta.digest if undo else delta.base_digest):
-            what = "the result of the delta" if undo else "the base of the delta"
-            raise CorruptData(f"the weights are not {what}: their digest differs")
+    def _verify(
+        self, weights: Sequence[Any], deltas: Sequence[Delta], names: Sequence[str], *, undo: bool
+    ) -> None:
+        """Refuse weights that are not the bases, or with `undo` not the results."""
+        with on_stream(self._stream, weights[0].device):
+            held = _pairs(self._codec.digest_all(weights))
+        what = "the result of the delta" if undo else "the base of the delta"
+        for one, delta, name in zip(held, deltas, names, strict=True):
+            with about(name):
+                if one != (delta.digest if undo else delta.base_digest):
+                    raise CorruptData(f"the weights are not {what}: their digest differs")
 
 
 def _check_apart(new: Any, shadow: Any) -> None:
@@ -141,56 +222,46 @@ def _check_apart(new: Any, shadow: Any) -> None:
         raise InvalidArgument("new and shadow overlap in memory: pass two separate tensors")
 
 
-def _check(delta: Delta, tensor: Any) -> None:
-    """Refuse an unsound delta, and one for other elements."""
+def _check_size(delta: Delta, tensor: Any) -> None:
     if (delta.count, delta.width) != (tensor.numel(), 8 * tensor.element_size()):
         raise InvalidArgument(
             f"the delta is for {delta.count} elements of {delta.width} bits, and the tensor has "
             f"{tensor.numel()} of {8 * tensor.element_size()}"
         )
-    _core.delta_check(delta)
 
 
 def _least(threshold: int, like: Any) -> Any:
     """Return a threshold for the device; None for 0, which sends everything."""
     if threshold == 0:
         return None
-    return on_gpu_of(np.array([threshold], np.int32), like, np.int32)[0]
+    return on_gpu_of(like, np.array([threshold], np.int32))[0][0]
 
 
-def _pair(sums: Any) -> tuple[int, int]:
-    """Copy a digest to the host."""
-    first, second = sums.tolist()
-    return first & _MASK64, second & _MASK64
+def _pairs(sums: Any) -> list[tuple[int, int]]:
+    """Copy digests to the host."""
+    return [(first & _MASK64, second & _MASK64) for first, second in sums.view(-1, 2).tolist()]
 
 
-def _sizes(delta: Delta) -> npt.NDArray[np.int64]:
+def _sizes(entries: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Return the number of words of each block."""
-    sizes: npt.NDArray[np.int64] = (delta.entries >> np.uint64(44)).astype(np.int64)
+    sizes: npt.NDArray[np.int64] = (entries >> np.uint64(44)).astype(np.int64)
     return sizes
 
 
-def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
-    """Return the table, and the payload in table order, on the host."""
-    words = int(packed.words)
-    check(words <= packed.arena.numel(), "a block was deferred although the arena fits any delta")
-    entries = packed.entries.cpu().numpy().view(np.uint64)
-    offsets = packed.offsets.cpu().numpy()
-    arena = packed.arena[:words].cpu().numpy().view(np.uint32)
-    sizes = (entries >> np.uint64(44)).astype(np.int64)
-    payload = np.empty(words, np.uint32)
-    at = 0
-    for size, offset in zip(sizes.tolist(), offsets.tolist(), strict=True):
-        payload[at : at + size] = arena[offset : offset + size]
-        at += size
-    return entries, payload
+def _sent(deltas: Sequence[Delta], like: Any) -> list[list[Any]]:
+    """Return table, offsets and payload of each delta, on the device of `like`.
 
-
-def _sent(delta: Delta, like: Any) -> tuple[Any, Any, Any]:
-    """Return table, offsets and payload on the device of `like`."""
-    sizes = _sizes(delta)
-    return (
-        on_gpu_of(delta.entries, like, np.int64),
-        on_gpu_of(np.cumsum(sizes) - sizes, like, np.int64),
-        on_gpu_of(delta.payload, like, np.int32),
-    )
+    Raises:
+        CorruptData: a table has another number of words than its payload.
+    """
+    offsets = []
+    for delta in deltas:
+        sizes = _sizes(delta.entries)
+        ends = np.cumsum(sizes)
+        if len(delta.payload) != (ends[-1] if len(ends) else 0):
+            _core.delta_check(delta)
+        offsets.append(ends - sizes)
+    entries, payloads = [one.entries for one in deltas], [one.payload for one in deltas]
+    rows = on_gpu_of(like, *entries, *offsets, *payloads)
+    count = len(deltas)
+    return [rows[at::count] for at in range(count)]

@@ -9,7 +9,8 @@ one. It has no effect on the CPU.
 """
 
 import math
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,40 @@ import numpy.typing as npt
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.backend import AGE_LIMIT, backend_of
+from rose.transfer.codec.box import Box, overlapping
 from rose.transfer.codec.delta import BLOCK_ELEMENTS, Delta
 from rose.transfer.codec.tensor import TensorBits, bits_of, check_bfloat16, check_pair
+
+Name = TypeVar("Name")
 
 _WORD: Final = 1 << 64
 # Key of the smallest normal number: smaller changes have key 0, as unchanged elements do.
 _LEAST_KEY: Final = 1 << 7
 _THREADS_MAX: Final = 256
+
+
+@overload
+def delta_pack(
+    new: Mapping[Name, Any],
+    shadow: Mapping[Name, Any],
+    *,
+    block_elements: int = ...,
+    threads: int = ...,
+    base_digest: Mapping[Name, tuple[int, int]] | None = ...,
+    stream: Any = ...,
+) -> dict[Name, Delta]: ...
+
+
+@overload
+def delta_pack(
+    new: Any,
+    shadow: Any,
+    *,
+    block_elements: int = ...,
+    threads: int = ...,
+    base_digest: tuple[int, int] | None = ...,
+    stream: Any = ...,
+) -> Delta: ...
 
 
 def delta_pack(
@@ -32,29 +60,54 @@ def delta_pack(
     *,
     block_elements: int = BLOCK_ELEMENTS[0],
     threads: int = 1,
-    base_digest: tuple[int, int] | None = None,
+    base_digest: Any = None,
     stream: Any = None,
-) -> Delta:
+) -> Any:
     """Pack the difference between `new` and `shadow`, and make `shadow` equal to `new`.
 
+    Mappings with the same names pack all tensors in one call. The tensors are on one device and
+    share no memory. On a GPU their launches follow each other without a wait, all deltas are
+    fetched with one copy and share its memory, and the call temporarily takes as much device memory
+    as all tensors.
+
     Args:
-        new: the fresh weights.
+        new: the fresh weights; or a mapping of them.
         shadow: weights that the receiver holds; written in place. On an error it is unchanged.
         block_elements: 65,536, or 16,384 where more than about 1 % changes.
         threads: CPU threads; any number makes the same delta.
         base_digest: digest of the shadow, if known, as from the previous delta. Then only changed
             elements are digested, which is faster. It is not verified: a wrong one makes a delta
-            with wrong digests.
+            with wrong digests. For mappings: those that are known.
         stream: GPU stream.
+
+    Returns:
+        The delta, or one by name.
 
     Raises:
         InvalidArgument: shape, dtype or device of the tensors differ, or they overlap in memory.
         OutOfMemory: no memory is left for the delta.
     """
-    one, other = _versions(new, shadow, stream)
-    backend = backend_of(one, stream)
     _check_block_elements(block_elements)
     _check_threads(threads)
+    if isinstance(new, Mapping):
+        names = _names_of(new, shadow)
+        bases = [(base_digest or {}).get(name) for name in new]
+        for base in bases:
+            check_base_digest(base)
+        pairs = [_versions(new[name], shadow[name], stream, at=at) for name, at in names.items()]
+        if not pairs:
+            return {}
+        _check_together([one for _, one in pairs])
+        deltas = backend_of(pairs[0][0], stream).delta_pack_all(
+            [one.bits for one, _ in pairs],
+            [one.bits for _, one in pairs],
+            block_elements=block_elements,
+            base_digests=bases,
+            threads=threads,
+        )
+        return dict(zip(names, deltas, strict=True))
+    one, other = _versions(new, shadow, stream)
+    backend = backend_of(one, stream)
     check_base_digest(base_digest)
     return backend.delta_pack(
         one.bits,
@@ -67,15 +120,25 @@ def delta_pack(
 
 
 def delta_apply(
-    weights: Any, delta: Delta, *, undo: bool = False, verify: bool = False, stream: Any = None
+    weights: Any,
+    delta: Delta | Mapping[Any, Delta],
+    *,
+    undo: bool = False,
+    verify: bool = False,
+    stream: Any = None,
 ) -> None:
     """Change `weights` in place from the base of the delta to its result, or back.
 
-    Nothing is changed unless the whole delta is well formed.
+    Nothing is changed unless the whole delta is well formed. A GPU checks each block as it applies
+    it and restores the weights if one is not; this waits for the stream, unless `delta_check` has
+    found the delta sound before (`Delta.is_checked`).
+
+    Mappings with the same names are applied in one call, all or none. The tensors are on one
+    device and share no memory.
 
     Args:
-        weights: changed in place.
-        delta: changes to add.
+        weights: changed in place; or a mapping of them.
+        delta: changes to add; or a mapping of them.
         undo: whether to undo the delta, which restores the bits before it.
         verify: refuse weights that are not the base of the delta, or with `undo` its result. On a
             CPU this proves the words that are touched, and the others are not read; on a GPU all
@@ -87,6 +150,23 @@ def delta_apply(
         CorruptData: the delta is not well formed (the message names the block), or the weights are
             another version.
     """
+    if isinstance(delta, Mapping):
+        names = _names_of(weights, delta)
+        tensors = [
+            bits_of(f"weights{at}", weights[name], is_written=True, stream=stream)
+            for name, at in names.items()
+        ]
+        if not tensors:
+            return
+        _check_together(tensors)
+        backend_of(tensors[0], stream).delta_apply_all(
+            [one.bits for one in tensors],
+            [delta[name] for name in names],
+            [one.name for one in tensors],
+            undo=undo,
+            verify=verify,
+        )
+        return
     tensor = bits_of("weights", weights, is_written=True, stream=stream)
     backend_of(tensor, stream).delta_apply(tensor.bits, delta, undo=undo, verify=verify)
 
@@ -234,9 +314,29 @@ def check_base_digest(base_digest: tuple[int, int] | None) -> None:
         raise InvalidArgument(f"base_digest {base_digest} must be two numbers of 64 bits")
 
 
-def _versions(new: Any, shadow: Any, stream: Any) -> tuple[TensorBits, TensorBits]:
-    one = bits_of("new", new, stream=stream)
-    other = bits_of("shadow", shadow, is_written=True, stream=stream)
+def _names_of(one: Any, other: Any) -> dict[Any, str]:
+    """Return how messages name the tensors of two mappings."""
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)) or one.keys() != other.keys():
+        raise InvalidArgument("two mappings must have the same names: pass all or none of a model")
+    return {name: f"[{name!r}]" for name in one}
+
+
+def _check_together(tensors: Sequence[TensorBits]) -> None:
+    """Refuse tensors that one call cannot write: on several devices, or with common memory."""
+    for one in tensors:
+        if one.device != tensors[0].device:
+            raise InvalidArgument(
+                f"{tensors[0].name} is on {tensors[0].device} and {one.name} on {one.device}: "
+                "make a call for each device"
+            )
+    if found := overlapping([Box.of(one.bits) for one in tensors]):
+        first, second = (tensors[at].name for at in found)
+        raise InvalidArgument(f"{first} and {second} share memory: pass tied tensors once")
+
+
+def _versions(new: Any, shadow: Any, stream: Any, *, at: str = "") -> tuple[TensorBits, TensorBits]:
+    one = bits_of(f"new{at}", new, stream=stream)
+    other = bits_of(f"shadow{at}", shadow, is_written=True, stream=stream)
     check_pair(one, other)
     return one, other
 

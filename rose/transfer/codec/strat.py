@@ -60,7 +60,7 @@ def strat_pack(
     return replace(delta, entries=entries, payload=payload, rule=rule)
 
 
-def link_pack(
+def wire_pack(
     new: Any,
     shadow: Any,
     rule: ClassRule,
@@ -99,7 +99,7 @@ def link_pack(
         raise InvalidArgument(f"the class rule is invalid: {fault}")
     check_base_digest(base_digest)
     entries, payload, digest_before, digest_after, encoded_entries, encoded_payload = (
-        _core.link_pack(
+        _core.wire_pack(
             one.bits,
             other.bits,
             _fields(rule),

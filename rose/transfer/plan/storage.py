@@ -63,7 +63,7 @@ def uncovered_elements(
 def _check_apart(pieces: list[Piece]) -> None:
     for piece in pieces:
         if _box(piece).may_repeat:
-            raise InvalidArgument(f"{_named(piece)} may have two elements in one place")
+            raise InvalidArgument(f"{_named(piece)} must not have two elements at one address")
     for one, other in _meetings(pieces):
         raise InvalidArgument(
             f"{_named(one)} and {_named(other)} share elements of {one.view.parameter}, and are "

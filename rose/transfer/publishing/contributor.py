@@ -12,7 +12,7 @@ from rose.errors import InvalidArgument
 from rose.transfer.codec.class_rule import SAMPLED_BLOCKS, class_rule
 from rose.transfer.codec.delta import BLOCK_ELEMENTS, ClassRule, Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack, digest
-from rose.transfer.codec.strat import host_row, link_pack
+from rose.transfer.codec.strat import host_row, wire_pack
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Chunk
@@ -83,7 +83,10 @@ class Contributor:
         self._selections = {} if selections is None else dict(selections)
         for tile in self._selections:
             if tiles[tile].width != _BF16_BITS:
-                raise InvalidArgument(f"tile {tile} is not of bf16: all of its changes are sent")
+                raise InvalidArgument(
+                    f"only tiles of bf16 can have a selection: tile {tile} has elements of "
+                    f"{tiles[tile].width} bits"
+                )
         self._ages = {
             tile: np.zeros(shadow.bits(tile).shape, np.uint8) for tile in self._selections
         }
@@ -156,7 +159,7 @@ class Contributor:
                 base_digest=self.digests[tile],
             )
             return delta, delta
-        return link_pack(new, shadow, rule)
+        return wire_pack(new, shadow, rule)
 
     def _rules(self, new: TileViews) -> dict[int, ClassRule | None]:
         """Choose a class rule per width, from blocks spread evenly over the tiles."""

@@ -137,7 +137,7 @@ class VersionLog(Shelf):
                 and opened.incarnation < manifest.version.incarnation
             )
             if not is_heir:
-                raise InvalidArgument("the log has a publisher: begin another incarnation")
+                raise InvalidArgument("the log has a publisher already: begin another incarnation")
             self._check_newer(manifest)
             self._put(manifest, {})
             self._forget_others(manifest.version.run, manifest.version.incarnation)
@@ -202,7 +202,7 @@ class VersionLog(Shelf):
             raise Unavailable("the log of versions is closed")
         opened = self._opened
         if opened is not None and manifest.version.incarnation < opened.incarnation:
-            raise Unavailable(f"{manifest.version} is of an incarnation before {opened}")
+            raise Unavailable(f"{manifest.version} belongs to an older incarnation than {opened}")
         if manifest.version.n <= (newest := self.newest_n):
             raise InvalidArgument(f"version {manifest.version} is not above {newest}")
 

@@ -67,7 +67,9 @@ class Limits:
         """
         if self.versions_max < 1 or self.bytes_max < 1 or self.merged_max < 0:
             raise InvalidArgument(
-                f"a log of {self.versions_max} versions and {self.bytes_max} bytes keeps nothing"
+                f"a log must keep at least 1 version and 1 byte, got "
+                f"versions_max={self.versions_max}, bytes_max={self.bytes_max} and "
+                f"merged_max={self.merged_max}"
             )
 
 

@@ -97,4 +97,7 @@ def check_sizes(manifest: Manifest, frames: Mapping[int, bytes]) -> None:
     sizes = {chunk.tile: chunk.nbytes for chunk in manifest.chunks}
     for tile, frame in frames.items():
         if sizes.get(tile) != len(frame):
-            raise CorruptData(f"tile {tile} of {manifest.version} has {len(frame)} bytes")
+            raise CorruptData(
+                f"tile {tile} of {manifest.version} must have {sizes.get(tile, 0)} bytes, "
+                f"got {len(frame)}"
+            )

@@ -63,7 +63,7 @@ _FINAL: Final = frozenset({CommitState.COMMITTED, CommitState.ROLLED_BACK, Commi
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommitOutcome:
     """Result of a commit.
 
     Args:
@@ -152,10 +152,10 @@ class Commit:
         return self._kept if self._digests is None else self._digests
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CommitOutcome:
         """Return the result of a finished commit."""
         check(self.is_over, f"the commit of {self._staged.manifest.version} is not over")
-        return Outcome(
+        return CommitOutcome(
             version=self._staged.manifest.version,
             state=self._state,
             digest=self._base(),
@@ -175,7 +175,7 @@ class Commit:
                 self._undo_slice()
         return not self.is_over
 
-    def run(self) -> Outcome:
+    def run(self) -> CommitOutcome:
         """Do all remaining work; an interrupt leaves the weights at a version."""
         try:
             while self.step():
@@ -345,4 +345,5 @@ def _from_base(whole: Delta, base: Any) -> Delta:
     held = host_row(bits_of("weights", base)).copy()
     bits = np.zeros_like(held)
     delta_apply(bits, whole)
-    return delta_pack(bits, held, block_elements=whole.block_elements)
+    delta: Delta = delta_pack(bits, held, block_elements=whole.block_elements)
+    return delta

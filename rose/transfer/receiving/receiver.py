@@ -8,7 +8,7 @@ from rose.closing import Closing
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import UNSIGNED, Signing, Subscription, Version
 from rose.transfer.receiving.chain import Held
-from rose.transfer.receiving.commit import Outcome
+from rose.transfer.receiving.commit import CommitOutcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReadTile, Staging
 from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
@@ -91,7 +91,7 @@ class Receiver(Staging, Closing):
         """Return the current problem, one sentence; None if there is none."""
         return self._rounds.failure
 
-    def report(self, outcome: Outcome) -> None:
+    def report(self, outcome: CommitOutcome) -> None:
         """Accept the result of the version that was taken."""
         super().report(outcome)
         self._bell.set()

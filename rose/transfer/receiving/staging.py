@@ -24,7 +24,7 @@ from rose.transfer.manifest import (
     Version,
 )
 from rose.transfer.receiving.chain import Choice, Held, as_held, next_version
-from rose.transfer.receiving.commit import CommitState, Outcome
+from rose.transfer.receiving.commit import CommitOutcome, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.source import NOTHING_KNOWN, Source
 
@@ -222,7 +222,7 @@ class Staging:
             self._move(ReceiverState.APPLYING)
             return self._staged
 
-    def report(self, outcome: Outcome) -> None:
+    def report(self, outcome: CommitOutcome) -> None:
         """Accept the result of the version taken; the publisher is informed later."""
         with self._lock:
             check(
@@ -242,14 +242,14 @@ class Staging:
                 is_match = outcome.state is CommitState.COMMITTED
                 self._reports.append((outcome.version.n, is_match, outcome.digest))
 
-    def _committed(self, outcome: Outcome) -> None:
+    def _committed(self, outcome: CommitOutcome) -> None:
         self._move(ReceiverState.SYNCED)
         self._held = Held(outcome.version, outcome.digest)
         self._versions += 1
         self._run = outcome.version.run
         self._snapshot_from = self._repair_at = None
 
-    def _went_back(self, outcome: Outcome, *, is_whole: bool) -> None:
+    def _went_back(self, outcome: CommitOutcome, *, is_whole: bool) -> None:
         held = self._held
         self._move(ReceiverState.ROLLED_BACK)
         was_as_held = outcome.digest == held.digest

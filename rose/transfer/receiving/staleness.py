@@ -72,7 +72,7 @@ class Staleness:
 
 
 def _is_alive(one: Version, other: Version) -> bool:
-    """Whether `one` is not of an incarnation before that of `other`."""
+    """Whether `one` is of the same run as `other`, and not of an older incarnation."""
     return one.run == other.run and one.incarnation >= other.incarnation
 
 

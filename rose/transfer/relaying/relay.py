@@ -402,7 +402,7 @@ class Relay(Shelf):
         if key.is_whole:
             return self._snapshots.chunks(key)
         if key.n > self.newest_n and not self._comes(key.n):
-            raise Unavailable(f"version {key.n} has not come here yet")
+            raise Unavailable(f"version {key.n} has not arrived here yet")
         return self.manifest(key)
 
     def _comes(self, n: int) -> bool:

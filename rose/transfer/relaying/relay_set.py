@@ -274,9 +274,11 @@ class RelaySet:
             left_over = [at for at in there if at not in tried[tile]]
             if not left_over:
                 continue
-            wish = self._snapshots[key][0] if key in self._snapshots else self._landing.get(tile)
+            preferred = (
+                self._snapshots[key][0] if key in self._snapshots else self._landing.get(tile)
+            )
             honest = [at for at in left_over if not self._standing.is_liar(at)] or left_over
-            relay = wish if wish in left_over else honest[tile % len(honest)]
+            relay = preferred if preferred in left_over else honest[tile % len(honest)]
             groups.setdefault(relay, []).append(chunk)
             tried[tile].add(relay)
         return groups

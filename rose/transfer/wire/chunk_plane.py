@@ -123,7 +123,7 @@ class ChunkClient(Closing):
             CorruptData: the answer is invalid, or a frame has another size than published.
         """
         if len({chunk.tile for chunk in wanted}) != len(wanted):
-            raise InvalidArgument("a tile is wanted twice")
+            raise InvalidArgument("chunks must be of different tiles")
         ahead = _Ahead(wanted)
         try:
             while ahead.has_more:

@@ -99,7 +99,7 @@ class PartServer(Closing):
     def _open(self, ask: messages.PartAsk, _context: Any) -> Iterator[object]:
         if ask.layout != self._tiles.layout:
             raise InvalidArgument(
-                "the publisher has another layout than this rank: give both the same tensors"
+                "the layouts of the publisher and of this rank differ: give both the same tensors"
             )
         views = self._weights(_label(ask))
         shadow = ShardViews({tile: (_copied(views.bits(tile)),) for tile in self._owned})
@@ -132,7 +132,7 @@ class PartServer(Closing):
 
     def _whole(self, ask: messages.PartAsk, _context: Any) -> Iterator[object]:
         if not set(ask.tiles) <= set(self._owned):
-            raise InvalidArgument("these tiles are of another rank")
+            raise InvalidArgument("the requested tiles belong to another rank")
         for tile in ask.tiles:
             with self._lock:  # per tile: a new session does not wait for a slow reader
                 [(_, frame)] = self._settled(ask).whole((tile,))
@@ -167,7 +167,7 @@ class PartServer(Closing):
 
 def _label(ask: messages.PartAsk) -> str:
     if not ask.label:
-        raise InvalidArgument("the call must name the weights")
+        raise InvalidArgument("the label of the weights must not be empty")
     return ask.label
 
 

@@ -1,4 +1,4 @@
-"""The server's identity, as it answers beside versions."""
+"""The identity of a weight server, which it sends on request."""
 
 import threading
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Peers:
         tensors: Sequence[TensorEntry] = (),
     ) -> None:
         if role not in ROLES:
-            raise InvalidArgument(f"role '{role}': choose of {', '.join(ROLES)}")
+            raise InvalidArgument(f"role '{role}': choose one of {', '.join(ROLES)}")
         self._name, self._role = name, role
         self._lock = threading.Lock()  # guards what follows
         self._layout, self._tensors = layout, tuple(tensors)

@@ -110,7 +110,9 @@ class RemoteSource:
         manifests = list(reply.manifests)
         while reply.is_more:
             if not reply.manifests or len(manifests) > messages.MANIFESTS_MAX:
-                raise CorruptData("the weight server announces ever more manifests")
+                raise CorruptData(
+                    f"the weight server must announce at most {messages.MANIFESTS_MAX} manifests"
+                )
             last = manifests[-1].key
             reply = self._manifests(
                 "Wait", messages.WaitRequest(last.n, 0, last.base_n), self._timeout_s

@@ -107,7 +107,10 @@ class RemotePart(Closing):
             some = messages.decode(messages.PartDigests, content)
             found.update(zip(some.tiles, some.digests, strict=True))
         if any(tile >= len(self._tiles) for tile in found):
-            raise CorruptData(f"the part at {self._address} has a tile beyond {len(self._tiles)}")
+            raise CorruptData(
+                f"the part at {self._address} has a tile that is not in the layout of "
+                f"{len(self._tiles)} tiles"
+            )
         self.owned: Sequence[int] = sorted(found)
         self.digests = TileDigests(found)
 
@@ -130,7 +133,7 @@ class RemotePart(Closing):
     def pack(self, new: TileViews, part: PackedPart) -> None:  # noqa: ARG002  (known from `begin`)
         """Wait for the rank's pack, and fill `part`."""
         if self._coming is None:
-            raise InternalError("pack needs a begin first")
+            raise InternalError("begin must be called before pack")
         packed = self._coming.result()
         self._running = self._coming = None
         part.deltas.update(packed.deltas)
@@ -188,7 +191,7 @@ class RemotePart(Closing):
             for tile in some:
                 its, frame = _frame(self._next(came))
                 if its != tile or self._sound(tile, frame).digest != self.digests[tile]:
-                    raise CorruptData(f"the part at {self._address} has another tile {tile}")
+                    raise CorruptData(f"the part at {self._address} has other bits in tile {tile}")
                 yield self._before(tile, frame, undone)
 
     def _before(

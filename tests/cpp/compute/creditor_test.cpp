@@ -21,7 +21,7 @@ class ScriptedPolicy final : public CreditPolicy {
  public:
   explicit ScriptedPolicy(std::function<std::uint32_t(const CreditRequest&)> answer)
       : answer_{std::move(answer)} {}
-  Decision decide(const CreditRequest& request) noexcept override {
+  CreditDecision decide(const CreditRequest& request) noexcept override {
     return {.segments = answer_(request), .retry_after_ns = 100'000};
   }
 

@@ -43,8 +43,8 @@ struct Rig {
   Rig() {
     reset();
     device = Device::open(Driver::open().take(), 0).take();
-    borrower = Stream::create(device, Priority::kLowest).take();
-    for (auto& one : serving) one = Stream::create(device, Priority::kHighest).take();
+    borrower = Stream::create(device, StreamPriority::kLowest).take();
+    for (auto& one : serving) one = Stream::create(device, StreamPriority::kHighest).take();
     library = KernelLibrary::create(device, Fatbin{.name = "gate", .bytes = kCode}).take();
     request = {.borrower = borrower->get(),
                .serving = {serving[0]->get(), serving[1]->get()},
@@ -189,7 +189,7 @@ TEST(driver_without_the_entry_has_no_gate_of_memory_operations) {
   auto driver = Driver::open();
   CHECK(driver.ok());
   const DevicePtr device = Device::open(driver.take(), 0).take();
-  const auto stream = Stream::create(device, Priority::kLowest).take();
+  const auto stream = Stream::create(device, StreamPriority::kLowest).take();
   const std::string alive = fake().live();
   const GateProbe probe = probe_gates(device, {.borrower = stream->get(),
                                                .serving = {},

@@ -13,7 +13,7 @@ namespace {
 
 class Policy final : public CreditPolicy {
  public:
-  Decision decide(const CreditRequest& request) noexcept override {
+  CreditDecision decide(const CreditRequest& request) noexcept override {
     if (on_decide) on_decide();
     return {.segments = segments, .until_ns = request.now_ns + 1'000'000'000};
   }

@@ -550,6 +550,41 @@ TEST(launch_gives_the_gates_of_a_graph_their_numbers) {
   CHECK_EQ(std::string{fake().faults()}, "");
 }
 
+TEST(graph_is_timed_as_a_whole_if_no_gate_in_it_waits) {
+  Rig rig{{.window = 8}};
+  const auto graph = rig.capture(2);
+  const auto recorded = [&] { return rig.gate->stats().segments.count; };
+  rig.open(4);
+  CHECK_EQ(rig.pass(), Verdict::kPassed);
+  CHECK_EQ(rig.launch(*graph), Verdict::kPassed);
+  fake().pump();
+  rig.borrower->leave();
+  fake().pump();
+  rig.borrower->leave();
+  CHECK_EQ(recorded(), 1);                         // and not the segment before, which ended inside
+  CHECK_EQ(rig.launch(*graph), Verdict::kPassed);  // one gate has no credit
+  rig.gate->set_credit(8);
+  fake().pump();
+  rig.borrower->leave();
+  CHECK_EQ(recorded(), 1);
+  CHECK_EQ(rig.launch(*graph), Verdict::kPassed);
+  rig.gate->close(CloseReason::kRevocation);  // a gate in it may wait
+  rig.open(8);
+  fake().pump();
+  rig.borrower->leave();
+  fake().pump();
+  rig.borrower->leave();
+  CHECK_EQ(recorded(), 1);
+  fake().fail("cuGraphLaunch", 1, 719);
+  CHECK(!rig.borrower->launch(*graph, kShortNs).ok());
+  CHECK_EQ(rig.pass(), Verdict::kPassed);
+  fake().pump();
+  rig.borrower->leave();
+  fake().pump();
+  rig.borrower->leave();
+  CHECK_EQ(recorded(), 2);  // the segment behind the last gate
+}
+
 TEST(graph_is_in_flight_at_most_once) {
   Rig rig{{.window = 8}};
   const auto graph = rig.capture(2);

@@ -21,8 +21,8 @@ using driver::Driver;
 using driver::Fatbin;
 using driver::Graph;
 using driver::KernelLibrary;
-using driver::Priority;
 using driver::Stream;
+using driver::StreamPriority;
 
 constexpr Nanoseconds kLongNs = 200'000'000'000;
 constexpr Nanoseconds kShortNs = 2'000'000;
@@ -34,7 +34,7 @@ struct Rig {
     auto opened = Driver::open();
     CHECK(opened.ok());
     device = Device::open(opened.take(), 0).take();
-    stream = Stream::create(device, Priority::kLowest).take();
+    stream = Stream::create(device, StreamPriority::kLowest).take();
     gate = HostGate::create(std::make_shared<BootClock>(), first).take();
     if (kind == GateKind::kKernel) config.library = gate_kernels();
     auto made = StreamGate::create(device, gate, stream->get(), kind, config);

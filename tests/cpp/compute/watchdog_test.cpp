@@ -18,7 +18,7 @@ namespace {
 constexpr Nanoseconds kLongNs = 200'000'000'000;
 constexpr Nanoseconds kAfterNs = 50'000'000;
 
-class Written final : public ForcedRecord {
+class Written final : public ForcedLog {
  public:
   void forced(std::uint32_t passed, std::uint32_t close_epoch) noexcept override {
     all.emplace_back(passed, close_epoch);
@@ -236,7 +236,7 @@ TEST(a_clock_that_goes_back_lets_nothing_through) {
 TEST(the_creditors_thread_ends_a_deadlock_of_serving_and_the_borrower) {
   class Refusing final : public CreditPolicy {
    public:
-    Decision decide(const CreditRequest&) noexcept override { return {}; }
+    CreditDecision decide(const CreditRequest&) noexcept override { return {}; }
   };
   const auto clock = std::make_shared<BootClock>();
   const std::shared_ptr<HostGate> gate{HostGate::create(clock).take()};

@@ -48,8 +48,8 @@ Status use_device() {
 
 Status use_stream() {
   TAKE(device, open());
-  TAKE(serving, Stream::create(device, Priority::kHighest));
-  TAKE(rollout, Stream::create(device, Priority::kLowest));
+  TAKE(serving, Stream::create(device, StreamPriority::kHighest));
+  TAKE(rollout, Stream::create(device, StreamPriority::kLowest));
   ROSE_TRY(serving->priority().status());
   ROSE_TRY(rollout->is_idle().status());
   return serving->wait(0);
@@ -57,7 +57,7 @@ Status use_stream() {
 
 Status use_events() {
   TAKE(device, open());
-  TAKE(stream, Stream::create(device, Priority::kLowest));
+  TAKE(stream, Stream::create(device, StreamPriority::kLowest));
   TAKE(start, Event::create(device, true));
   TAKE(end, Event::create(device, true));
   TAKE(plain, Event::create(device, false));
@@ -71,14 +71,14 @@ Status use_events() {
 Status use_copy() {
   TAKE(device, open());
   TAKE(words, create_words(device));
-  TAKE(stream, Stream::create(device, Priority::kLowest));
+  TAKE(stream, Stream::create(device, StreamPriority::kLowest));
   const std::array<std::byte, 4> host{};
   return stream->copy_from_host(address_of(words, 0), host);
 }
 
 Status use_library() {
   TAKE(device, open());
-  TAKE(stream, Stream::create(device, Priority::kLowest));
+  TAKE(stream, Stream::create(device, StreamPriority::kLowest));
   TAKE(library, KernelLibrary::create(device, Fatbin{"scale", kCode}));
   TAKE(kernel, library->kernel("scale_kernel"));
   return library->launch(kernel, {.blocks = 2, .threads = 32}, stream->get(), 7, 8.0F);
@@ -96,7 +96,7 @@ Status fill_capture(const Device& device, CUstream stream, std::span<MemoryOpera
 Status use_graph() {
   TAKE(device, open());
   TAKE(words, create_words(device));
-  TAKE(stream, Stream::create(device, Priority::kLowest));
+  TAKE(stream, Stream::create(device, StreamPriority::kLowest));
   std::array operations{write(address_of(words, 0), 1)};
   CUgraphNode node = nullptr;
   ROSE_TRY(Graph::begin_capture(*device, stream->get()));
@@ -150,7 +150,7 @@ Status use_shared_memory() {
 // A graph made node by node.
 Status use_chain() {
   TAKE(device, open());
-  TAKE(stream, Stream::create(device, Priority::kLowest));
+  TAKE(stream, Stream::create(device, StreamPriority::kLowest));
   TAKE(library, KernelLibrary::create(device, Fatbin{.name = "gate", .bytes = kCode}));
   TAKE(kernel, library->kernel("branch_kernel"));
   ROSE_TRY(Graph::begin_capture(*device, stream->get()));
@@ -263,7 +263,7 @@ TEST(nothing_leaks_when_the_nth_driver_call_fails) {
 // fails; tests/cpp/compute/stream_gate_test.cpp fails its calls one by one.
 Status use_gate() {
   TAKE(device, open());
-  TAKE(stream, Stream::create(device, Priority::kLowest));
+  TAKE(stream, Stream::create(device, StreamPriority::kLowest));
   TAKE(made, compute::HostGate::create(std::make_shared<BootClock>()));
   const std::shared_ptr<compute::HostGate> gate{std::move(made)};
   TAKE(borrower,

@@ -19,7 +19,7 @@ namespace {
 struct Bench {
   DevicePtr device{open_device()};
   memory::Pool words{create_words(device).take()};
-  std::unique_ptr<Stream> stream{Stream::create(device, Priority::kLowest).take()};
+  std::unique_ptr<Stream> stream{Stream::create(device, StreamPriority::kLowest).take()};
   std::shared_ptr<const KernelLibrary> library{
       KernelLibrary::create(device, Fatbin{"layers", kCode}).take()};
 

@@ -15,7 +15,7 @@ TEST(launch_passes_arguments_by_value) {
     const DevicePtr device = open_device();
     fake().arguments("scale_kernel", "8 4 2 8");
     const auto library = KernelLibrary::create(device, Fatbin{"scale", kCode}).take();
-    const auto stream = Stream::create(device, Priority::kLowest).take();
+    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
     const CUkernel kernel = library->kernel("scale_kernel").take();
     const DevicePointer at = 0x123456789abc;
     CHECK(library
@@ -33,7 +33,7 @@ TEST(kernel_runs_when_its_stream_gets_there) {
   {
     const DevicePtr device = open_device();
     const auto library = KernelLibrary::create(device, Fatbin{"scale", kCode}).take();
-    const auto stream = Stream::create(device, Priority::kLowest).take();
+    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
     const CUkernel kernel = library->kernel("scale_kernel").take();
     int runs = 0;
     fake().on_kernel(
@@ -55,7 +55,7 @@ TEST(impossible_launch_is_an_invalid_argument) {
   {
     const DevicePtr device = open_device();
     const auto library = KernelLibrary::create(device, Fatbin{"scale", kCode}).take();
-    const auto stream = Stream::create(device, Priority::kLowest).take();
+    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
     const CUkernel kernel = library->kernel("scale_kernel").take();
     CHECK(library->launch(kernel, {.blocks = 0}, stream->get()).code() == Code::kInvalidArgument);
     fake().fail("cuLibraryGetKernel", 1, kNotFound);

@@ -27,8 +27,8 @@ Status issue(const Stream& stream, MemoryOperation operation) {
 TEST(streams_have_the_ends_of_the_range_and_do_not_block) {
   {
     const DevicePtr device = open_device();
-    const auto serving = Stream::create(device, Priority::kHighest).take();
-    const auto rollout = Stream::create(device, Priority::kLowest).take();
+    const auto serving = Stream::create(device, StreamPriority::kHighest).take();
+    const auto rollout = Stream::create(device, StreamPriority::kLowest).take();
     CHECK_EQ(serving->priority().take(), -5);
     CHECK_EQ(rollout->priority().take(), 0);
     const std::string log = fake().log();
@@ -42,7 +42,7 @@ TEST(stream_is_idle_when_its_wait_is_over) {
   {
     const DevicePtr device = open_device();
     const memory::Pool words = create_words(device).take();
-    const auto stream = Stream::create(device, Priority::kLowest).take();
+    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
     CHECK(stream->is_idle().take());
     CHECK(issue(*stream, wait_for(address_of(words, 0), 5)).ok());
     CHECK(issue(*stream, write(address_of(words, 1), 9)).ok());
@@ -61,7 +61,7 @@ TEST(bytes_of_the_host_arrive_in_the_order_of_the_stream) {
   {
     const DevicePtr device = open_device();
     const memory::Pool words = create_words(device).take();
-    const auto stream = Stream::create(device, Priority::kLowest).take();
+    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
     const std::array<std::uint32_t, 4> host{7, 8, 9, 10};
     const auto bytes = std::as_bytes(std::span{host});
     CHECK(issue(*stream, wait_for(address_of(words, 0), 5)).ok());
@@ -82,7 +82,7 @@ TEST(wait_is_bounded) {
   {
     const DevicePtr device = open_device();
     const memory::Pool words = create_words(device).take();
-    const auto stream = Stream::create(device, Priority::kLowest).take();
+    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
     CHECK(issue(*stream, wait_for(address_of(words, 0), 1)).ok());
     const Status late = stream->wait(3'000'000);
     CHECK(late.code() == Code::kDeadlineExceeded);
@@ -98,8 +98,8 @@ TEST(wait_sees_what_another_thread_sets_off) {
   {
     const DevicePtr device = open_device();
     const memory::Pool words = create_words(device).take();
-    const auto stream = Stream::create(device, Priority::kLowest).take();
-    const auto other = Stream::create(device, Priority::kHighest).take();
+    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
+    const auto other = Stream::create(device, StreamPriority::kHighest).take();
     CHECK(issue(*stream, wait_for(address_of(words, 0), 1)).ok());
     std::thread opener{[&] { CHECK(issue(*other, write(address_of(words, 0), 1)).ok()); }};
     CHECK(stream->wait(kLong).ok());
@@ -116,7 +116,7 @@ TEST(any_thread_may_use_a_device) {
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back([&device] {
         for (int turn = 0; turn < 20; ++turn) {
-          const auto stream = Stream::create(device, Priority::kLowest).take();
+          const auto stream = Stream::create(device, StreamPriority::kLowest).take();
           const auto event = Event::create(device, false).take();
           CHECK(event->record(stream->get()).ok());
           CHECK(event->is_done().take());
@@ -133,7 +133,7 @@ TEST(event_is_done_with_what_it_was_recorded_after) {
   {
     const DevicePtr device = open_device();
     const memory::Pool words = create_words(device).take();
-    const auto stream = Stream::create(device, Priority::kLowest).take();
+    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
     const auto start = Event::create(device, true).take();
     const auto end = Event::create(device, true).take();
     CHECK(end->is_done().take());  // before the first record
@@ -166,7 +166,7 @@ TEST(event_without_time_says_so) {
 TEST(failed_work_shows_in_every_question) {
   {
     const DevicePtr device = open_device();
-    const auto stream = Stream::create(device, Priority::kLowest).take();
+    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
     const auto event = Event::create(device, false).take();
     fake().fail("cuStreamQuery", 1, 702);
     CHECK_EQ(says(stream->is_idle().status()),

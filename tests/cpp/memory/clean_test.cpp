@@ -59,7 +59,7 @@ struct Parties {
           .take();
   PartitionId serving = arbiter->add_partition("serving", 1, 4).take();
   PartitionId rollout = arbiter->add_partition("rollout", 0, 3).take();
-  std::shared_ptr<TenantLine> line = arbiter->add_tenant(rollout, Telling::kWhenClean).take();
+  std::shared_ptr<TenantLine> line = arbiter->add_tenant(rollout, Notify::kWhenClean).take();
   std::unique_ptr<Attachment> tenant =
       Attachment::create_mapped(
           kShape, {arbiter->share_ledger().take(), duplicate_fd(line->mailbox.fd()).take(),
@@ -97,7 +97,7 @@ struct Parties {
 
 }  // namespace
 
-TEST(tenant_is_told_of_a_slab_when_it_is_zeros) {
+TEST(tenant_is_notified_of_a_slab_when_it_is_zeros) {
   Parties all;
   const std::vector<SlabId> slabs = all.grant(2);
   CHECK(all.tenant->reach(slabs).ok());

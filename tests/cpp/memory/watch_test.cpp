@@ -22,12 +22,12 @@ constexpr Nanoseconds kLong = 30'000'000'000;
 struct Admits final : Admission {
   explicit Admits(PartitionId lender_id, std::int32_t most_slabs)
       : Admission{lender_id}, most{most_slabs} {}
-  Result<std::int32_t> admit(const Supply& supply) noexcept override {
+  Result<std::int32_t> admit(const LoanRequest& supply) noexcept override {
     asked = supply;
     return std::min(supply.slabs, most);
   }
   std::int32_t most;
-  Supply asked;
+  LoanRequest asked;
 };
 
 // Eight slabs of four blocks; serving owns three, two are lent.

@@ -109,8 +109,9 @@ TEST(slot_of_a_lost_worker_is_used_again_and_its_epochs_are_remembered) {
 }
 
 TEST(among_equals_the_smaller_number_wins) {
-  for (const Policy policy :
-       {Policy::kJoint, Policy::kRosePublished, Policy::kLeastLoadedSticky, Policy::kMlfq}) {
+  for (const PlacementPolicy policy :
+       {PlacementPolicy::kJoint, PlacementPolicy::kRosePublished,
+        PlacementPolicy::kLeastLoadedSticky, PlacementPolicy::kMlfq}) {
     WorkerTable workers{0.0};
     for (const WorkerId number : {5, 2, 9}) {
       workers.join(joined(number, WorkerKind::kBorrowed));
@@ -191,7 +192,7 @@ TEST(scan_says_what_one_row_says_bit_by_bit) {
 }
 
 TEST(refused_batch_leaves_the_core_as_it_was) {
-  Core core{kSettings, Policy::kJoint};
+  Core core{kSettings, PlacementPolicy::kJoint};
   std::vector<Action> actions;
   const std::vector<Event> wrong{TrajectoryCreated{1}, TrajectoryCreated{1}};
   CHECK(core.step(wrong, 1, actions).code() == Code::kInvalidArgument);
@@ -243,7 +244,7 @@ class Noise {
 TEST(whatever_workers_say_can_be_borne_and_two_cores_agree_on_it) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     Noise noise{seed};
-    const auto policy = static_cast<Policy>(seed % EnumSize<Policy>::value);
+    const auto policy = static_cast<PlacementPolicy>(seed % EnumSize<PlacementPolicy>::value);
     Core core{kSettings, policy};
     Core twin{kSettings, policy};
     Nanoseconds now_ns = 1;

@@ -53,8 +53,8 @@ TEST(what_was_said_already_is_no_longer_expected) {
   Predictor predictor{settings()};
   predictor.enter(1);
   for (int i = 0; i < 60; ++i) predictor.observe_turn(1, i % 4 == 0 ? 4000 : 15, 1);
-  const Forecast fresh = predictor.forecast(1, {});
-  const Forecast old = predictor.forecast(1, {.turn_tokens = 15, .tokens = 15});
+  const LengthForecast fresh = predictor.forecast(1, {});
+  const LengthForecast old = predictor.forecast(1, {.turn_tokens = 15, .tokens = 15});
   CHECK(fresh.turn_tokens_left < 1500);
   CHECK(old.turn_tokens_left > 3000);
   CHECK(old.turn_tokens_high > 3500);
@@ -75,7 +75,7 @@ TEST(tools_and_turns_to_come_are_part_of_what_is_left) {
 TEST(pace_is_what_turns_took_in_all) {
   Predictor predictor{settings()};
   for (int i = 0; i < 1000; ++i) predictor.observe_turn(1, i % 2 == 0 ? 10 : 1990, i % 2);
-  const Forecast forecast = predictor.forecast(1, {});
+  const LengthForecast forecast = predictor.forecast(1, {});
   // 1000 tokens per turn at half a second each; four turns of 100 tokens remain.
   CHECK(forecast.left_s < 0.0006 * 4000 + 4);
 }
@@ -101,7 +101,7 @@ TEST(forecasts_are_finite_whatever_was_seen) {
     predictor.observe_turn(i % 7, tokens, static_cast<double>(random() % 100));
     predictor.observe_tool(i % 7, static_cast<double>(random() % 1000) / 10);
     predictor.observe_trajectory(i % 7, tokens, static_cast<std::int64_t>(random() % 50));
-    const Forecast got = predictor.forecast(i % 9, {tokens, tokens, i % 60});
+    const LengthForecast got = predictor.forecast(i % 9, {tokens, tokens, i % 60});
     CHECK(std::isfinite(got.left_s_high) && got.left_s >= 0);
     CHECK(got.left_s_high >= got.left_s);
     CHECK(got.turn_tokens_left > 0);
@@ -212,13 +212,13 @@ TEST(freshness_is_safe_at_risk_or_lost) {
 // ---- Fates
 
 TEST(bins_of_lengths_double) {
-  LengthCounts lengths;
+  OutputLengthCounts lengths;
   for (const std::int64_t tokens : {0L, 1L, 2L, 3L, 4L, 1L << 41, 1L << 60}) lengths.add(tokens);
   CHECK_EQ(lengths.counts()[0], 1);
   CHECK_EQ(lengths.counts()[1], 1);
   CHECK_EQ(lengths.counts()[2], 2);
   CHECK_EQ(lengths.counts()[3], 1);
-  CHECK_EQ(lengths.counts()[LengthCounts::kBins - 1], 2);
+  CHECK_EQ(lengths.counts()[OutputLengthCounts::kBins - 1], 2);
   CHECK_EQ(lengths.count(), 7);
 }
 

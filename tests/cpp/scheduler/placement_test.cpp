@@ -167,7 +167,7 @@ TEST(choice_is_the_cheapest_of_all_workers_whatever_changed_before) {
   int lost = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Shift shift{seed};
-    Placement placement{kSettings, Policy::kJoint};
+    Placement placement{kSettings, PlacementPolicy::kJoint};
     for (int round = 0; round < 800; ++round) {
       for (std::int64_t changes = shift.below(4); changes > 0; --changes) shift.change();
       const Query query = any_query(shift);
@@ -198,7 +198,7 @@ TEST(same_turn_that_spares_caches_chooses_anew) {
   join(workers, 0, 2);
   join(workers, 1, 1);
   workers.keep(0, 40);
-  Placement placement{kSettings, Policy::kJoint};
+  Placement placement{kSettings, PlacementPolicy::kJoint};
   Query query;
   query.prompt_tokens = 20;
   query.need_tokens = 30;
@@ -214,7 +214,7 @@ TEST(among_equals_the_smallest_number_wins_wherever_its_row_is) {
   WorkerTable workers{kSettings.hazard_per_s};
   join(workers, kWorkers, 2);
   for (WorkerId number = kWorkers - 1; number >= 0; --number) join(workers, number, 1);
-  Placement placement{kSettings, Policy::kJoint};
+  Placement placement{kSettings, PlacementPolicy::kJoint};
   Query query;
   query.prompt_tokens = 20;
   query.need_tokens = 30;

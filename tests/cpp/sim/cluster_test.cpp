@@ -30,11 +30,11 @@ JobSpec random_job(std::mt19937_64& random, int trajectories) {
   job.first_turn.push_back(0);
   for (int i = 0; i < trajectories; ++i) {
     for (std::int64_t turn = pick(4); turn >= 0; --turn) {
-      job.heard_tokens.push_back(1 + pick(300));
-      job.said_tokens.push_back(1 + pick(90));
+      job.input_tokens.push_back(1 + pick(300));
+      job.output_tokens.push_back(1 + pick(90));
       job.tool_ns.push_back(pick(400) * kMs);
     }
-    job.first_turn.push_back(std::ssize(job.heard_tokens));
+    job.first_turn.push_back(std::ssize(job.input_tokens));
     job.group.push_back(i / 2);
   }
   job.batch = 4;
@@ -80,7 +80,8 @@ World random_world(std::uint64_t seed) {
   return world;
 }
 
-Outcome run(const World& world, scheduler::Policy policy = scheduler::Policy::kJoint) {
+ClusterOutcome run(const World& world,
+                   scheduler::PlacementPolicy policy = scheduler::PlacementPolicy::kJoint) {
   scheduler::Core core{kSettings, policy};
   Cluster cluster{world, core};
   CHECK(cluster.run(always).ok());
@@ -90,30 +91,30 @@ Outcome run(const World& world, scheduler::Policy policy = scheduler::Policy::kJ
 TEST(every_token_that_an_engine_gave_is_delivered_once) {
   std::int64_t revocations = 0;
   for (std::uint64_t seed = 0; seed < 30; ++seed) {
-    const Outcome outcome = run(random_world(seed));
-    std::int64_t said = 0;
-    for (const std::int64_t tokens : outcome.tokens_by_worker) said += tokens;
+    const ClusterOutcome outcome = run(random_world(seed));
+    std::int64_t generated = 0;
+    for (const std::int64_t tokens : outcome.tokens_by_worker) generated += tokens;
     CHECK_EQ(outcome.tokens_lost, 0);
-    CHECK_EQ(outcome.jobs[0].tokens_delivered, said);
+    CHECK_EQ(outcome.jobs[0].tokens_delivered, generated);
     CHECK_EQ(outcome.jobs[0].versions.size(), 4);
     revocations += outcome.revocations;
   }
   CHECK(revocations > 30);
 }
 
-TEST(equal_worlds_have_one_digest_and_other_worlds_another) {
-  const Outcome outcome = run(random_world(1));
+TEST(equal_worlds_have_equal_digests_and_different_worlds_different_ones) {
+  const ClusterOutcome outcome = run(random_world(1));
   CHECK_EQ(run(random_world(1)).digest, outcome.digest);
   CHECK(run(random_world(2)).digest != outcome.digest);
 }
 
-TEST(the_log_says_all_that_was_told_and_digested) {
+TEST(the_log_has_all_events_and_actions_of_the_digest) {
   World world = random_world(3);
   world.knobs.is_logged = true;
-  const Outcome outcome = run(world);
+  const ClusterOutcome outcome = run(world);
   std::int64_t events = 0;
   std::int64_t starts = 0;
-  Digest digest;
+  ActionDigest digest;
   for (const LoggedStep& step : outcome.log) {
     events += std::ssize(step.events);
     for (const scheduler::Action& action : step.actions) {
@@ -126,7 +127,7 @@ TEST(the_log_says_all_that_was_told_and_digested) {
   CHECK_EQ(digest.value(), outcome.digest);
 }
 
-TEST(nobody_starts_a_turn_on_a_grant_that_is_dead) {
+TEST(no_turn_starts_on_a_dead_grant) {
   World world = random_world(4);
   world.knobs.is_logged = true;
   std::vector<std::int64_t> epochs(world.workers.size(), 0);
@@ -147,10 +148,10 @@ TEST(nobody_starts_a_turn_on_a_grant_that_is_dead) {
   }
 }
 
-TEST(it_stops_when_it_is_told_to) {
+TEST(it_stops_when_asked) {
   World world = random_world(5);
   world.jobs[0].train_ns = 2 * world.horizon_ns;
-  scheduler::Core core{kSettings, scheduler::Policy::kJoint};
+  scheduler::Core core{kSettings, scheduler::PlacementPolicy::kJoint};
   Cluster cluster{world, core};
   int asked = 0;
   CHECK(cluster.run([&](Nanoseconds, std::int64_t) { return ++asked < 2; }).ok());

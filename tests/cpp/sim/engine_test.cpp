@@ -26,28 +26,29 @@ class PlainEngine {
     bool is_in{false};
     std::int64_t prompt_left;
     std::int64_t context;
-    std::int64_t to_say;
-    std::int64_t said{0};
-    bool is_saying{false};
+    std::int64_t to_generate;
+    std::int64_t generated{0};
+    bool is_decoding{false};
   };
 
   void set_speed(double speed, double now_ns) {
     run_until(now_ns);
     speed_ = speed;
   }
-  void add(int number, std::int64_t prompt, std::int64_t context, std::int64_t to_say, double now) {
+  void add(int number, std::int64_t prompt, std::int64_t context, std::int64_t to_generate,
+           double now) {
     run_until(now);
     if (work_ns_ == whole_ns_) is_stepping_ = false;  // no work of the step is done
-    sequences_.push_back({number, false, prompt, context, to_say});
+    sequences_.push_back({number, false, prompt, context, to_generate});
   }
   std::int64_t remove(int number, double now_ns) {
     run_until(now_ns);
     if (work_ns_ == whole_ns_) is_stepping_ = false;
     for (std::size_t i = 0; i < sequences_.size(); ++i) {
       if (sequences_[i].number != number) continue;
-      const std::int64_t said = sequences_[i].said;
+      const std::int64_t generated = sequences_[i].generated;
       sequences_.erase(sequences_.begin() + static_cast<std::ptrdiff_t>(i));
-      return said;
+      return generated;
     }
     return -1;
   }
@@ -72,20 +73,20 @@ class PlainEngine {
  private:
   void begin() {
     double work_ms = 0;
-    std::int64_t saying = 0, context = 0;
+    std::int64_t decoding = 0, context = 0;
     chunk_ = 0;
     for (Sequence& one : sequences_) {
       one.is_in = true;
-      if (one.is_saying) {
-        ++saying;
-        context += one.context + one.said;
+      if (one.is_decoding) {
+        ++decoding;
+        context += one.context + one.generated;
       } else {
         chunk_ = std::min(kChunk, chunk_ + one.prompt_left);
       }
     }
-    if (saying > 0) {
+    if (decoding > 0) {
       work_ms = kTimes.decode_step_ms +
-                kTimes.decode_ms_per_sequence * static_cast<double>(saying) +
+                kTimes.decode_ms_per_sequence * static_cast<double>(decoding) +
                 kTimes.decode_ms_per_context_token * static_cast<double>(context);
     }
     work_ms += static_cast<double>(chunk_) / kTimes.prefill_tokens_per_s * 1000;
@@ -96,16 +97,16 @@ class PlainEngine {
     is_stepping_ = false;
     std::vector<Sequence> left;
     for (Sequence& one : sequences_) {
-      if (one.is_in && one.is_saying) {
-        ++one.said;
+      if (one.is_in && one.is_decoding) {
+        ++one.generated;
         ++tokens;
       } else if (one.is_in) {
         const std::int64_t computed = std::min(chunk_, one.prompt_left);
         one.prompt_left -= computed;
         chunk_ -= computed;
-        one.is_saying = one.prompt_left == 0;
+        one.is_decoding = one.prompt_left == 0;
       }
-      if (one.said == one.to_say) {
+      if (one.generated == one.to_generate) {
         finished.emplace_back(one.number, at_ns_);
       } else {
         left.push_back(one);
@@ -139,10 +140,10 @@ class Driver {
       for (; !places.empty(); places.pop_back()) forget(places.back());
     }
   }
-  void add(int number, std::int64_t prompt, std::int64_t context, std::int64_t to_say,
+  void add(int number, std::int64_t prompt, std::int64_t context, std::int64_t to_generate,
            Nanoseconds now_ns) {
     run_until(now_ns);
-    engine.add(prompt, context, to_say, now_ns);
+    engine.add(prompt, context, to_generate, now_ns);
     numbers.push_back(number);
   }
   std::int64_t remove(int number, Nanoseconds now_ns) {
@@ -150,7 +151,7 @@ class Driver {
     for (std::size_t place = 0; place < numbers.size(); ++place) {
       if (numbers[place] != number) continue;
       forget(place);
-      return engine.remove(place, now_ns).said;
+      return engine.remove(place, now_ns).generated;
     }
     return -1;
   }
@@ -158,7 +159,7 @@ class Driver {
     numbers.erase(numbers.begin() + static_cast<std::ptrdiff_t>(place));
   }
 
-  Engine engine;
+  SimulatedEngine engine;
   std::vector<int> numbers;
   std::vector<std::pair<int, Nanoseconds>> finished;
   int jumps{0};
@@ -171,7 +172,7 @@ TEST(a_lone_turn_takes_its_prompt_and_an_arithmetic_series_of_steps) {
   // 250 ms of prompt, then steps of 11 ms + 2.5, 2.51, 2.52 and 2.53 ms of context.
   CHECK_EQ(driver.finished.size(), 1);
   CHECK_EQ(driver.finished[0].second, 250 * kMsNs + 54 * kMsNs + 60'000);
-  CHECK_EQ(driver.engine.tokens_said(), 4);
+  CHECK_EQ(driver.engine.tokens_generated(), 4);
   CHECK(std::abs(driver.engine.busy_ns() - 304.06 * kMs) < 10);
 }
 
@@ -207,12 +208,12 @@ TEST(who_is_removed_has_what_whole_steps_gave_it) {
   driver.add(1, 7, 7, 100, 0);
   driver.run_until(60 * kMsNs);
   // 12 ms of prompts, then steps of 12.12, 12.14 and 12.16 ms: the fourth is under way.
-  const Engine::Progress progress = driver.engine.progress(0, 60 * kMsNs);
-  CHECK_EQ(progress.said, 3);
+  const SimulatedEngine::Progress progress = driver.engine.progress(0, 60 * kMsNs);
+  CHECK_EQ(progress.generated, 3);
   CHECK_EQ(progress.computed, 8);
   CHECK_EQ(driver.remove(0, 60 * kMsNs), 3);
   driver.run_until(10'000 * kMsNs);
-  CHECK_EQ(driver.engine.tokens_said(), 103);
+  CHECK_EQ(driver.engine.tokens_generated(), 103);
   CHECK(driver.engine.is_idle());
 }
 
@@ -222,7 +223,7 @@ struct Script {
   int number;
   std::int64_t prompt;
   std::int64_t cached;
-  std::int64_t to_say;
+  std::int64_t to_generate;
   double speed;
 };
 
@@ -253,8 +254,8 @@ void expect_agreement(const std::vector<Script>& script, bool is_stepwise, int* 
     const auto now = static_cast<double>(now_ns);
     if (one.what < 2) {
       const std::int64_t context = one.prompt + one.cached;
-      driver.add(one.number, one.prompt, context, one.to_say, now_ns);
-      plain.add(one.number, one.prompt, context, one.to_say, now);
+      driver.add(one.number, one.prompt, context, one.to_generate, now_ns);
+      plain.add(one.number, one.prompt, context, one.to_generate, now);
     } else if (one.what == 2) {
       CHECK_EQ(driver.remove(one.number, now_ns), plain.remove(one.number, now));
     } else {
@@ -271,7 +272,7 @@ void expect_agreement(const std::vector<Script>& script, bool is_stepwise, int* 
     const double late = static_cast<double>(driver.finished[i].second) - plain.finished[i].second;
     CHECK(std::abs(late) < 50'000);
   }
-  CHECK_EQ(driver.engine.tokens_said(), plain.tokens);
+  CHECK_EQ(driver.engine.tokens_generated(), plain.tokens);
   *jumps += driver.jumps;
 }
 

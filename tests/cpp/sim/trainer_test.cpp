@@ -16,8 +16,8 @@ JobSpec job_of(TrainerMode mode, std::int64_t batch, std::int64_t max_staleness,
   job.first_turn.push_back(0);
   for (int i = 0; i < 2 * groups; ++i) {
     job.first_turn.push_back(i + 1);
-    job.heard_tokens.push_back(1);
-    job.said_tokens.push_back(1);
+    job.input_tokens.push_back(1);
+    job.output_tokens.push_back(1);
     job.tool_ns.push_back(0);
     job.group.push_back(i / 2);
   }
@@ -31,20 +31,21 @@ JobSpec job_of(TrainerMode mode, std::int64_t batch, std::int64_t max_staleness,
 struct Rig {
   Rig(TrainerMode mode, std::int64_t batch, std::int64_t max_staleness, int groups)
       : job{job_of(mode, batch, max_staleness, groups)},
-        flights(job.group.size()),
-        trainer{job, flights, 10} {}
+        trajectories(job.group.size()),
+        trainer{job, trajectories, 10} {}
 
-  void end(std::int64_t index, std::int64_t version_min, FlightState state = FlightState::kDone) {
-    Flight& flight = flights[static_cast<std::size_t>(index)];
-    flight.state = state;
-    flight.version_min = version_min;
-    flight.started_ns = 10 * index;
-    flight.done_ns = 1000 + index;
+  void end(std::int64_t index, std::int64_t version_min,
+           TrajectoryPhase phase = TrajectoryPhase::kDone) {
+    SimulatedTrajectory& trajectory = trajectories[static_cast<std::size_t>(index)];
+    trajectory.phase = phase;
+    trajectory.version_min = version_min;
+    trajectory.started_ns = 10 * index;
+    trajectory.done_ns = 1000 + index;
     trainer.over(index);
   }
 
   JobSpec job;
-  std::vector<Flight> flights;
+  std::vector<SimulatedTrajectory> trajectories;
   Trainer trainer;
 };
 
@@ -94,7 +95,7 @@ TEST(what_is_too_old_is_thrown_away_and_the_rest_of_its_group_counts_as_the_grou
 
 TEST(who_was_dropped_does_not_keep_its_group_waiting) {
   Rig rig{TrainerMode::kAsynchronous, 2, 0, 2};
-  rig.end(0, 0, FlightState::kDropped);
+  rig.end(0, 0, TrajectoryPhase::kDropped);
   rig.end(1, 0);
   CHECK(rig.trainer.take());
   CHECK_EQ(rig.trainer.publish(1), 1);

@@ -74,11 +74,11 @@ TEST(a_certificate_is_recorded_first_and_without_a_record_there_is_none) {
   const auto log = made.take();
   AdmissionTerms modest = some_terms();
   CHECK(admission_certificate(modest, log.get()).value().has_value());
-  CHECK_EQ(log->count(Kind::kAdmission), 1);
+  CHECK_EQ(log->count(RecordKind::kAdmission), 1);
   AdmissionTerms greedy = some_terms();
   greedy.slabs = 4;
   CHECK(!admission_certificate(greedy, log.get()).value().has_value());
-  CHECK_EQ(log->count(Kind::kAdmission), 1);
+  CHECK_EQ(log->count(RecordKind::kAdmission), 1);
   CHECK(log->close().ok());
   CHECK(!admission_certificate(modest, log.get()).value().has_value());
 }
@@ -96,7 +96,7 @@ TEST(a_certificate_counts_every_arrival_and_grants_what_they_leave) {
   for (int i = 0; i < 20; ++i) serving.arrived(8);
   CHECK(!admission_certificate(terms, log.get(), &serving).value().has_value());
   CHECK_EQ(terms.running_requests, 21U);
-  CHECK_EQ(log->count(Kind::kAdmission), 1);
+  CHECK_EQ(log->count(RecordKind::kAdmission), 1);
 }
 
 // At the limits that check() allows, no sum overflows.

@@ -60,7 +60,7 @@ TEST(the_checksum_is_that_of_zlib) {
 TEST(records_lie_where_the_table_says) {
   const MemoryFile file;
   const auto log = make_log(file.path());
-  CHECK(log->append(Arrived{.tokens = 77, .slot = 0, .prefilled = 0}));
+  CHECK(log->append(ArrivedRecord{.tokens = 77, .slot = 0, .prefilled = 0}));
   CHECK(log->append_move(-1, 1, 3, 9, 12, 2));
   CHECK(log->append_gave_back(std::string(200, 'x')));
   CHECK(log->close().ok());
@@ -97,13 +97,13 @@ TEST(appends_from_many_threads_and_flushes_lose_nothing) {
   for (int thread = 0; thread < 3; ++thread) {
     threads.emplace_back([&] {
       for (int i = 0; i < 1000; ++i)
-        CHECK(log->append(Arrived{.tokens = 1, .slot = 0, .prefilled = 0}));
+        CHECK(log->append(ArrivedRecord{.tokens = 1, .slot = 0, .prefilled = 0}));
     });
   }
   for (int i = 0; i < 50; ++i) CHECK(log->flush().ok());
   for (auto& thread : threads) thread.join();
   CHECK(log->close().ok());
-  CHECK_EQ(log->count(Kind::kArrived), 3000);
+  CHECK_EQ(log->count(RecordKind::kArrived), 3000);
   const auto bytes = file.content();
   CHECK_EQ(bytes.size(), 3003 * CertificateLog::kRecordBytes);
   for (std::size_t record = 1; record <= 3002; ++record) {
@@ -123,11 +123,11 @@ TEST(a_log_whose_disk_is_too_slow_is_no_longer_healthy_but_never_waits) {
   int ends[2];
   CHECK_EQ(::pipe(ends), 0);  // nobody reads, so the log's writer blocks
   const auto log = make_log("/proc/self/fd/" + std::to_string(ends[1]));
-  while (log->append(Arrived{.tokens = 1, .slot = 0, .prefilled = 0})) {
+  while (log->append(ArrivedRecord{.tokens = 1, .slot = 0, .prefilled = 0})) {
   }
   CHECK(!log->is_healthy());
   CHECK(log->records() >= CertificateLog::kRingRecords);
-  CHECK(!log->append(Finished{}));
+  CHECK(!log->append(FinishedRecord{}));
   std::thread reader{[&] {
     char buffer[1 << 16];
     while (::read(ends[0], buffer, sizeof buffer) > 0) {
@@ -141,10 +141,11 @@ TEST(a_log_whose_disk_is_too_slow_is_no_longer_healthy_but_never_waits) {
 
 TEST(a_log_without_a_path_counts) {
   const auto log = make_log("");
-  for (std::size_t i = 0; i < 2 * CertificateLog::kRingRecords; ++i) CHECK(log->append(Finished{}));
-  CHECK_EQ(log->count(Kind::kFinished), 2 * CertificateLog::kRingRecords);
+  for (std::size_t i = 0; i < 2 * CertificateLog::kRingRecords; ++i)
+    CHECK(log->append(FinishedRecord{}));
+  CHECK_EQ(log->count(RecordKind::kFinished), 2 * CertificateLog::kRingRecords);
   CHECK(log->flush().ok());
   CHECK(log->close().ok());
   CHECK(log->close().ok());
-  CHECK(!log->append(Finished{}));
+  CHECK(!log->append(FinishedRecord{}));
 }

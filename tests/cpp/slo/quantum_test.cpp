@@ -86,7 +86,7 @@ TEST(a_quantum_is_the_most_segments_that_fit_both_bounds) {
   CHECK_EQ(scene.decide(49), 1);  // 49 + 1 + 50 = ttft_ms
   CHECK_EQ(scene.decide(49.1), 0);
   CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kSloAtRisk);
-  CHECK_EQ(scene.log->count(Kind::kQuantum), 3);
+  CHECK_EQ(scene.log->count(RecordKind::kQuantum), 3);
 
   LogHeader patient = scene.log->header();
   patient.ttft_ms = 1000;
@@ -126,12 +126,12 @@ TEST(an_arrival_counts_before_the_gate_is_told_and_before_it_is_recorded) {
   Scene scene;
   scene.listener->on_busy = [&] {
     CHECK_EQ(scene.serving->pending(), 1);
-    CHECK_EQ(scene.log->count(Kind::kArrived), 0);
+    CHECK_EQ(scene.log->count(RecordKind::kArrived), 0);
     CHECK_EQ(scene.decide(1), 0);  // a creditor that looks right now
   };
   scene.serving->arrived(10);
-  CHECK_EQ(scene.log->count(Kind::kArrived), 1);
-  CHECK_EQ(scene.log->count(Kind::kQuantum), 0);
+  CHECK_EQ(scene.log->count(RecordKind::kArrived), 1);
+  CHECK_EQ(scene.log->count(RecordKind::kQuantum), 0);
 }
 
 TEST(frozen_host_gets_no_fresh_credit) {
@@ -178,14 +178,14 @@ TEST(the_log_never_shows_a_quantum_while_a_request_is_pending) {
     {
       // The section stops every append, so these three are one moment of the log.
       CertificateLog::Section section{*scene.log};
-      const auto arrived = scene.log->count(Kind::kArrived);
-      const auto finished = scene.log->count(Kind::kFinished);
+      const auto arrived = scene.log->count(RecordKind::kArrived);
+      const auto finished = scene.log->count(RecordKind::kFinished);
       CHECK(scene.serving->pending() != 0 || arrived == finished);
     }
     quanta += scene.decide(1) > 0 ? 1 : 0;
   }
   frontend.join();
-  CHECK_EQ(scene.log->count(Kind::kQuantum), quanta);
+  CHECK_EQ(scene.log->count(RecordKind::kQuantum), quanta);
 }
 
 namespace {
@@ -209,7 +209,7 @@ constexpr Nanoseconds kMs = 1'000'000;
 // By default a step takes as long as predicted.
 void serve_step(Scene& scene, double actual_ms, double lent_ms = 0, double blocked_ms = 0,
                 double slower_ms = 0) {
-  Step step{};
+  StepRecord step{};
   step.predicted_ms = actual_ms - slower_ms;
   step.actual_ms = actual_ms;
   step.lent_ms = lent_ms;
@@ -477,8 +477,8 @@ TEST(tokens_of_many_requests_are_recorded_in_runs) {
   std::vector<std::uint32_t> slots;
   for (int i = 0; i < 1000; ++i) slots.push_back(scene.serving->arrived(1));
   CHECK_EQ(scene.serving->emitted(slots), 1000);
-  CHECK_EQ(scene.log->count(Kind::kTokens), 2);  // 704 slots a record
+  CHECK_EQ(scene.log->count(RecordKind::kTokens), 2);  // 704 slots a record
   const std::array<std::uint32_t, 1> last{900};
   CHECK_EQ(scene.serving->emitted(last), 1);
-  CHECK_EQ(scene.log->count(Kind::kTokens), 3);
+  CHECK_EQ(scene.log->count(RecordKind::kTokens), 3);
 }

@@ -27,7 +27,7 @@ using CodecPtr = std::shared_ptr<const DeviceCodec>;
 Result<CodecPtr> create_codec(const DevicePtr& device) {
   DeviceCodec::Libraries libraries;
   for (const auto place : {&libraries.delta_pack, &libraries.delta_apply, &libraries.topk_pack,
-                           &libraries.topk_unpack, &libraries.digest}) {
+                           &libraries.topk_unpack, &libraries.digest, &libraries.payload_gather}) {
     auto library = KernelLibrary::create(device, Fatbin{"of the codec", kCode});
     ROSE_TRY(library.status());
     *place = library.take();
@@ -39,7 +39,7 @@ Result<CodecPtr> create_codec(const DevicePtr& device) {
 struct Bench {
   DevicePtr device{open_device()};
   CodecPtr codec{create_codec(device).take()};
-  std::unique_ptr<Stream> stream{Stream::create(device, Priority::kLowest).take()};
+  std::unique_ptr<Stream> stream{Stream::create(device, StreamPriority::kLowest).take()};
 
   Bench() {
     declare("delta_pack", sizeof(DeltaPackParams));
@@ -48,6 +48,7 @@ struct Bench {
     declare("topk_histogram", sizeof(TopkHistogramParams));
     declare("topk_threshold", sizeof(TopkThresholdParams));
     declare("digest", sizeof(DigestParams));
+    declare("payload_gather", sizeof(PayloadGatherParams));
   }
 
   // Launches since the last call, without the stream: "kernel grid block shared arguments".
@@ -152,6 +153,15 @@ DigestParams digest_params() {
           .sums = at<u64>(0x3008)};
 }
 
+PayloadGatherParams gather_params() {
+  return {.entries = at<u64>(0x1008),
+          .offsets = at<u64>(0x2008),
+          .starts = at<u64>(0x3008),
+          .blocks = 9,
+          .arena = at<u32>(0x4004),
+          .payload = at<u32>(0x5004)};
+}
+
 // The same for blocks of the other size.
 template <typename Params>
 Params with_blocks_of(std::uint64_t block_elements, Params params) {
@@ -201,6 +211,10 @@ TEST(each_launch_says_grid_block_and_arguments) {
     CHECK(bench.codec->digest(digest_params(), stream).ok());
     CHECK_EQ(bench.launched(), "digest_kernel grid 2 1 1 block 256 1 1 shared 0 arguments " +
                                    row_text("0x1002") + "0x10 0x801 0x8 0x22 0x3008\n");
+    CHECK(bench.codec->payload_gather(gather_params(), stream).ok());
+    CHECK_EQ(bench.launched(),
+             "payload_gather_kernel grid 2 1 1 block 256 1 1 shared 0 arguments 0x1008 0x2008 "
+             "0x3008 0x9 0x4004 0x5004\n");
     const TopkThresholdParams threshold{at<u64>(0x1008), 0x2222, at<u32>(0x3004)};
     CHECK(bench.codec->topk_threshold(threshold, stream).ok());
     CHECK_EQ(bench.launched(),
@@ -239,6 +253,7 @@ TEST(no_elements_is_no_launch) {
     CHECK(bench.codec->topk_unpack({}, stream).ok());
     CHECK(bench.codec->topk_histogram({}, stream).ok());
     CHECK(bench.codec->digest({}, stream).ok());
+    CHECK(bench.codec->payload_gather({}, stream).ok());
     CHECK_EQ(bench.launched(), "");
     CHECK_EQ(fake().calls("cuLaunchKernel"), 0);
   }
@@ -355,6 +370,14 @@ TEST(address_that_no_kernel_can_use_is_refused) {
       CHECK_BOX(digest_params(), bits, false);
       CHECK_ADDRESS(digest_params(), sums, false);
     }
+    {
+      const auto launch = [&](const auto& one) { return bench.codec->payload_gather(one, stream); };
+      CHECK_ADDRESS(gather_params(), entries, false);
+      CHECK_ADDRESS(gather_params(), offsets, false);
+      CHECK_ADDRESS(gather_params(), starts, false);
+      CHECK_ADDRESS(gather_params(), arena, false);
+      CHECK_ADDRESS(gather_params(), payload, false);
+    }
   }
   check_clean();
 }
@@ -428,6 +451,13 @@ TEST(size_that_no_launch_takes_is_refused) {
     histogram.count = ~std::uint64_t{0};
     check_refused(bench, bench.codec->topk_histogram(histogram, stream),
                   "count is 18446744073709551615: one launch takes less than 2^62 elements");
+    PayloadGatherParams gather = gather_params();
+    gather.blocks = std::uint64_t{0x7FFF'FFFF} * 8;
+    CHECK(bench.codec->payload_gather(gather, stream).ok());
+    bench.launched();
+    ++gather.blocks;
+    check_refused(bench, bench.codec->payload_gather(gather, stream),
+                  "blocks is 17179869177: one launch takes less than 2^34 delta blocks");
     DeltaPackParams pack = pack_params();
     pack.first_index = 6;
     check_refused(bench, bench.codec->delta_pack(pack, stream), "first_index is 6:");
@@ -549,6 +579,6 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
     }
     CHECK_EQ(std::string{fake().live()}, "");
   }
-  // Five libraries, and six kernels that are found and loaded; each with context and capture mode.
-  CHECK_EQ(failures, 3 * 5 + 4 * 6);
+  // Six libraries, and seven kernels that are found and loaded; each with context and capture mode.
+  CHECK_EQ(failures, 3 * 6 + 4 * 7);
 }

@@ -29,7 +29,7 @@ Result<QuantiserPtr> create_quantiser(const DevicePtr& device) {
 struct Bench {
   DevicePtr device{open_device()};
   QuantiserPtr quantiser{create_quantiser(device).take()};
-  std::unique_ptr<Stream> stream{Stream::create(device, Priority::kLowest).take()};
+  std::unique_ptr<Stream> stream{Stream::create(device, StreamPriority::kLowest).take()};
 
   Bench() {
     const std::string bytes = std::to_string(sizeof(QuantiseParams));

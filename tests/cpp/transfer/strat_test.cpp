@@ -12,10 +12,10 @@
 #include "transfer/block_writer.h"
 #include "transfer/class_groups.h"
 #include "transfer/class_planes.h"
-#include "transfer/link_pack.h"
 #include "transfer/strat.h"
 #include "transfer/strat_decode.h"
 #include "transfer/strat_encode.h"
+#include "transfer/wire_pack.h"
 
 using namespace rose;
 using namespace rose::transfer;
@@ -229,26 +229,28 @@ StratOptions options_for(std::uint32_t threads = 1) {
 }
 
 template <typename T>
-Versions<T> linked(const Versions<T>& versions) {
+Versions<T> encoded_of(const Versions<T>& versions) {
   auto packed = strat_pack<T>(versions.view(), versions.old, false, options_for<T>());
   CHECK(packed.ok());
-  Versions<T> link = versions;
-  link.entries.assign(packed.value().entries.span().begin(), packed.value().entries.span().end());
-  link.payload.assign(packed.value().payload.span().begin(), packed.value().payload.span().end());
-  return link;
+  Versions<T> encoded = versions;
+  encoded.entries.assign(packed.value().entries.span().begin(),
+                         packed.value().entries.span().end());
+  encoded.payload.assign(packed.value().payload.span().begin(),
+                         packed.value().payload.span().end());
+  return encoded;
 }
 
 template <typename T>
 void whole_deltas() {
   const Versions<T> versions{20};
-  const Versions<T> link = linked(versions);
-  CHECK(link.payload.size() < versions.payload.size());
+  const Versions<T> encoded = encoded_of(versions);
+  CHECK(encoded.payload.size() < versions.payload.size());
   for (const std::uint32_t threads : {1U, 2U, 3U, 8U, kStratThreadsMax}) {
     auto after = strat_pack<T>(versions.view(), versions.fresh, true, options_for<T>(threads));
     CHECK(after.ok());
-    CHECK(std::ranges::equal(after.value().entries.span(), link.entries));
-    CHECK(std::ranges::equal(after.value().payload.span(), link.payload));
-    auto back = strat_unpack<T>(link.view(), versions.old, options_for<T>(threads));
+    CHECK(std::ranges::equal(after.value().entries.span(), encoded.entries));
+    CHECK(std::ranges::equal(after.value().payload.span(), encoded.payload));
+    auto back = strat_unpack<T>(encoded.view(), versions.old, options_for<T>(threads));
     CHECK(back.ok());
     CHECK(std::ranges::equal(back.value().entries.span(), versions.entries));
     CHECK(std::ranges::equal(back.value().payload.span(), versions.payload));
@@ -258,11 +260,11 @@ void whole_deltas() {
 template <typename T>
 void one_pass() {
   const Versions<T> versions{20};
-  const Versions<T> link = linked(versions);
+  const Versions<T> encoded = encoded_of(versions);
   for (const Isa isa : isas()) {
     for (const std::uint32_t threads : {1U, 2U, 7U, 64U}) {
       std::vector<T> shadow = versions.old;
-      auto packed = link_pack<T>(
+      auto packed = wire_pack<T>(
           row_of(versions.fresh.data(), versions.fresh.size()),
           row_of(shadow.data(), shadow.size()),
           {.block_elements = kBlockElementsDense, .isa = isa, .threads = threads}, rule_for<T>());
@@ -270,16 +272,16 @@ void one_pass() {
       CHECK(shadow == versions.fresh);
       CHECK(std::ranges::equal(packed.value().delta.entries.span(), versions.entries));
       CHECK(std::ranges::equal(packed.value().delta.payload.span(), versions.payload));
-      CHECK(std::ranges::equal(packed.value().link.entries.span(), link.entries));
-      CHECK(std::ranges::equal(packed.value().link.payload.span(), link.payload));
+      CHECK(std::ranges::equal(packed.value().wire.entries.span(), encoded.entries));
+      CHECK(std::ranges::equal(packed.value().wire.payload.span(), encoded.payload));
     }
   }
 }
 
 template <typename T>
-void damaged_links() {
+void damaged_encodings() {
   const Versions<T> versions{8};
-  const Versions<T> sound = linked(versions);
+  const Versions<T> sound = encoded_of(versions);
   std::mt19937 random{29};
   int taken = 0;
   for (int i = 0; i < 300; ++i) {
@@ -313,7 +315,7 @@ void damaged_links() {
     Versions<T> again = damaged;
     again.entries.assign(back.value().entries.span().begin(), back.value().entries.span().end());
     again.payload.assign(back.value().payload.span().begin(), back.value().payload.span().end());
-    CHECK(linked(again).payload == damaged.payload);
+    CHECK(encoded_of(again).payload == damaged.payload);
   }
   CHECK(taken < 300);
 }
@@ -443,37 +445,38 @@ TEST(whole_deltas_come_back_whatever_the_number_of_threads) {
   whole_deltas<std::uint32_t>();
 }
 
-TEST(one_pass_makes_the_delta_and_the_link) {
+TEST(one_pass_makes_the_delta_and_its_wire_encoding) {
   one_pass<std::uint8_t>();
   one_pass<std::uint16_t>();
   one_pass<std::uint32_t>();
 }
 
-TEST(damaged_links_are_refused_or_say_another_thing_rightly) {
-  damaged_links<std::uint8_t>();
-  damaged_links<std::uint16_t>();
-  damaged_links<std::uint32_t>();
+TEST(damaged_encodings_are_refused_or_decode_to_a_sound_delta) {
+  damaged_encodings<std::uint8_t>();
+  damaged_encodings<std::uint16_t>();
+  damaged_encodings<std::uint32_t>();
 }
 
 TEST(another_base_is_read_within_its_bounds) {
   const Versions<std::uint16_t> versions{8};
-  const Versions<std::uint16_t> link = linked(versions);
+  const Versions<std::uint16_t> encoded = encoded_of(versions);
   std::mt19937 random{3};
   for (int i = 0; i < 50; ++i) {
     std::vector<std::uint16_t> other = versions.old;
     for (int k = 0; k < 1 + i * 200; ++k) {
       other[random() % other.size()] = static_cast<std::uint16_t>(random());
     }
-    auto back = strat_unpack<std::uint16_t>(link.view(), other, options_for<std::uint16_t>(2));
+    auto back = strat_unpack<std::uint16_t>(encoded.view(), other, options_for<std::uint16_t>(2));
     if (!back.ok()) CHECK_EQ(back.status().code(), Code::kCorrupt);
   }
 }
 
 TEST(a_fault_names_its_block) {
   const Versions<std::uint16_t> versions{8};
-  Versions<std::uint16_t> link = linked(versions);
-  link.payload.back() ^= 0x8000'0000;
-  auto back = strat_unpack<std::uint16_t>(link.view(), versions.old, options_for<std::uint16_t>(4));
+  Versions<std::uint16_t> encoded = encoded_of(versions);
+  encoded.payload.back() ^= 0x8000'0000;
+  auto back =
+      strat_unpack<std::uint16_t>(encoded.view(), versions.old, options_for<std::uint16_t>(4));
   CHECK(back.status().message().starts_with("block 6 of the delta: "));
 }
 
@@ -489,9 +492,9 @@ TEST(a_block_that_did_not_get_smaller_is_refused) {
                                                  .listed = 0,
                                                  .words = static_cast<std::uint32_t>(words.size())}
                                                .encode()};
-  const DeltaView link{
+  const DeltaView encoded{
       .count = block.old.size(), .width = 16, .entries = entries, .payload = words};
-  auto back = strat_unpack<std::uint16_t>(link, block.old, wasteful);
+  auto back = strat_unpack<std::uint16_t>(encoded, block.old, wasteful);
   CHECK(back.status().message().ends_with("it is STRAT although that is not smaller"));
 }
 

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from rose.clock import BootClock
 from rose.demo.record import CommitRecord
 from rose.demo.rl.rl_loop import BORROWED, DEDICATED, RlLoop
-from rose.demo.rl.settings import RlLoopSettings, RolloutSettings, TrainerSettings
+from rose.demo.rl.settings import RlLoopSettings, RolloutLimits, TrainerSettings
 from rose.engines.transformers import EngineWorker, LiveWeights, load_model
 from rose.scheduler import SchedulerSettings
 from rose.scheduler.worker import WorkerKind
@@ -33,7 +33,7 @@ def settings(folder: Path, **changes) -> RlLoopSettings:
             "seed": 3,
             "folder": folder,
             "is_background": False,
-            "rollouts": RolloutSettings(
+            "rollouts": RolloutLimits(
                 in_flight=24,
                 group_size=4,
                 turn_tokens_max=96,  # Longer than a worker waits before it reports tokens.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rose.clock import BootClock
 from rose.demo.environments import GridWorld, Observed, Task, task
 from rose.demo.rl.rollouts import Groups, RolloutThread
-from rose.demo.rl.settings import RolloutSettings
+from rose.demo.rl.settings import RolloutLimits
 from rose.demo.rl.trajectory import Trajectory
 from rose.errors import InvalidArgument
 from rose.scheduler import Capabilities, SchedulerSettings
@@ -29,7 +29,7 @@ from tests.waiting import wait_for
 
 DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED
 PACE_S = 0.001
-LOOP = RolloutSettings(
+LOOP = RolloutLimits(
     in_flight=6,
     group_size=GROUP_SIZE,
     turn_tokens_max=TURN_MAX,

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rose.clock import BootClock
-from rose.demo.rl.settings import RolloutSettings
+from rose.demo.rl.settings import RolloutLimits
 from rose.demo.workload import TurnFeeder
 from rose.engines.transformers import Engine
 from rose.scheduler.worker import WorkerKind
 from tests.engines.policies import engine_of, policy
 from tests.waiting import wait_for
 
-LOOP = RolloutSettings(in_flight=12, group_size=2, turn_tokens_max=8, context_tokens_max=96)
+LOOP = RolloutLimits(in_flight=12, group_size=2, turn_tokens_max=8, context_tokens_max=96)
 
 
 class Fed:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rose.engines.shards.computed import ComputedTensors
-from rose.engines.shards.keeper import Keeper
+from rose.engines.shards.copy_before_write import CopyBeforeWrite
 from rose.engines.shards.places import views_of
 from rose.engines.shards.trace import trace_loader
 from rose.errors import InvalidArgument
@@ -151,7 +151,7 @@ def test_loader_that_replaces_a_parameter_is_refused_and_undone(loaded) -> None:
             model.A = nn.Parameter(one)
 
     other = ComputedTensors(model, replace, {"A_log": torch.zeros(6)})
-    with pytest.raises(InvalidArgument, match="replaces A by another tensor"):
+    with pytest.raises(InvalidArgument, match="must copy into A, but it replaced"):
         other.load()
     assert equal(state(model), before)
     assert model.A is kept
@@ -190,15 +190,15 @@ def test_writes_that_overlap_are_undone_in_the_opposite_order() -> None:
 
 def test_what_a_loader_makes_itself_is_not_kept() -> None:
     parameter = torch.arange(8.0)
-    with Keeper() as keeper:
+    with CopyBeforeWrite() as saved:
         room = torch.zeros(1000)
         room.add_(1)
         parameter[:2].add_(room[:2])
         parameter[:2].mul_(3)
-    assert keeper.size_bytes == 2 * parameter.element_size()
-    keeper.restore()
+    assert saved.size_bytes == 2 * parameter.element_size()
+    saved.restore()
     assert parameter.tolist() == list(range(8))
-    assert keeper.size_bytes == 0
+    assert saved.size_bytes == 0
 
 
 def test_copies_are_tiles_that_a_delta_changes(loaded) -> None:

@@ -82,8 +82,8 @@ def test_pieces_are_what_chunks_of_chunks_are(spread) -> None:
     [
         ([Shard(0)], None, "1 placements"),
         ([Shard(0), Replicate()], [0, 1], "2 ranks"),
-        ([Shard(2), Replicate()], None, "sharded along dimension 2"),
-        ([StridedShard(0, 0), Replicate()], None, "split by 0"),
+        ([Shard(2), Replicate()], None, "must be sharded along one of its 2 dimensions, got 2"),
+        ([StridedShard(0, 0), Replicate()], None, "must be at least 1, got 0"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(placements, ranks, words) -> None:
@@ -187,8 +187,8 @@ class Cut:
     [
         (torch.zeros(2, 3), "partial", "of t, which is partial: redistribute"),
         (torch.zeros(3, 3), "shard", r"local shape \(2, 3\), got \(3, 3\)"),
-        (torch.zeros(3, 2).t(), "shard", "other ranks cannot know"),
-        (torch.zeros(3, 3)[1:], "shard", "at element 3"),
+        (torch.zeros(3, 2).t(), "shard", "unknown to other ranks"),
+        (torch.zeros(3, 3)[1:], "shard", "offset 3"),
     ],
 )
 def test_local_tensor_that_is_not_what_placements_say_is_refused(local, kind, words) -> None:

@@ -10,7 +10,7 @@ from rose.transfer import Commit, Subscription, Version
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import NAMELESS, Signing, StagedVersion
 from rose.transfer.receiving.chain import Held
-from rose.transfer.receiving.commit import CommitState, Outcome
+from rose.transfer.receiving.commit import CommitOutcome, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.receiving.staging import ReceiverState, Staging
@@ -184,7 +184,7 @@ class Receiver:
         else:
             self.end(self.commit.outcome)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: CommitOutcome) -> None:
         """Report what came of a commit, and note what it has seen."""
         commit, self.commit = self.commit, None
         self.digests = commit.digests

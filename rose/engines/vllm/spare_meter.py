@@ -6,7 +6,7 @@ from rose.executor import CoServing
 from rose.units import NS_PER_S
 
 
-class Observation:
+class SpareMeter:
     """Adds up idle time and spare memory, weighted by how long they lasted. One thread."""
 
     def __init__(self, device: CoServing) -> None:

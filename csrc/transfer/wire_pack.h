@@ -1,4 +1,4 @@
-// A delta and its link form in one pass: each block is coded for the link while it is in the cache.
+// A delta and its wire encoding in one pass: each block is encoded while it is in the cache.
 #pragma once
 
 #include "transfer/class_rule.h"
@@ -7,15 +7,15 @@
 
 namespace rose::transfer {
 
-struct PackedLink {
+struct PackedForWire {
   PackedDelta delta;
-  RecodedDelta link;
+  RecodedDelta wire;
 };
 
 // The same bits as delta_pack() and then strat_pack(). The shadow must be a row; all else is as in
 // delta_pack(). On error nothing was changed.
 template <ElementBits T>
-Result<PackedLink> link_pack(const Box<const T>& fresh, const Box<T>& shadow,
-                             const PackOptions& options, const ClassRule& rule) noexcept;
+Result<PackedForWire> wire_pack(const Box<const T>& fresh, const Box<T>& shadow,
+                                const PackOptions& options, const ClassRule& rule) noexcept;
 
 }  // namespace rose::transfer

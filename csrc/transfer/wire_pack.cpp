@@ -1,4 +1,4 @@
-#include "transfer/link_pack.h"
+#include "transfer/wire_pack.h"
 
 #include <algorithm>
 #include <array>
@@ -33,9 +33,9 @@ struct Form {
 
 // One thread's share of the blocks.
 template <ElementBits T>
-class LinkPart {
+class WirePart {
  public:
-  static Result<LinkPart> create(const Versions<T>& versions, const PackOptions& options,
+  static Result<WirePart> create(const Versions<T>& versions, const PackOptions& options,
                                  const ClassRule& rule, BlockRange blocks) noexcept {
     const auto elements = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(versions.fresh.count(), options.block_elements));
@@ -45,14 +45,14 @@ class LinkPart {
     if (!scratch.ok()) return scratch.status();
     auto encoder = StratEncoder<T>::create(elements, rule, options.isa);
     if (!encoder.ok()) return encoder.status();
-    return LinkPart{finder.take(), scratch.take(), encoder.take(), blocks};
+    return WirePart{finder.take(), scratch.take(), encoder.take(), blocks};
   }
 
   // Packs as part `at` of both encodings.
   void pack(const Box<T>& shadow, std::uint32_t block_elements, std::uint32_t at, Form& delta,
-            Form& link) noexcept {
+            Form& wire) noexcept {
     PayloadPart& deltas = delta.payload.part(at);
-    PayloadPart& links = link.payload.part(at);
+    PayloadPart& wire_part = wire.payload.part(at);
     for (std::uint64_t block = blocks_.first; block < blocks_.last; ++block) {
       const std::uint64_t first = block * block_elements;
       const BlockChanges<T> changes =
@@ -63,7 +63,7 @@ class LinkPart {
       deltas.add(plan.entry.words);
       delta.entries[block] = plan.entry.encode();
 
-      std::uint32_t* const out = links.room(plan.entry.words);
+      std::uint32_t* const out = wire_part.room(plan.entry.words);
       Entry entry = plan.entry;
       const std::uint32_t words =
           changes.changed == 0
@@ -74,15 +74,15 @@ class LinkPart {
       } else {
         entry = {.kind = Kind::kStrat, .changed = changes.changed, .listed = 0, .words = words};
       }
-      links.add(entry.words);
-      link.entries[block] = entry.encode();
+      wire_part.add(entry.words);
+      wire.entries[block] = entry.encode();
     }
   }
 
   const ChangesFinder<T>& finder() const noexcept { return finder_; }
 
  private:
-  LinkPart(ChangesFinder<T> finder, EncodeScratch scratch, StratEncoder<T> encoder,
+  WirePart(ChangesFinder<T> finder, EncodeScratch scratch, StratEncoder<T> encoder,
            BlockRange blocks) noexcept
       : finder_{std::move(finder)},
         scratch_{std::move(scratch)},
@@ -98,8 +98,8 @@ class LinkPart {
 }  // namespace
 
 template <ElementBits T>
-Result<PackedLink> link_pack(const Box<const T>& fresh, const Box<T>& shadow,
-                             const PackOptions& options, const ClassRule& rule) noexcept {
+Result<PackedForWire> wire_pack(const Box<const T>& fresh, const Box<T>& shadow,
+                                const PackOptions& options, const ClassRule& rule) noexcept {
   ROSE_TRY(check_versions<T>(fresh, shadow, options));
   ROSE_TRY(check_rule(rule, kWidth<T>));
   if (!shadow.is_row()) {
@@ -114,41 +114,41 @@ Result<PackedLink> link_pack(const Box<const T>& fresh, const Box<T>& shadow,
   // All memory is allocated before the shadow changes, so nothing can fail half-way.
   auto delta = Form::create(blocks, block_words, threads);
   if (!delta.ok()) return delta.status();
-  auto link = Form::create(blocks, block_words, threads);
-  if (!link.ok()) return link.status();
-  std::array<std::optional<LinkPart<T>>, kStratThreadsMax> parts;
+  auto wire = Form::create(blocks, block_words, threads);
+  if (!wire.ok()) return wire.status();
+  std::array<std::optional<WirePart<T>>, kStratThreadsMax> parts;
   for (std::uint32_t at = 0; at < threads; ++at) {
     const BlockRange range{.first = part_border(blocks, at, threads),
                            .last = part_border(blocks, at + 1, threads)};
-    auto part = LinkPart<T>::create(Versions<T>{fresh, shadow}, options, rule, range);
+    auto part = WirePart<T>::create(Versions<T>{fresh, shadow}, options, rule, range);
     if (!part.ok()) return part.status();
     parts[at].emplace(part.take());
   }
   for_each_part(threads, [&](std::uint32_t at) noexcept {
-    parts[at]->pack(shadow, options.block_elements, at, delta.value(), link.value());
+    parts[at]->pack(shadow, options.block_elements, at, delta.value(), wire.value());
   });
 
-  PackedLink packed;
+  PackedForWire packed;
   Digest moved;
   for (std::uint32_t at = 0; at < threads; ++at) {
-    const LinkPart<T>& part = *parts[at];
+    const WirePart<T>& part = *parts[at];
     add(part.finder().digest(), packed.delta.digest);
     add(part.finder().moved(), moved);
   }
   settle_digests(options.base_digest, moved, packed.delta);
   packed.delta.entries = std::move(delta.value().entries);
   packed.delta.payload = delta.value().payload.join();
-  packed.link = {.entries = std::move(link.value().entries),
-                 .payload = link.value().payload.join()};
+  packed.wire = {.entries = std::move(wire.value().entries),
+                 .payload = wire.value().payload.join()};
   return packed;
 }
 
-#define ROSE_LINK_PACK(T)                                                                       \
-  template Result<PackedLink> link_pack(const Box<const T>&, const Box<T>&, const PackOptions&, \
-                                        const ClassRule&) noexcept
-ROSE_LINK_PACK(std::uint8_t);
-ROSE_LINK_PACK(std::uint16_t);
-ROSE_LINK_PACK(std::uint32_t);
-#undef ROSE_LINK_PACK
+#define ROSE_WIRE_PACK(T)                                                                          \
+  template Result<PackedForWire> wire_pack(const Box<const T>&, const Box<T>&, const PackOptions&, \
+                                           const ClassRule&) noexcept
+ROSE_WIRE_PACK(std::uint8_t);
+ROSE_WIRE_PACK(std::uint16_t);
+ROSE_WIRE_PACK(std::uint32_t);
+#undef ROSE_WIRE_PACK
 
 }  // namespace rose::transfer

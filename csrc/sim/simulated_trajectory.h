@@ -1,4 +1,4 @@
-// State of a trajectory in the scheduler's driver.
+// What the simulated driver knows of a trajectory.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@ namespace rose::sim {
 
 inline constexpr std::int64_t kNone = -1;
 
-enum class FlightState : std::uint8_t { kNotCreated = 0, kWaiting, kFlying, kDone, kDropped };
+enum class TrajectoryPhase : std::uint8_t { kNotCreated = 0, kWaiting, kAdmitted, kDone, kDropped };
 
-struct Flight {
+struct SimulatedTrajectory {
   std::int64_t job{0};    // index in World::jobs
   std::int64_t index{0};  // within the job
-  FlightState state{FlightState::kNotCreated};
+  TrajectoryPhase phase{TrajectoryPhase::kNotCreated};
   std::int64_t turn{0};
   std::int64_t context_tokens{0};   // before the turn
-  std::int64_t said_tokens{0};      // of the turn, delivered
+  std::int64_t output_tokens{0};    // of the turn, delivered
   std::int64_t computed_tokens{0};  // longest context computed on any worker
   // Oldest weight version that generated a token of it.
   std::int64_t version_min{std::numeric_limits<std::int64_t>::max()};

@@ -15,7 +15,7 @@ from rose.engines.shards.storages import (
 )
 
 
-class Keeper(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
+class CopyBeforeWrite(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
     """Copies tensors to the host before they are written, while it is active, on one thread.
 
     Tensors that the code creates itself are not saved.

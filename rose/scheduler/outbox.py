@@ -15,7 +15,7 @@ class Nothing(Enum):
     MORE = "it is closed, and all was taken"
 
 
-class Mailbox(Generic[T]):
+class Outbox(Generic[T]):
     """Keeps one thread's items in order until another takes them."""
 
     def __init__(self, *, items_max: int) -> None:

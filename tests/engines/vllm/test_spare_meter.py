@@ -3,7 +3,7 @@
 import pytest
 
 from rose._core import ManualClock
-from rose.engines.vllm.observation import Observation
+from rose.engines.vllm.spare_meter import SpareMeter
 from rose.executor import SLO, CoServing, KVGeometry
 from rose.units import NS_PER_S
 
@@ -22,7 +22,7 @@ def test_idle_time_and_spare_memory_are_weighted_by_how_long_they_lasted() -> No
             step_tokens=16,
             request_tokens=32,
         )
-        seen = Observation(one)
+        seen = SpareMeter(one)
         spare = seen.report()["lendable_bytes"]
         assert 0 < spare <= (SLABS - 2) * SLAB
         clock.advance(3 * NS_PER_S)

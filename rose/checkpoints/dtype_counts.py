@@ -20,7 +20,7 @@ _PIECE: Final = 1 << 18
 STEP_BINS: Final = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "> 64")
 
 
-class ChangeCounts:
+class DtypeCounts:
     """Counts of all elements of one dtype. One thread uses it.
 
     Args:
@@ -94,7 +94,7 @@ class ChangeCounts:
         return positions + sum(map(_entropy_bits, self._steps)) + self._large_bits()
 
     def _large_bits(self) -> float:
-        """Return the bits that name the exact size of the large steps.
+        """Return the number of bits that code the exact sizes of the large steps.
 
         Steps with the same highest bit count as equally likely; there are few of them.
         """

@@ -10,7 +10,7 @@
 
 namespace rose::sim {
 
-class Digest {
+class ActionDigest {
  public:
   void add(const scheduler::Action& action) noexcept {
     add(action.index());

@@ -11,7 +11,7 @@
 
 namespace rose::sim {
 
-enum class Happening : std::uint8_t {
+enum class EventKind : std::uint8_t {
   kBatchChanged = 0,  // the batch of worker `subject`
   kReportDue,         // a report of worker `subject`
   kLendingChanged,    // the loan of worker `subject`
@@ -22,37 +22,36 @@ enum class Happening : std::uint8_t {
   kLearned,           // the trainer of job `subject` finished a step
 };
 
-struct Moment {
+struct ScheduledEvent {
   Nanoseconds at_ns;
   std::uint64_t order;
-  Happening happening;
+  EventKind kind;
   std::int64_t subject;
   std::int64_t mark;  // an event with an outdated mark is ignored
 };
 
-class Timeline {
+class EventQueue {
  public:
-  void foresee(Nanoseconds at_ns, Happening happening, std::int64_t subject,
-               std::int64_t mark = 0) {
-    moments_.push({at_ns, order_++, happening, subject, mark});
+  void schedule(Nanoseconds at_ns, EventKind kind, std::int64_t subject, std::int64_t mark = 0) {
+    events_.push({at_ns, order_++, kind, subject, mark});
   }
-  bool is_empty() const noexcept { return moments_.empty(); }
-  Nanoseconds next_ns() const noexcept { return moments_.top().at_ns; }
-  Moment take() {
-    const Moment moment = moments_.top();
-    moments_.pop();
-    return moment;
+  bool is_empty() const noexcept { return events_.empty(); }
+  Nanoseconds next_ns() const noexcept { return events_.top().at_ns; }
+  ScheduledEvent take() {
+    const ScheduledEvent event = events_.top();
+    events_.pop();
+    return event;
   }
 
  private:
   struct Later {
-    bool operator()(const Moment& a, const Moment& b) const noexcept {
+    bool operator()(const ScheduledEvent& a, const ScheduledEvent& b) const noexcept {
       return std::tie(a.at_ns, a.order) > std::tie(b.at_ns, b.order);
     }
   };
 
   std::uint64_t order_{0};
-  std::priority_queue<Moment, std::vector<Moment>, Later> moments_;
+  std::priority_queue<ScheduledEvent, std::vector<ScheduledEvent>, Later> events_;
 };
 
 }  // namespace rose::sim

@@ -1,0 +1,1 @@
+"""Benchmarks; a package, so that no other package of this name comes first."""

@@ -1,0 +1,1 @@
+"""Tests; a package, so that no other package of this name comes first."""
