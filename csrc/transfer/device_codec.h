@@ -46,10 +46,10 @@ class DeviceCodec {
 
  private:
   DeviceCodec() noexcept = default;
-  // One CTA per delta block of `params`.
+  // One CTA of `threads` threads per delta block of `params`.
   template <typename Params>
   Status launch_blocks(const driver::KernelLibrary& library, CUkernel kernel, const Params& params,
-                       CUstream stream) const noexcept;
+                       std::uint64_t threads, CUstream stream) const noexcept;
   // CTAs of `threads` threads, with eight of the `count` elements per thread, but at most as many
   // as keep the device busy, and at least `least`.
   driver::Grid persistent_grid(std::uint64_t count, unsigned threads,

@@ -132,6 +132,13 @@ HistogramParams = params("bits:box shadow:box count ages age_limit histogram")
 ThresholdParams = params("histogram budget threshold")
 
 
+def threads_of(kernel: str, block_elements: int) -> int:
+    """Return the threads of a CTA that handles a delta block."""
+    if kernel in {"delta_apply", "topk_unpack"}:
+        return min(256, block_elements // ELEMENTS_OF_THREAD)
+    return block_elements // ELEMENTS_OF_THREAD
+
+
 @dataclass
 class Packed:
     """What a pack left behind."""
@@ -276,7 +283,7 @@ class KernelsOnCpu:
     def _launch_blocks(
         self, name: str, values: ctypes.Structure, blocks: int, block_elements: int
     ) -> None:
-        self.launch(name, values, blocks=blocks, threads=block_elements // ELEMENTS_OF_THREAD)
+        self.launch(name, values, blocks=blocks, threads=threads_of(name, block_elements))
 
     def apply(self, delta: Delta, weights: Bits, *, undo: bool = False) -> int | None:
         """Apply in place; return the least block that was corrupt."""

@@ -175,7 +175,7 @@ void run_codec(const Scenario& scenario) {
   run(delta_apply_kernel,
       DeltaApplyParams{entries.data(), offsets.data(), arena.data(), cursor, flat(weights, count),
                        scenario.width, count, block, &bad, 0},
-      blocks, threads);
+      blocks, threads_to_read(block));
   need(bad == ~u64{0} && weights == shadow, "apply does not make the shadow");
   run(digest_kernel,
       DigestParams{flat(weights, count), scenario.width, count, 0, 5, applied.data()}, 2,
@@ -193,7 +193,7 @@ void run_codec(const Scenario& scenario) {
       TopkUnpackParams{entries.data(), offsets.data(), firsts.data(), arena.data(), cursor,
                        flat(arrays.old, count), scenario.width, count, block, positions.data(),
                        values.data(), changed, &bad},
-      blocks, threads);
+      blocks, threads_to_read(block));
   need(bad == ~u64{0}, "unpack finds a bad block");
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.kernels import on_cpu
-from tests.kernels.on_cpu import ELEMENTS_OF_THREAD, MASK64, ROOT, box_of
+from tests.kernels.on_cpu import ELEMENTS_OF_THREAD, MASK64, ROOT, box_of, threads_of
 from tests.kernels.sass import Kernel, compiled, nvcc_version
 from tests.kernels.sass_run import Memory, Run
 from tests.reference import delta as reference
@@ -23,8 +23,6 @@ from tests.reference.delta import Delta
 FILE: Final = ROOT / "bench" / "results" / "sass.json"
 BLOCK: Final = 65_536
 SMALL: Final = 16_384
-_THREADS: Final = BLOCK // ELEMENTS_OF_THREAD
-_SMALL_THREADS: Final = SMALL // ELEMENTS_OF_THREAD
 SEED: Final = 5
 Bits = npt.NDArray[np.uint16]
 # More of these is better; of all others less.
@@ -150,10 +148,11 @@ def delta_apply(kernel: Kernel, step: Step) -> Figures:
         block_elements=BLOCK,
         bad_block=bad_block,
     )
-    run = Run(kernel, memory, bytes(params), blocks=1, threads=_THREADS)
+    threads, small = (threads_of("delta_apply", block) for block in (BLOCK, SMALL))
+    run = Run(kernel, memory, bytes(params), blocks=1, threads=threads)
     assert memory.view(bad_block, np.uint64, 1)[0] == MASK64
     assert np.array_equal(memory.view(weights, np.uint16, count), step.new)
-    return figures_of(kernel, run, count, others=(_SMALL_THREADS,))
+    return figures_of(kernel, run, count, others=(small,))
 
 
 def digest(kernel: Kernel, step: Step) -> Figures:

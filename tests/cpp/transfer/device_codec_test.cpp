@@ -200,14 +200,14 @@ TEST(each_launch_says_grid_block_and_arguments) {
              "0x3004 0x44 " +
                  row_text("0x4002") + "0x10 0x4000 0x4000 0x5008 0x1\n");
     CHECK(bench.codec->delta_apply(with_blocks_of(65'536, apply_params()), stream).ok());
-    CHECK(bench.launched().starts_with("delta_apply_kernel grid 1 1 1 block 512 1 1 "));
+    CHECK(bench.launched().starts_with("delta_apply_kernel grid 1 1 1 block 256 1 1 "));
     CHECK(bench.codec->topk_unpack(unpack_params(), stream).ok());
     CHECK_EQ(bench.launched(),
              "topk_unpack_kernel grid 2 1 1 block 128 1 1 shared 0 arguments 0x1008 0x2008 "
              "0x3008 0x4004 0x44 " +
                  row_text("0x5002") + "0x10 0x4001 0x4000 0x6008 0x7002 0x77 0x8008\n");
     CHECK(bench.codec->topk_unpack(with_blocks_of(65'536, unpack_params()), stream).ok());
-    CHECK(bench.launched().starts_with("topk_unpack_kernel grid 1 1 1 block 512 1 1 "));
+    CHECK(bench.launched().starts_with("topk_unpack_kernel grid 1 1 1 block 256 1 1 "));
     CHECK(bench.codec->topk_histogram(histogram_params(), stream).ok());
     CHECK_EQ(bench.launched(),
              "topk_histogram_kernel grid 2 1 1 block 512 1 1 shared 0 arguments " +
@@ -622,6 +622,6 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
     }
     CHECK_EQ(std::string{fake().live()}, "");
   }
-  // Six libraries, and seven kernels that are found and loaded; each with context and capture mode.
-  CHECK_EQ(failures, 3 * 6 + 4 * 7);
+  // Six libraries, and ten kernels that are found and loaded; each with context and capture mode.
+  CHECK_EQ(failures, 3 * 6 + 4 * 10);
 }
