@@ -46,8 +46,9 @@ struct Scenario {
 // Every encoding of a block (GAP, BITMAP, RAW), lists of some changes and of all of them,
 // large magnitudes, blocks of both sizes, ages and a threshold.
 constexpr Scenario kScenarios[] = {
-    {16, 16384, 0.02, 0.2, false}, {16, 16384, 0.01, 0.2, true},  {16, 65536, 0.02, 1.0, false},
-    {16, 16384, 0.3, 0.05, false}, {32, 16384, 0.02, 0.5, false}, {8, 16384, 1.0, 1.0, false},
+    {16, 16384, 0.02, 0.0, false}, {16, 16384, 0.02, 0.2, false}, {16, 16384, 0.01, 0.2, true},
+    {16, 65536, 0.02, 1.0, false}, {16, 16384, 0.3, 0.05, false}, {32, 16384, 0.02, 0.5, false},
+    {8, 16384, 1.0, 1.0, false},
 };
 
 Divisor divisor(u64 number) {
