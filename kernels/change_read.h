@@ -12,9 +12,9 @@
 
 namespace rose::kernels {
 
-// Changes that a thread visits at once, so that their loads overlap.
+// Changes that a thread visits at once, so that their loads overlap: of a list, and of bits.
 constexpr u32 kTile = 4;
-constexpr u32 kDenseTile = 2;
+constexpr u32 kBitTile = 2;
 
 // Some changes of a thread: at most kCount, and has(k) says whether there is a k-th. Its rank
 // counts the changes of the block before it.
@@ -57,7 +57,7 @@ struct DecodeShared {
 
   u32 pool[kPoolWords];
   // Ones in each warp's share of the positions, the ranks and the large ranks.
-  u32 ones[3][kThreadsMax / kWarp];
+  u32 ones[3][kReadThreadsMax / kWarp];
   ChangeLayout layout;
   bool is_open;
   u32 faults;  // not 0: a thread found one
@@ -86,31 +86,28 @@ ROSE_DEVICE bool is_tail_clear(const u32* words, u32 end) {
   return end % 32 == 0 || words[end / 32] >> end % 32 == 0;
 }
 
-// Sections of a GAP or BITMAP block, and the end of each; 0 for one that it does not have.
 constexpr u32 kSections = 9;
 
+// The end of a section of a GAP or BITMAP block, or a multiple of 32 for one that it does not have.
 ROSE_DEVICE u32 end_of_section(const ChangeLayout& layout, u32 section) {
   const ChangeCounts& counts = layout.counts;
-  switch (section) {
-    case 0:
-      return layout.positions.high_at + layout.positions.high_bits;
-    case 1:
-      return layout.positions.low_at + layout.positions.count * layout.positions.low_bits;
-    case 2:
-      return layout.signs_at + counts.changed;
-    case 3:
-      return layout.ranks.high_at + layout.ranks.high_bits;
-    case 4:
-      return layout.ranks.low_at + layout.ranks.count * layout.ranks.low_bits;
-    case 5:
-      return layout.magnitudes_at + counts.listed * counts.magnitude_bits;
-    case 6:
-      return layout.larges.high_at + layout.larges.high_bits;
-    case 7:
-      return layout.larges.low_at + layout.larges.count * layout.larges.low_bits;
-    default:
-      return layout.large_at + counts.large * layout.width;
-  }
+  const auto end_of_high = [](const EliasFano& code) { return code.high_at + code.high_bits; };
+  const auto end_of_low = [](const EliasFano& code) {
+    return code.low_at + code.count * code.low_bits;
+  };
+  const u32 ends[kSections]{end_of_high(layout.positions),
+                            end_of_low(layout.positions),
+                            layout.signs_at + counts.changed,
+                            end_of_high(layout.ranks),
+                            end_of_low(layout.ranks),
+                            layout.magnitudes_at + counts.listed * counts.magnitude_bits,
+                            end_of_high(layout.larges),
+                            end_of_low(layout.larges),
+                            layout.large_at + counts.large * layout.width};
+  u32 end = 0;
+#pragma unroll
+  for (u32 i = 0; i < kSections; ++i) end = section == i ? ends[i] : end;
+  return end;
 }
 
 // Whether the payload contains the range of an entry, for a block of `elements`.
@@ -163,7 +160,7 @@ struct NumberTile {
 // A section of a payload: Elias-Fano, or a bitmap, where bit p is number p.
 struct Section {
   const u32* words;
-  const EliasFano& code;
+  EliasFano code;
   bool is_bitmap;
 
   ROSE_DEVICE u32 word(u32 i) const { return section_word(words, code.high_at, code.high_bits, i); }
@@ -340,10 +337,10 @@ class ChangeReader {
         visit(ListTile{positions_, differences_, changed, first});
       }
     } else {
-      positions().template for_each<kDenseTile>(before_[0], [&](const auto& numbers) {
-        ChangeTile<kDenseTile> tile;
+      positions().template for_each<kBitTile>(before_[0], [&](const auto& numbers) {
+        ChangeTile<kBitTile> tile;
 #pragma unroll
-        for (u32 k = 0; k < kDenseTile; ++k) {
+        for (u32 k = 0; k < kBitTile; ++k) {
           tile.is_there[k] = numbers.has[k];
           if (!tile.has(k)) continue;
           tile.ranks[k] = numbers.index[k];
@@ -412,9 +409,9 @@ class ChangeReader {
   }
 
   ROSE_DEVICE void list_positions() {
-    positions().template for_each<kTile>(before_[0], [&](const NumberTile<kTile>& tile) {
+    positions().template for_each<kBitTile>(before_[0], [&](const NumberTile<kBitTile>& tile) {
 #pragma unroll
-      for (u32 k = 0; k < kTile; ++k) {
+      for (u32 k = 0; k < kBitTile; ++k) {
         if (!tile.has[k]) continue;
         need(tile.is_below[k]);
         positions_[tile.index[k]] = static_cast<u16>(tile.number[k]);
@@ -511,16 +508,16 @@ ROSE_DEVICE bool read_raw(const Entry& entry, u32 elements, u32 width, const u32
   u32 before = 0;
   if (sum_of_warps(shared.ones[0], before) != entry.changed) return false;
 #pragma unroll 1
-  for (u32 first = mine.begin; first < mine.end; first += kDenseTile) {
-    ChangeTile<kDenseTile> tile;
+  for (u32 first = mine.begin; first < mine.end; first += kBitTile) {
+    ChangeTile<kBitTile> tile;
 #pragma unroll
-    for (u32 k = 0; k < kDenseTile; ++k) {
+    for (u32 k = 0; k < kBitTile; ++k) {
       tile.positions[k] = (first + k) * 32 + lane;
       const bool is_mine = first + k < mine.end && tile.positions[k] < elements;
       tile.differences[k] = is_mine ? load_bits(payload, tile.positions[k], width) : 0;
     }
 #pragma unroll
-    for (u32 k = 0; k < kDenseTile; ++k) {
+    for (u32 k = 0; k < kBitTile; ++k) {
       tile.is_there[k] = tile.differences[k] != 0;
       const u32 changes = __ballot_sync(kAllLanes, tile.is_there[k]);
       tile.ranks[k] = before + static_cast<u32>(__popc(changes & low_mask(lane)));

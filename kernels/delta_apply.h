@@ -5,7 +5,7 @@
 
 namespace rose::kernels {
 
-// One CTA of block_elements / kElementsOfThread threads per delta block. Each block is checked
+// One CTA of threads_to_read(block_elements) threads per delta block. Each block is checked
 // before it is written. A corrupt block changes nothing, and `bad_block` becomes the lowest number
 // of such a block. To apply a part of a delta, pass its part of the table, and `weights` from its
 // first element on.

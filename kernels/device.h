@@ -34,6 +34,12 @@ constexpr u32 kThreadsMax = kBlockMax / kElementsOfThread;
 // uses fewer registers, and spills.
 constexpr u32 kCtas = 2;
 
+// A CTA that reads a block of a delta has fewer threads: few elements of a block change.
+constexpr u32 kReadThreadsMax = 256;
+ROSE_HD inline u32 threads_to_read(u64 block_elements) {
+  return block_elements == kBlockMax ? kReadThreadsMax : 128;
+}
+
 ROSE_HD inline u32 floor_log2(u32 number) {
 #ifdef __CUDA_ARCH__
   return 31U - static_cast<u32>(__clz(static_cast<int>(number)));

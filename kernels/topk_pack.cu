@@ -29,6 +29,46 @@ ROSE_DEVICE void count_key(HistogramShared& shared, u64* histogram, u32 key) {
   }
 }
 
+// Groups of eight elements of each array that a thread loads before it looks at any.
+constexpr u32 kGroups = 2;
+
+// Whether groups of eight elements can be loaded at once: a row of adjacent elements.
+ROSE_DEVICE bool is_flat(const Box& box, u64 count) {
+  return count <= box.sizes[2].number && box.strides[3] == 1 && is_aligned<u16>(box.base);
+}
+
+// The element of a bit of differing(). Registers cannot be indexed, so it selects a word.
+ROSE_DEVICE u16 element_of(const Eight<u16>& eight, u32 bit) {
+  const u32 low = (bit & 1) != 0 ? eight.words[1] : eight.words[0];
+  const u32 high = (bit & 1) != 0 ? eight.words[3] : eight.words[2];
+  return static_cast<u16>(((bit & 2) != 0 ? high : low) >> (bit & 16));
+}
+
+// Bit w or 16 + w for each lower or upper half of word w that differs, compared two at a time.
+ROSE_DEVICE u32 differing(const Eight<u16>& now, const Eight<u16>& old) {
+  constexpr u32 kLow = 0x7FFF7FFF;
+  u32 bits = 0;
+#pragma unroll
+  for (u32 w = 0; w < Eight<u16>::kWords; ++w) {
+    const u32 differs = now.words[w] ^ old.words[w];
+    bits |= ((((differs & kLow) + kLow) | differs) & ~kLow) >> (15 - w);
+  }
+  return bits;
+}
+
+// Counts the changes of elements `at` to `at` + 7.
+ROSE_DEVICE void count_changes(const TopkHistogramParams& params, HistogramShared& shared, u64 at,
+                               const Eight<u16>& now, const Eight<u16>& old) {
+#pragma unroll 1
+  for (u32 rest = differing(now, old); rest != 0; rest &= rest - 1) {
+    const u32 bit = static_cast<u32>(__ffs(static_cast<int>(rest))) - 1;
+    const u64 i = at + 2 * (bit & 3) + (bit >> 4);
+    const bool is_due = params.ages != nullptr && params.ages[i] >= params.age_limit;
+    const u32 key = change_key(element_of(now, bit), element_of(old, bit));
+    count_key(shared, params.histogram, is_due ? kDue : key);
+  }
+}
+
 constexpr u32 kKeysOfThread = kKeys / kThresholdThreads;
 static_assert(kKeysOfThread * kThresholdThreads == kKeys);
 
@@ -45,7 +85,8 @@ using rose::kernels::ThresholdShared;
 using rose::kernels::TopkHistogramParams;
 using rose::kernels::TopkThresholdParams;
 
-// Each thread takes groups of eight elements with the stride of the grid. A CTA counts in shared
+// Each thread takes groups of eight elements with the stride of the grid, some groups at once if
+// both arrays are flat. A CTA counts in shared
 // memory, where most changes have one of few keys, and adds to the histogram once at its end.
 extern "C" __global__ __launch_bounds__(
     rose::kernels::kHistogramThreads) void topk_histogram_kernel(const TopkHistogramParams params) {
@@ -58,18 +99,30 @@ extern "C" __global__ __launch_bounds__(
   __syncthreads();  // separates clearing the slots from counting
 
   const u64 stride = static_cast<u64>(gridDim.x) * kHistogramThreads * kEight;
-  const u64 first = (static_cast<u64>(blockIdx.x) * kHistogramThreads + threadIdx.x) * kEight;
-  for (u64 at = first; at < params.count; at += stride) {
+  u64 at = (static_cast<u64>(blockIdx.x) * kHistogramThreads + threadIdx.x) * kEight;
+  if (is_flat(params.bits, params.count) && is_flat(params.shadow, params.count)) {
+    const u8* bits = params.bits.base;
+    const u8* shadow = params.shadow.base;
+#pragma unroll 1
+    for (; at + (kGroups - 1) * stride + kEight <= params.count; at += kGroups * stride) {
+      Eight<u16> now[kGroups], old[kGroups];
+#pragma unroll
+      for (u32 i = 0; i < kGroups; ++i) {
+        const u64 place = (at + i * stride) * sizeof(u16);
+        now[i] = *reinterpret_cast<const Eight<u16>*>(bits + place);
+        old[i] = *reinterpret_cast<const Eight<u16>*>(shadow + place);
+      }
+#pragma unroll
+      for (u32 i = 0; i < kGroups; ++i) {
+        count_changes(params, shared, at + i * stride, now[i], old[i]);
+      }
+    }
+  }
+#pragma unroll 1
+  for (; at < params.count; at += stride) {
     const Eight<u16> now = load_eight<u16>(params.bits, at, params.count);
     const Eight<u16> old = load_eight<u16>(params.shadow, at, params.count);
-#pragma unroll
-    for (u32 i = 0; i < kEight; ++i) {
-      const u16 to = now.at(i);
-      const u16 from = old.at(i);
-      if (to == from) continue;
-      const bool is_due = params.ages != nullptr && params.ages[at + i] >= params.age_limit;
-      count_key(shared, params.histogram, is_due ? kDue : change_key(to, from));
-    }
+    count_changes(params, shared, at, now, old);
   }
   __syncthreads();  // separates counting from adding up the slots
   for (u32 i = threadIdx.x; i < kSlots; i += kHistogramThreads) {

@@ -7,6 +7,9 @@
 namespace rose::kernels {
 namespace {
 
+// CTAs of the largest size per multiprocessor whose registers must fit: half of its threads.
+constexpr u32 kUnpackCtas = 4;
+
 // One CTA lists one delta block; see delta_apply.cu.
 ROSE_DEVICE void unpack(const TopkUnpackParams& params, DecodeShared& shared) {
   const u64 bits = params.entries[blockIdx.x];
@@ -47,8 +50,9 @@ ROSE_DEVICE void unpack(const TopkUnpackParams& params, DecodeShared& shared) {
 
 // See unpack() above.
 extern "C" __global__ __launch_bounds__(
-    rose::kernels::kThreadsMax,
-    rose::kernels::kCtas) void topk_unpack_kernel(const rose::kernels::TopkUnpackParams params) {
+    rose::kernels::kReadThreadsMax,
+    rose::kernels::kUnpackCtas) void topk_unpack_kernel(const rose::kernels::TopkUnpackParams
+                                                            params) {
   __shared__ rose::kernels::DecodeShared shared;
   rose::kernels::unpack(params, shared);
 }

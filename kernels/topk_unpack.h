@@ -5,7 +5,7 @@
 
 namespace rose::kernels {
 
-// One CTA of block_elements / kElementsOfThread threads per delta block. A block that is corrupt or
+// One CTA of threads_to_read(block_elements) threads per delta block. A block that is corrupt or
 // outside the output writes nothing, and `bad_block` becomes the lowest number of such a block.
 struct TopkUnpackParams {
   const u64* entries;

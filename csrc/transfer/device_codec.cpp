@@ -118,6 +118,9 @@ Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
     CUkernel& place;
   } kernels[]{
       {*libraries.delta_pack, "delta_pack_kernel", codec->delta_pack_},
+      {*libraries.delta_pack, "delta_pack_16k_kernel", codec->delta_pack_16k_},
+      {*libraries.delta_pack, "delta_pack_flat_16k_kernel", codec->delta_pack_flat_16k_},
+      {*libraries.delta_pack, "delta_pack_flat_64k_kernel", codec->delta_pack_flat_64k_},
       {*libraries.delta_apply, "delta_apply_kernel", codec->delta_apply_},
       {*libraries.topk_unpack, "topk_unpack_kernel", codec->topk_unpack_},
       {*libraries.topk_pack, "topk_histogram_kernel", codec->topk_histogram_},
@@ -138,7 +141,8 @@ Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
 
 template <typename Params>
 Status DeviceCodec::launch_blocks(const KernelLibrary& library, CUkernel kernel,
-                                  const Params& params, CUstream stream) const noexcept {
+                                  const Params& params, std::uint64_t threads,
+                                  CUstream stream) const noexcept {
   const std::uint64_t block_elements = params.block_elements;
   if (block_elements != 16'384 && block_elements != kernels::kBlockMax) {
     return Status::invalid_argument("block_elements is " + std::to_string(block_elements) +
@@ -150,9 +154,8 @@ Status DeviceCodec::launch_blocks(const KernelLibrary& library, CUkernel kernel,
         "count is " + std::to_string(params.count) + ", which is " + std::to_string(blocks) +
         " delta blocks: one launch takes at most " + std::to_string(driver::kBlocksMax));
   }
-  const driver::Grid grid{
-      .blocks = static_cast<unsigned>(blocks),
-      .threads = static_cast<unsigned>(block_elements / kernels::kElementsOfThread)};
+  const driver::Grid grid{.blocks = static_cast<unsigned>(blocks),
+                          .threads = static_cast<unsigned>(threads)};
   return library.launch(kernel, grid, stream, params);
 }
 
@@ -177,9 +180,15 @@ Status DeviceCodec::delta_pack(const kernels::DeltaPackParams& params,
                             {"cursor", params.cursor},
                             {"entries", params.entries},
                             {"offsets", params.offsets},
-                            {"digest", params.digest, Null::kAllowed}}));
+                            {"digest", params.digest, Null::kAllowed},
+                            {"base_digest", params.base_digest, Null::kAllowed}}));
   ROSE_TRY(check_first_index(params.first_index, params.width));
-  return launch_blocks(*libraries_.delta_pack, delta_pack_, params, stream);
+  const bool is_64k = params.block_elements == kernels::kBlockMax;
+  const CUkernel general = is_64k ? delta_pack_ : delta_pack_16k_;
+  const CUkernel flat = is_64k ? delta_pack_flat_64k_ : delta_pack_flat_16k_;
+  const CUkernel kernel = kernels::is_flat(params) ? flat : general;
+  return launch_blocks(*libraries_.delta_pack, kernel, params,
+                       params.block_elements / kernels::kElementsOfThread, stream);
 }
 
 Status DeviceCodec::delta_apply(const kernels::DeltaApplyParams& params,
@@ -191,7 +200,8 @@ Status DeviceCodec::delta_apply(const kernels::DeltaApplyParams& params,
                             {"offsets", params.offsets},
                             {"payload", params.payload, null_if_empty(params.payload_words)},
                             {"bad_block", params.bad_block}}));
-  return launch_blocks(*libraries_.delta_apply, delta_apply_, params, stream);
+  return launch_blocks(*libraries_.delta_apply, delta_apply_, params,
+                       kernels::threads_to_read(params.block_elements), stream);
 }
 
 Status DeviceCodec::topk_unpack(const kernels::TopkUnpackParams& params,
@@ -207,7 +217,8 @@ Status DeviceCodec::topk_unpack(const kernels::TopkUnpackParams& params,
                             {"positions", params.positions, if_none},
                             {"values", params.values, if_none, params.width / 8},
                             {"bad_block", params.bad_block}}));
-  return launch_blocks(*libraries_.topk_unpack, topk_unpack_, params, stream);
+  return launch_blocks(*libraries_.topk_unpack, topk_unpack_, params,
+                       kernels::threads_to_read(params.block_elements), stream);
 }
 
 Status DeviceCodec::topk_histogram(const kernels::TopkHistogramParams& params,

@@ -46,10 +46,10 @@ class DeviceCodec {
 
  private:
   DeviceCodec() noexcept = default;
-  // One CTA per delta block of `params`.
+  // One CTA of `threads` threads per delta block of `params`.
   template <typename Params>
   Status launch_blocks(const driver::KernelLibrary& library, CUkernel kernel, const Params& params,
-                       CUstream stream) const noexcept;
+                       std::uint64_t threads, CUstream stream) const noexcept;
   // CTAs of `threads` threads, with eight of the `count` elements per thread, but at most as many
   // as keep the device busy, and at least `least`.
   driver::Grid persistent_grid(std::uint64_t count, unsigned threads,
@@ -57,6 +57,9 @@ class DeviceCodec {
 
   Libraries libraries_;
   CUkernel delta_pack_{nullptr};
+  CUkernel delta_pack_16k_{nullptr};
+  CUkernel delta_pack_flat_16k_{nullptr};
+  CUkernel delta_pack_flat_64k_{nullptr};
   CUkernel delta_apply_{nullptr};
   CUkernel topk_unpack_{nullptr};
   CUkernel topk_histogram_{nullptr};

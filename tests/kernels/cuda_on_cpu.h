@@ -84,6 +84,7 @@ class Cta {
                   const std::function<void()>& kernel) {
     grid = {blocks, 1, 1};
     size = {threads, 1, 1};
+    most_barriers = 0;
     order_ = order;
     random_.seed(seed);
     kernel_ = &kernel;
@@ -140,6 +141,7 @@ class Cta {
   }
 
   Index grid, size, block, thread;
+  unsigned most_barriers{0};  // of the CTA, in any block of the last run
 
  private:
   CUDA_ON_CPU_UNSEEN static void entry() {
@@ -251,6 +253,7 @@ class Cta {
       fibers_.emplace_back();
       fibers_.back().stack.reset(new char[kStackBytes]);
     }
+    barriers_ = 0;
     std::vector<unsigned> ready(size.x);
     for (unsigned i = 0; i < size.x; ++i) {
       Fiber& fiber = fibers_[i];
@@ -343,6 +346,7 @@ class Cta {
       if (fibers_[i].wait != Wait::kBlock || fibers_[i].line != fibers_[0].line) return;
       votes += fibers_[i].given != 0;
     }
+    most_barriers = std::max(most_barriers, ++barriers_);
     for (unsigned i = 0; i < size.x; ++i) {
       fibers_[i].votes = votes;
       ready.push_back(i);
@@ -363,6 +367,7 @@ class Cta {
   void poison_shared();
 #endif
 
+  unsigned barriers_{0};  // of the block that runs
   Order order_{Order::kForward};
   std::mt19937 random_;
   const std::function<void()>* kernel_{nullptr};

@@ -26,6 +26,10 @@ const char* run(void (*kernel)(Params), const void* params, unsigned blocks, uns
 
 }  // namespace
 
+extern "C" unsigned barriers_of_last_run() {
+  return cuda_on_cpu::Cta::current().most_barriers;
+}
+
 // Returns an empty text, or what went wrong.
 #define ROSE_KERNEL(name)                                                                  \
   extern "C" const char* run_##name(const void* params, unsigned blocks, unsigned threads, \
@@ -34,6 +38,7 @@ const char* run(void (*kernel)(Params), const void* params, unsigned blocks, uns
   }
 
 ROSE_KERNEL(delta_apply_kernel)
+ROSE_KERNEL(delta_pack_16k_kernel)
 ROSE_KERNEL(delta_pack_flat_16k_kernel)
 ROSE_KERNEL(delta_pack_flat_64k_kernel)
 ROSE_KERNEL(delta_pack_kernel)

@@ -46,8 +46,9 @@ struct Scenario {
 // Every encoding of a block (GAP, BITMAP, RAW), lists of some changes and of all of them,
 // large magnitudes, blocks of both sizes, ages and a threshold.
 constexpr Scenario kScenarios[] = {
-    {16, 16384, 0.02, 0.2, false}, {16, 16384, 0.01, 0.2, true},  {16, 65536, 0.02, 1.0, false},
-    {16, 16384, 0.3, 0.05, false}, {32, 16384, 0.02, 0.5, false}, {8, 16384, 1.0, 1.0, false},
+    {16, 16384, 0.02, 0.0, false}, {16, 16384, 0.02, 0.2, false}, {16, 16384, 0.01, 0.2, true},
+    {16, 65536, 0.02, 1.0, false}, {16, 16384, 0.3, 0.05, false}, {32, 16384, 0.02, 0.5, false},
+    {8, 16384, 1.0, 1.0, false},
 };
 
 Divisor divisor(u64 number) {
@@ -160,7 +161,8 @@ void run_codec(const Scenario& scenario) {
     shadow = arrays.old;
     packed = {};
   }
-  run(delta_pack_kernel, params_of(count, nullptr), blocks, threads);
+  run(block == kBlockMax ? delta_pack_kernel : delta_pack_16k_kernel, params_of(count, nullptr),
+      blocks, threads);
 
   std::vector<u64> starts(blocks);
   for (u64 i = 1; i < blocks; ++i) starts[i] = starts[i - 1] + to_entry(entries[i - 1]).words;
@@ -174,7 +176,7 @@ void run_codec(const Scenario& scenario) {
   run(delta_apply_kernel,
       DeltaApplyParams{entries.data(), offsets.data(), arena.data(), cursor, flat(weights, count),
                        scenario.width, count, block, &bad, 0},
-      blocks, threads);
+      blocks, threads_to_read(block));
   need(bad == ~u64{0} && weights == shadow, "apply does not make the shadow");
   run(digest_kernel,
       DigestParams{flat(weights, count), scenario.width, count, 0, 5, applied.data()}, 2,
@@ -192,7 +194,7 @@ void run_codec(const Scenario& scenario) {
       TopkUnpackParams{entries.data(), offsets.data(), firsts.data(), arena.data(), cursor,
                        flat(arrays.old, count), scenario.width, count, block, positions.data(),
                        values.data(), changed, &bad},
-      blocks, threads);
+      blocks, threads_to_read(block));
   need(bad == ~u64{0}, "unpack finds a bad block");
 }
 

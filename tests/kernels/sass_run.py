@@ -81,7 +81,8 @@ class Run:
     def __init__(
         self, kernel: Kernel, memory: Memory, params: bytes, *, blocks: int, threads: int
     ) -> None:
-        self.kernel, self.memory, self.blocks = kernel, memory, blocks
+        self.kernel, self.memory = kernel, memory
+        self.blocks, self.threads = blocks, threads
         self.counts: Counter[int] = Counter()
         bank = struct.pack("<6I", threads, 1, 1, blocks, 1, 1).ljust(_PARAMS_AT, b"\0")
         self.constants = np.frombuffer(bank + params + bytes(-len(params) % 8), np.uint8)
@@ -468,6 +469,11 @@ class Warp:
 
     _voteu = _vote
 
+    def _redux(self, one: Instruction, mods: list[str]) -> None:
+        reduce = {"SUM": np.add, "OR": np.bitwise_or}[mods[0]].reduce
+        given = self.get(one.operands[1])[self.active] & MASK
+        self.set(one.operands[0], np.full(32, reduce(given), np.uint64))
+
     def _b2r(self, one: Instruction, _: list[str]) -> None:
         self.set_flag(one.operands[1], np.full(32, self.votes > 0))
 
@@ -589,7 +595,7 @@ class Warp:
     def _nothing(self, _: Instruction, __: list[str]) -> None:
         """Nothing: what it orders is in order here."""
 
-    _nop = _depbar = _membar = _nothing
+    _nop = _yield = _depbar = _membar = _nothing
 
 
 _SIZES: Final = frozenset({"U8", "S8", "U16", "S16", "64", "128"})
