@@ -564,6 +564,12 @@ extern "C" __global__ __launch_bounds__(kThreadsMax, kCtas) void delta_pack_kern
   rose::kernels::pack(params, shared, false);
 }
 
+extern "C" __global__ __launch_bounds__(kThreadsMax / 4, 4 * kCtas) void delta_pack_16k_kernel(
+    const DeltaPackParams params) {
+  __shared__ rose::kernels::PackShared<kBlockMax / 4> shared;
+  rose::kernels::pack(params, shared, false);
+}
+
 // See pack_flat() above.
 extern "C" __global__ __launch_bounds__(kThreadsMax, kCtas) void delta_pack_flat_64k_kernel(
     const DeltaPackParams params) {

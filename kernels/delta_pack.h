@@ -1,5 +1,6 @@
 // delta_pack_kernel: the delta of an array against its shadow; updates the shadow to the sent
-// values. delta_pack_flat_16k_kernel and delta_pack_flat_64k_kernel: the same for most weights.
+// values. delta_pack_16k_kernel: the same for blocks of 16,384 elements only.
+// delta_pack_flat_16k_kernel and delta_pack_flat_64k_kernel: the same for most weights.
 #pragma once
 
 #include "box.h"
@@ -45,7 +46,8 @@ inline bool is_flat(const DeltaPackParams& params) {
     return box.base != nullptr && reinterpret_cast<std::uintptr_t>(box.base) % 16 == 0 &&
            box.strides[3] == 1 && box.sizes[2].number >= params.count;
   };
-  return params.width == 16 && params.count % params.block_elements == 0 && is_row(params.bits) &&
+  return params.width == 16 && params.block_elements != 0 &&
+         params.count % params.block_elements == 0 && is_row(params.bits) &&
          is_row(params.shadow) && params.threshold == nullptr && params.ages == nullptr &&
          (params.digest == nullptr || params.base_digest != nullptr);
 }

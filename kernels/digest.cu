@@ -6,12 +6,71 @@
 namespace rose::kernels {
 namespace {
 
+// Two digest words, whatever the width of their elements.
+struct alignas(16) Unit {
+  u64 words[2];
+};
+
+// What the digest adds to the words of a unit, for both sums.
+struct Keys {
+  u64 first;
+  u64 second;
+
+  ROSE_DEVICE void operator+=(const Keys& other) {
+    first += other.first;
+    second += other.second;
+  }
+};
+
+ROSE_DEVICE void add_unit(DigestSum& sum, const Unit& unit, const Keys& keys) {
+#pragma unroll
+  for (u32 i = 0; i < 2; ++i) {
+    sum.first += mix(unit.words[i] + keys.first + i * kFirstStride);
+    sum.second += mix(unit.words[i] + keys.second + i * kSecondStride);
+  }
+}
+
+// Adds `count` units from word `first_word` of the tensor on.
+ROSE_DEVICE void add_units(DigestSum& sum, const Unit* units, u64 count, u64 first_word, u64 seed) {
+  constexpr u32 kAtOnce = 4;
+  const u64 stride = static_cast<u64>(gridDim.x) * kDigestThreads;
+  u64 at = static_cast<u64>(blockIdx.x) * kDigestThreads + threadIdx.x;
+  const u64 number = first_word + 2 * at + 1;
+  Keys keys{number * kFirstStride + seed, number * kSecondStride + seed};
+  const Keys step{2 * stride * kFirstStride, 2 * stride * kSecondStride};
+#pragma unroll 1
+  for (; at + (kAtOnce - 1) * stride < count; at += kAtOnce * stride) {
+    Unit loaded[kAtOnce];
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; ++i) loaded[i] = units[at + i * stride];
+#pragma unroll
+    for (u32 i = 0; i < kAtOnce; ++i) {
+      add_unit(sum, loaded[i], keys);
+      keys += step;
+    }
+  }
+#pragma unroll 1
+  for (; at < count; at += stride) {
+    add_unit(sum, units[at], keys);
+    keys += step;
+  }
+}
+
 template <typename T>
 ROSE_DEVICE DigestSum digest(const DigestParams& params) {
-  const u64 stride = static_cast<u64>(gridDim.x) * kDigestThreads * kEight;
-  const u64 first = (static_cast<u64>(blockIdx.x) * kDigestThreads + threadIdx.x) * kEight;
+  const Box& box = params.bits;
   DigestSum sum;
-#pragma unroll(sizeof(T) == 2 ? 4 : 1)
+  u64 done = 0;
+  if (box.strides[3] == 1 && box.sizes[2].number >= params.count && is_aligned<u16>(box.base)) {
+    constexpr u64 kOfUnit = sizeof(Unit) / sizeof(T);
+    const u64 units = params.count / kOfUnit;
+    add_units(sum, reinterpret_cast<const Unit*>(box.base), units,
+              params.first_index / (kOfUnit / 2), params.seed);
+    done = units * kOfUnit;
+  }
+  const u64 stride = static_cast<u64>(gridDim.x) * kDigestThreads * kEight;
+  const u64 first = done + (static_cast<u64>(blockIdx.x) * kDigestThreads + threadIdx.x) * kEight;
+#pragma unroll 1
   for (u64 at = first; at < params.count; at += stride) {
     const Eight<T> eight = load_eight<T>(params.bits, at, params.count);
     add_to_digest(sum, eight, at, params.count, params.first_index, params.seed);
@@ -24,8 +83,8 @@ ROSE_DEVICE DigestSum digest(const DigestParams& params) {
 
 using rose::kernels::DigestParams;
 
-// Any grid. Each thread takes groups of eight elements with the stride of the grid; each warp adds
-// its two sums.
+// Any grid. Each thread takes 16 bytes of flat memory, or eight elements of other layouts, with the
+// stride of the grid; each warp adds its two sums.
 extern "C" __global__ __launch_bounds__(rose::kernels::kDigestThreads) void digest_kernel(
     const DigestParams params) {
   using namespace rose::kernels;

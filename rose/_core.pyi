@@ -1311,6 +1311,7 @@ class DeviceCodec:
         ages: int = 0,
         age_limit: int = 255,
         digest: int = 0,
+        base_digest: int = 0,
         first_index: int = 0,
         seed: int = 0,
     ) -> None: ...

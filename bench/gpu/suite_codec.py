@@ -40,6 +40,7 @@ class Packing:
         self.versions = versions
         self.shadow = versions.old.clone()
         self._codec = codec
+        self._base_digest = codec.digest(self.shadow)
         self._room = {"arena_words": arena_words_of(versions.count)} if has_arena else {}
 
     def restore(self) -> None:
@@ -47,7 +48,11 @@ class Packing:
 
     def once(self) -> Any:
         return self._codec.delta_pack(
-            self.versions.new, self.shadow, block_elements=BLOCK_ELEMENTS, **self._room
+            self.versions.new,
+            self.shadow,
+            block_elements=BLOCK_ELEMENTS,
+            base_digest=self._base_digest,
+            **self._room,
         )
 
     def checked(self) -> Any:

@@ -49,7 +49,7 @@ void device_delta_pack(const DeviceCodec& codec, Address bits, Address shadow, s
                        std::uint64_t arena_words, Address cursor, Address entries, Address offsets,
                        std::uint64_t stream, const Lie& bits_box, const Lie& shadow_box,
                        Address threshold, Address ages, std::uint64_t age_limit, Address digest,
-                       std::uint64_t first_index, std::uint64_t seed) {
+                       Address base_digest, std::uint64_t first_index, std::uint64_t seed) {
   const kernels::DeltaPackParams params{.bits = box_at(bits, bits_box, count),
                                         .shadow = box_at(shadow, shadow_box, count),
                                         .width = width,
@@ -64,6 +64,7 @@ void device_delta_pack(const DeviceCodec& codec, Address bits, Address shadow, s
                                         .entries = at<std::uint64_t>(entries),
                                         .offsets = at<std::uint64_t>(offsets),
                                         .digest = at<std::uint64_t>(digest),
+                                        .base_digest = at<std::uint64_t>(base_digest),
                                         .first_index = first_index,
                                         .seed = seed};
   check_unlocked([&] { return codec.delta_pack(params, stream_of(stream)); });
@@ -164,7 +165,8 @@ void bind_device_codec(py::module_& module) {
            py::arg("arena_words"), py::arg("cursor"), py::arg("entries"), py::arg("offsets"),
            py::arg("stream"), py::arg("bits_box") = py::none(), py::arg("shadow_box") = py::none(),
            py::arg("threshold") = 0, py::arg("ages") = 0, py::arg("age_limit") = 255,
-           py::arg("digest") = 0, py::arg("first_index") = 0, py::arg("seed") = 0)
+           py::arg("digest") = 0, py::arg("base_digest") = 0, py::arg("first_index") = 0,
+           py::arg("seed") = 0)
       .def("delta_apply", &device_delta_apply, py::kw_only(), py::arg("entries"),
            py::arg("offsets"), py::arg("payload"), py::arg("payload_words"), py::arg("weights"),
            py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("bad_block"),

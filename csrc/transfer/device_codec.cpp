@@ -118,6 +118,9 @@ Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
     CUkernel& place;
   } kernels[]{
       {*libraries.delta_pack, "delta_pack_kernel", codec->delta_pack_},
+      {*libraries.delta_pack, "delta_pack_16k_kernel", codec->delta_pack_16k_},
+      {*libraries.delta_pack, "delta_pack_flat_16k_kernel", codec->delta_pack_flat_16k_},
+      {*libraries.delta_pack, "delta_pack_flat_64k_kernel", codec->delta_pack_flat_64k_},
       {*libraries.delta_apply, "delta_apply_kernel", codec->delta_apply_},
       {*libraries.topk_unpack, "topk_unpack_kernel", codec->topk_unpack_},
       {*libraries.topk_pack, "topk_histogram_kernel", codec->topk_histogram_},
@@ -177,9 +180,14 @@ Status DeviceCodec::delta_pack(const kernels::DeltaPackParams& params,
                             {"cursor", params.cursor},
                             {"entries", params.entries},
                             {"offsets", params.offsets},
-                            {"digest", params.digest, Null::kAllowed}}));
+                            {"digest", params.digest, Null::kAllowed},
+                            {"base_digest", params.base_digest, Null::kAllowed}}));
   ROSE_TRY(check_first_index(params.first_index, params.width));
-  return launch_blocks(*libraries_.delta_pack, delta_pack_, params,
+  const bool is_64k = params.block_elements == kernels::kBlockMax;
+  const CUkernel general = is_64k ? delta_pack_ : delta_pack_16k_;
+  const CUkernel flat = is_64k ? delta_pack_flat_64k_ : delta_pack_flat_16k_;
+  const CUkernel kernel = kernels::is_flat(params) ? flat : general;
+  return launch_blocks(*libraries_.delta_pack, kernel, params,
                        params.block_elements / kernels::kElementsOfThread, stream);
 }
 

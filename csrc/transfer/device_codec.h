@@ -57,6 +57,9 @@ class DeviceCodec {
 
   Libraries libraries_;
   CUkernel delta_pack_{nullptr};
+  CUkernel delta_pack_16k_{nullptr};
+  CUkernel delta_pack_flat_16k_{nullptr};
+  CUkernel delta_pack_flat_64k_{nullptr};
   CUkernel delta_apply_{nullptr};
   CUkernel topk_unpack_{nullptr};
   CUkernel topk_histogram_{nullptr};

@@ -71,7 +71,7 @@ class ProbeRation:
         return self._searched or ("chunk" if self._last == "step" else "step")
 
     def stepped(self) -> None:
-        """Record that a step begins, so the time since the last look was not all idle."""
+        """Record that serving has work, so the time since the last look was not all idle."""
         self._idle_since_ns = None
 
     def probed(self, shape: ShapeName, took_ns: float) -> None:

@@ -36,6 +36,9 @@ from rose.units import NS_PER_MS
 _BLOCKED_KEPT: Final = 65_536
 # Maximum tokens or sequences of a request or a step, by the latency model.
 _COUNT_MAX: Final = 1_000_000_000
+# While no borrower is attached, one step in this many is measured: protection, measurement and log
+# cost tens of microseconds, and a window of 200 steps is still renewed within 3,200.
+_ALONE_EVERY: Final = 16
 # Request id of a step without an announced request: it closes the gate like any request.
 _STEP: Final = "rose: a step without a request"
 
@@ -158,6 +161,8 @@ class ServingLane:
         self._lock = threading.Lock()
         self._live: dict[str, int] = {}  # Request id → slot.
         self._is_in_step = False
+        self._alone_steps = 0  # since the last measured one
+        self._has_evidence = False  # A window of evidence that was full once stays full.
         self._creditor: Creditor | None = None
         self._closes_early = "early_close" not in lender.policy.without
         # True for an engine that commits its batches: it lends then, not before the step.
@@ -203,6 +208,7 @@ class ServingLane:
                 self._live[request_id] = self._state.arrived(
                     tokens=prompt_tokens, prefilled=prefilled
                 )
+                self._probes.stepped()
                 if request_id != _STEP:
                     self._demand.arrived(prompt_tokens=prompt_tokens)
                 self._supply.load_changed()
@@ -247,6 +253,28 @@ class ServingLane:
         """
         return ServingStep(self, batch)
 
+    def skips_step(self) -> bool:
+        """Whether the next step may run without `step`, because no borrower is attached.
+
+        Only for an engine that ends requests between its steps: a borrower that attaches during
+        such a step gets no quantum, because the requests of the step are live until it ends.
+        Some steps are not skipped, so that the evidence stays recent.
+        """
+        self._alone_steps += 1
+        if self._alone_steps >= _ALONE_EVERY:
+            self._alone_steps = 0
+            self._has_evidence = self._has_evidence or not any(
+                one.missing for one in self.evidence()
+            )
+            return False
+        lender = self._lender
+        return (
+            self._has_evidence
+            and bool(self._live)  # A probe is a step without a live request.
+            and lender.supply.borrower is None
+            and (lender.newest is None or not self._gate.is_running())
+        )
+
     @contextmanager
     def blocking(self) -> Iterator[None]:
         """Declare a call that may wait for the whole device: `with serving.blocking(): free()`.
@@ -276,7 +304,6 @@ class ServingLane:
         with self.safety:
             self._state.step_began()
             self._is_in_step = True
-            self._probes.stepped()
         step.is_probe = not self._live
         if step.is_probe:
             self.arrived(_STEP, prompt_tokens=0)

@@ -46,6 +46,7 @@ class EmbeddedCodec:
         ages: Any = None,
         age_limit: int = AGE_MAX,
         arena_words: int | None = None,
+        base_digest: Any = None,
     ) -> PackedBlocks:
         """Pack the changes from `shadow` to `new`, and apply the sent ones to `shadow`.
 
@@ -59,6 +60,8 @@ class EmbeddedCodec:
                 unsent, including those that deferred its block. None to ignore ages.
             age_limit: age at which a change is sent whatever its key.
             arena_words: words for the payload; None for enough in any case.
+            base_digest: (2,) int64, the digest of `shadow`, if known. Then whole blocks of
+                contiguous 16-bit elements are packed several times as fast.
 
         Raises:
             InvalidArgument: a tensor has more than four separate dimensions, or the ages are not
@@ -73,15 +76,17 @@ class EmbeddedCodec:
             threshold=_address(threshold),
             ages=_ages_at(ages),
             age_limit=age_limit,
+            base_digest=_address(base_digest),
         )
         return packed
 
     def delta_pack_all(
-        self, new: Sequence[Any], shadow: Sequence[Any], *, block_elements: int
+        self, new: Sequence[Any], shadow: Sequence[Any], *, block_elements: int, base_digests: Any
     ) -> PackedBlocks:
         """Pack several tensors of one GPU into one arena.
 
-        The launches, one per tensor, follow each other without a copy or a wait.
+        The launches, one per tensor, follow each other without a copy or a wait. `base_digests` are
+        those of the shadows, (tensors, 2) int64.
 
         Returns:
             The blocks of all tensors, in their order.
@@ -96,7 +101,8 @@ class EmbeddedCodec:
                 offsets=packed.offsets[first:last],
                 digest=packed.digest.view(-1, 2)[at],
             )
-            self._pack(one, other, part, block_elements=block_elements)
+            base_digest = base_digests[at].data_ptr()
+            self._pack(one, other, part, block_elements=block_elements, base_digest=base_digest)
             first = last
         return packed
 

@@ -34,6 +34,7 @@ class TritonCodec:
         threshold: Any = None,
         ages: Any = None,
         age_limit: int = AGE_MAX,
+        base_digest: Any = None,  # noqa: ARG002 - all elements are digested
     ) -> PackedBlocks:
         """Pack the changes and move the shadow; waits for the stream.
 
@@ -68,7 +69,12 @@ class TritonCodec:
         return packed
 
     def delta_pack_all(
-        self, new: Sequence[Any], shadow: Sequence[Any], *, block_elements: int
+        self,
+        new: Sequence[Any],
+        shadow: Sequence[Any],
+        *,
+        block_elements: int,
+        base_digests: Any,  # noqa: ARG002 - all elements are digested
     ) -> PackedBlocks:
         """Pack several tensors, one after the other; waits for the stream."""
         parts = [

@@ -7,6 +7,7 @@ import pytest
 from rose._core import CloseReason
 from rose.executor import Reason, Refusal, StepBatch, Ticket
 from tests.executor.conftest import ParkedStep
+from tests.known_model import confirm
 from tests.waiting import LONG_S, wait_for
 
 
@@ -168,3 +169,26 @@ def test_serving_without_a_borrower_has_the_whole_pool(open_rig) -> None:
         pass
     rig.serving.settle()
     assert rig.device.gave_back is None
+
+
+def skipped(serving, steps: int = 64) -> int:
+    return sum(serving.skips_step() for _ in range(steps))
+
+
+def test_without_a_borrower_most_steps_are_skipped_once_there_is_evidence(open_rig) -> None:
+    rig = open_rig(lends=False, is_known=False)
+    serving = rig.serving
+    serving.arrived("a", prompt_tokens=8)
+    assert skipped(serving) == 0
+    confirm(rig.device._parts.model, serving.limits.step_tokens)
+    skipped(serving, steps=16)
+    assert skipped(serving) == 60
+    serving.finished("a")
+    assert skipped(serving) == 0  # Such a step is a probe.
+
+
+def test_beside_a_borrower_no_step_is_skipped(open_rig) -> None:
+    rig = open_rig()
+    rig.serving.arrived("a", prompt_tokens=8)
+    assert skipped(rig.serving) == 0
+    rig.serving.finished("a")

@@ -38,6 +38,7 @@ extern "C" unsigned barriers_of_last_run() {
   }
 
 ROSE_KERNEL(delta_apply_kernel)
+ROSE_KERNEL(delta_pack_16k_kernel)
 ROSE_KERNEL(delta_pack_flat_16k_kernel)
 ROSE_KERNEL(delta_pack_flat_64k_kernel)
 ROSE_KERNEL(delta_pack_kernel)

@@ -23,6 +23,7 @@ SANITISED = shlex.split(
 )
 PLAIN = ["-O2"]
 ELEMENTS_OF_THREAD = 128
+BLOCK_MAX = 65_536
 DEFERRED = 15
 KEYS = 1 << 15
 BINS = KEYS + 1  # of the histogram: the last counts what is due
@@ -227,7 +228,10 @@ class KernelsOnCpu:
         lie_words: int = 0,
         lie_shift: int = 0,
     ) -> Packed:
-        """Pack; moves `shadow`. `is_flat` takes the flat kernel. The lies are a larger arena and a wrong address for the entries."""
+        """Pack with one of the kernels; moves `shadow`.
+
+        The lies are a larger arena and a wrong address for the entries.
+        """
         blocks = -(-new.size // block_elements)
         words = blocks * block_elements * new.itemsize // 4 if arena_words is None else arena_words
         bits, old = self._place(new), None if shadow is None else self._place(shadow)
@@ -259,7 +263,8 @@ class KernelsOnCpu:
             first_index=first_index,
             seed=seed,
         )
-        kernel = f"delta_pack_flat_{block_elements // 1024}k" if is_flat else "delta_pack"
+        general = "delta_pack" if block_elements == BLOCK_MAX else "delta_pack_16k"
+        kernel = f"delta_pack_flat_{block_elements // 1024}k" if is_flat else general
         self._launch_blocks(kernel, values, blocks, block_elements)
         if shadow is not None and old is not None:
             shadow[...] = old.view

@@ -160,7 +160,8 @@ void run_codec(const Scenario& scenario) {
     shadow = arrays.old;
     packed = {};
   }
-  run(delta_pack_kernel, params_of(count, nullptr), blocks, threads);
+  run(block == kBlockMax ? delta_pack_kernel : delta_pack_16k_kernel, params_of(count, nullptr),
+      blocks, threads);
 
   std::vector<u64> starts(blocks);
   for (u64 i = 1; i < blocks; ++i) starts[i] = starts[i - 1] + to_entry(entries[i - 1]).words;

@@ -26,7 +26,7 @@ SMALL: Final = 16_384
 SEED: Final = 5
 Bits = npt.NDArray[np.uint16]
 # More of these is better; of all others less.
-UP: Final = frozenset({"occupancy", "occupancy_16ki", "loads_in_flight"})
+UP: Final = frozenset({"occupancy", "loads_in_flight"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Figures:
     """What one launch costs.
 
     Args:
-        occupancy_16ki: occupancy with the CTA of a block of 16,384 elements.
+        occupancy: with the CTA that occupies least, of those that the kernel is launched with.
         loads_in_flight: 128-bit loads per thread in the load loop before its first wait.
         load_loop_per_256: warp instructions in the loop that loads the elements, per 256 of them.
         total_per_256: warp instructions of the kernel per 256 elements.
@@ -45,7 +45,6 @@ class Figures:
     shared_bytes: int
     spill_bytes: int
     occupancy: float
-    occupancy_16ki: float
     loads_in_flight: int
     load_loop_per_256: float
     total_per_256: float
@@ -71,11 +70,15 @@ class Step:
         shares = {1: 0.89, 2: 0.045, 3: 0.014, 4: 0.014, 9: 0.0185, 40: 0.0185}
         by = draw.choice(list(shares), count, p=list(shares.values())) * draw.choice([-1, 1], count)
         new = np.where(draw.random(count) < 0.01, old + by, old).astype(np.uint16)
-        return cls(old, new, reference.pack(new, old.copy(), block_elements=BLOCK))
+        return cls.of(old, new, BLOCK)
+
+    @classmethod
+    def of(cls, old: Bits, new: Bits, block: int) -> "Step":
+        return cls(old, new, reference.pack(new, old.copy(), block_elements=block))
 
 
-def figures_of(kernel: Kernel, run: Run, count: int, threads: int, small_threads: int) -> Figures:
-    """Return the figures of a run over `count` elements."""
+def figures_of(kernel: Kernel, run: Run, count: int, *, others: tuple[int, ...] = ()) -> Figures:
+    """Return the figures of a run over `count` elements; `others` are threads of other launches."""
     loops = [loop for loop in kernel.loops() if any(map(kernel.is_wide_load, loop))]
     costs = {loop: sum(run.counts[i] for i in loop) * 256 / count for loop in loops}
     busiest = max(costs, key=costs.__getitem__, default=frozenset[int]())
@@ -84,23 +87,19 @@ def figures_of(kernel: Kernel, run: Run, count: int, threads: int, small_threads
         registers=kernel.registers,
         shared_bytes=kernel.shared_bytes,
         spill_bytes=kernel.spill_bytes,
-        occupancy=kernel.occupancy(threads),
-        occupancy_16ki=kernel.occupancy(small_threads),
+        occupancy=min(map(kernel.occupancy, (run.threads, *others))),
         loads_in_flight=kernel.loads_in_flight(busiest),
         load_loop_per_256=round(costs.get(busiest, 0), 1),
         total_per_256=round(sum(run.counts.values()) * 256 / count, 1),
-        barriers=barriers // (run.blocks * threads // 32),
+        barriers=barriers // (run.blocks * run.threads // 32),
     )
-
-
-def _of_block(kernel: Kernel, run: Run, count: int) -> Figures:
-    threads = (BLOCK // ELEMENTS_OF_THREAD, SMALL // ELEMENTS_OF_THREAD)
-    return figures_of(kernel, run, count, *threads)
 
 
 def delta_pack(kernel: Kernel, step: Step) -> Figures:
     """Pack a block, and compare what the machine code makes of it with the reference."""
-    memory, count = Memory(1 << 20), step.new.size
+    block = SMALL if "16k" in kernel.name else BLOCK
+    step = Step.of(step.old[:block], step.new[:block], block)
+    memory, count = Memory(1 << 20), block
     new, shadow = memory.put(step.new), memory.put(step.old)
     words = count // 2
     arena = memory.put(np.zeros(words, np.uint32))
@@ -112,7 +111,7 @@ def delta_pack(kernel: Kernel, step: Step) -> Figures:
         shadow=box_of(shadow, step.old),
         width=16,
         count=count,
-        block_elements=BLOCK,
+        block_elements=block,
         arena=arena,
         arena_words=words,
         cursor=cursor,
@@ -122,7 +121,7 @@ def delta_pack(kernel: Kernel, step: Step) -> Figures:
         base_digest=base_digest,
         seed=SEED,
     )
-    run = Run(kernel, memory, bytes(params), blocks=1, threads=BLOCK // ELEMENTS_OF_THREAD)
+    run = Run(kernel, memory, bytes(params), blocks=1, threads=block // ELEMENTS_OF_THREAD)
     size = len(step.delta.payload)
     assert memory.view(cursor, np.uint64, 1)[0] == size
     assert memory.view(entries, np.uint64, 1).tolist() == step.delta.entries
@@ -130,7 +129,7 @@ def delta_pack(kernel: Kernel, step: Step) -> Figures:
     assert np.array_equal(memory.view(shadow, np.uint16, count), step.new)
     sums = memory.view(digest, np.uint64, 2)
     assert tuple(sums.tolist()) == reference.digest(step.new, seed=SEED)
-    return _of_block(kernel, run, count)
+    return figures_of(kernel, run, count)
 
 
 def delta_apply(kernel: Kernel, step: Step) -> Figures:
@@ -153,7 +152,7 @@ def delta_apply(kernel: Kernel, step: Step) -> Figures:
     run = Run(kernel, memory, bytes(params), blocks=1, threads=threads)
     assert memory.view(bad_block, np.uint64, 1)[0] == MASK64
     assert np.array_equal(memory.view(weights, np.uint16, count), step.new)
-    return figures_of(kernel, run, count, threads, small)
+    return figures_of(kernel, run, count, others=(small,))
 
 
 def digest(kernel: Kernel, step: Step) -> Figures:
@@ -165,7 +164,7 @@ def digest(kernel: Kernel, step: Step) -> Figures:
     )
     run = Run(kernel, memory, bytes(params), blocks=1, threads=256)
     assert tuple(memory.view(sums, np.uint64, 2).tolist()) == reference.digest(step.new, seed=SEED)
-    return figures_of(kernel, run, count, 256, 256)
+    return figures_of(kernel, run, count)
 
 
 def topk_histogram(kernel: Kernel, step: Step) -> Figures:
@@ -180,12 +179,14 @@ def topk_histogram(kernel: Kernel, step: Step) -> Figures:
     )
     run = Run(kernel, memory, bytes(params), blocks=1, threads=512)
     assert memory.view(histogram, np.uint64, on_cpu.BINS).sum() == (step.new != step.old).sum()
-    return figures_of(kernel, run, count, 512, 512)
+    return figures_of(kernel, run, count)
 
 
 # The source, the kernel, and how it is run.
 KERNELS: Final[tuple[tuple[str, str, Callable[[Kernel, Step], Figures]], ...]] = (
     ("delta_pack", "delta_pack_kernel", delta_pack),
+    ("delta_pack", "delta_pack_16k_kernel", delta_pack),
+    ("delta_pack", "delta_pack_flat_16k_kernel", delta_pack),
     ("delta_pack", "delta_pack_flat_64k_kernel", delta_pack),
     ("delta_apply", "delta_apply_kernel", delta_apply),
     ("digest", "digest_kernel", digest),

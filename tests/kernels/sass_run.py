@@ -81,7 +81,8 @@ class Run:
     def __init__(
         self, kernel: Kernel, memory: Memory, params: bytes, *, blocks: int, threads: int
     ) -> None:
-        self.kernel, self.memory, self.blocks = kernel, memory, blocks
+        self.kernel, self.memory = kernel, memory
+        self.blocks, self.threads = blocks, threads
         self.counts: Counter[int] = Counter()
         bank = struct.pack("<6I", threads, 1, 1, blocks, 1, 1).ljust(_PARAMS_AT, b"\0")
         self.constants = np.frombuffer(bank + params + bytes(-len(params) % 8), np.uint8)

@@ -41,11 +41,14 @@ class ReferenceCodec:
         threshold: Any = None,
         ages: Any = None,
         age_limit: int = 255,
+        base_digest: Any,
     ) -> PackedBlocks:
         import torch
 
         self.calls.append("delta_pack")
         moved = row_of(shadow)
+        base = base_digest.numpy().view(np.uint64).tolist()
+        assert tuple(base) == reference.digest(moved), "a wrong base digest"
         counts = (
             None
             if ages is None

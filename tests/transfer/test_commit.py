@@ -206,6 +206,32 @@ def test_tile_that_was_corrupted_behind_known_digests_goes_back_under_its_own_di
     assert commit.digests[where // TILE] == Row(corrupted, TILES).digest(where // TILE)
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+def test_flipped_bit_in_an_unchanged_word_is_never_reported_as_the_version(is_early: bool) -> None:
+    """The trainer digests changed words only; the receiver reads all words of a touched tile."""
+    new = OLD.copy()
+    new[5] ^= 1
+    staged = staged_of(OLD, new)
+    assert staged.manifest.digest == row_digest(new)
+    assert [tile for tile, _ in staged.deltas] == [0]
+
+    class Flipping(Failing):
+        def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
+            self.row.apply(tile, delta, undo=undo)
+            if not undo and not is_early:
+                self.row.bits(tile)[60] ^= 1
+
+    bits = OLD.copy()
+    digests = Row(bits, TILES).digests()
+    if is_early:
+        bits[60] ^= 1
+    target = Flipping(Row(bits, TILES), method="", at=0)
+    commit = Commit(staged, target, row_digest(OLD), digests=digests)
+    state = run(commit)
+    assert state is (CommitState.ROLLED_BACK if is_early else CommitState.QUARANTINED)
+    assert commit.outcome.digest != staged.manifest.digest
+
+
 @pytest.mark.parametrize("at", [2, 3, 4])
 def test_tile_that_changes_while_it_goes_back_ends_in_quarantine(at: int) -> None:
     """At the digest after the undo, after the delta is applied again, or after that is undone."""

@@ -55,6 +55,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
             "ages": 0xA001,
             "age_limit": 0x77,
             "digest": 0x9008,
+            "base_digest": 0x9108,
             "first_index": 12,
             "seed": 0x99,
             "bits_box": BOX,
@@ -65,7 +66,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
             *box_of_arguments(0x1002),
             *box(0x2002, 9, strides=(0, 0, 0, 2)),
             *(16, 0x10001, 65_536, 0x8004, 0xA001, 0x77, 0x3004, 0x44, 0x5008, 0x6008, 0x7008),
-            *(0x9008, 12, 0x99),
+            *(0x9008, 0x9108, 12, 0x99),
         ],
     ),
     "delta_apply": (

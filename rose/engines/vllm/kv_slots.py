@@ -29,38 +29,29 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         return LeasedKVCacheManager(**self._parts)
 
     def allocate_slots(
-        self,
-        request: Request,
-        num_new_tokens: int,
-        num_new_computed_tokens: int = 0,
-        new_computed_blocks: KVCacheBlocks | None = None,
-        **options: Any,
+        self, request: Request, num_new_tokens: int, **options: Any
     ) -> KVCacheBlocks | None:
         """Allocate blocks for the next tokens of `request`; None if there are too few."""
+        # Called for each running request in each step. `super()` would double the cost of the call.
+        slots = KVCacheManager.allocate_slots(self, request, num_new_tokens, **options)
+        if slots is None:
+            needed = self._blocks_needed(request, num_new_tokens, options)
+            self.block_pool.ensure(needed)
+            slots = KVCacheManager.allocate_slots(self, request, num_new_tokens, **options)
+        return slots
 
-        def allocate() -> KVCacheBlocks | None:
-            return super(LeasedKVCacheManager, self).allocate_slots(
-                request,
-                num_new_tokens,
-                num_new_computed_tokens=num_new_computed_tokens,
-                new_computed_blocks=new_computed_blocks,
-                **options,
-            )
-
-        slots = allocate()
-        if slots is not None:
-            return slots
-        hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
-        local = request.num_computed_tokens + num_new_computed_tokens
-        tokens = local + num_new_tokens + options.get("num_external_computed_tokens", 0)
+    def _blocks_needed(self, request: Request, new_tokens: int, options: dict[str, Any]) -> int:
+        """Return the number of free blocks without which vLLM refuses these tokens."""
+        hits = (options.get("new_computed_blocks") or self.empty_kv_cache_blocks).blocks
+        local = request.num_computed_tokens + options.get("num_new_computed_tokens", 0)
+        tokens = local + new_tokens + options.get("num_external_computed_tokens", 0)
         tokens += options.get("num_lookahead_tokens", 0)
         if options.get("full_sequence_must_fit", False):
             tokens = max(tokens, request.num_tokens)
         needed = self._blocks_for(request, tokens, hits, local=local, options=options)
         if request.status != RequestStatus.RUNNING:
             needed += self.watermark_blocks
-        self.block_pool.ensure(needed + options.get("reserved_blocks", 0))
-        return allocate()
+        return needed + int(options.get("reserved_blocks", 0))
 
     def _blocks_for(
         self,

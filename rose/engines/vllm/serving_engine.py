@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
@@ -24,7 +24,7 @@ from rose.executor.serving import ServingStep
 from rose.memory import KVSpace, choose_slab_bytes
 from rose.units import ceil_div
 
-_HEADER_SLABS = 2
+_HEADER_SLABS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,7 @@ class LendingScheduler(ServingScheduler):
         # Blocks come from other models, whose bits may be no numbers in this one's dtype.
         self.needs_kv_cache_zeroing = True
         self._step: ServingStep | None = None
+        self._has_probes = False
         self._probes = Probes(
             lane,
             vocabulary=vllm_config.model_config.get_vocab_size(),
@@ -163,11 +164,14 @@ class LendingScheduler(ServingScheduler):
         if self.requests or is_paused or self._observation is not None:
             return False
         for probe in self._probes.due():
+            self._has_probes = True
             super(ServingScheduler, self).add_request(probe)
         return bool(super().has_requests())
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Wait (bounded) until the borrower is parked, then plan a step."""
+        if self.lane.skips_step():
+            return super().schedule(throttle_prefills)
         step = self._step = self.lane.step()
         step.__enter__()
         planned = False
@@ -196,10 +200,14 @@ class LendingScheduler(ServingScheduler):
     ) -> dict[int, Any]:
         """Accept a step's tokens, and end it."""
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
-        self._end_step()
-        self._observe()
-        for client in outputs.values():
-            client.outputs = [one for one in client.outputs if not is_probe(one.request_id)]
+        if self._step is not None:
+            self._end_step()
+        if self._observation is not None:
+            self._observe()
+        if self._has_probes:
+            for client in outputs.values():
+                client.outputs = [one for one in client.outputs if not is_probe(one.request_id)]
+            self._has_probes = any(map(is_probe, self.requests))
         return outputs
 
     def _end_step(self) -> None:

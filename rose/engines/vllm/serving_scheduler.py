@@ -44,7 +44,8 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
                 if one.new_token_ids
             ]
         )
-        self._report_finished()
+        if self.finished_req_ids:
+            self._report_finished()
         return outputs
 
     def finish_requests(
@@ -52,7 +53,8 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     ) -> list[Request]:
         """End requests from outside."""
         ended: list[Request] = super().finish_requests(request_ids, finished_status)
-        self._report_finished()
+        if self.finished_req_ids:
+            self._report_finished()
         return ended
 
     def reset_prefix_cache(
@@ -65,8 +67,6 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
 
     def _report_finished(self) -> None:
         # vLLM keeps them until the next step is planned; the lane tolerates repetitions.
-        if not self.finished_req_ids:
-            return
         for request_id in self.finished_req_ids:
             self.lane.finished(request_id)
         self.lane.settle()

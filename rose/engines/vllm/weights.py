@@ -44,7 +44,10 @@ Layout: TypeAlias = Sequence[tuple[str, str, Sequence[int]]]
 
 
 class Follower(Protocol):
-    """Tensors that follow a publisher: a `rose.api.weights.WeightReceiver`."""
+    """Tensors that follow a publisher: a `rose.api.weights.WeightReceiver`.
+
+    A protocol, because `rose.api` is above this package and may not be imported here.
+    """
 
     @property
     def version(self) -> int | None:

@@ -55,7 +55,7 @@ class GpuBackend:
         """Pack on the device, and copy the result to the host."""
         _check_apart(new, shadow)
         with on_stream(self._stream, new.device):
-            base = None if base_digest else self._digest(shadow)
+            base = self._bases([shadow], [base_digest])
             packed = self._codec.delta_pack(
                 new,
                 shadow,
@@ -63,9 +63,9 @@ class GpuBackend:
                 threshold=_least(threshold, new),
                 ages=ages,
                 age_limit=age_limit,
+                base_digest=base[0],
             )
-            base_digests = [base_digest or _pairs(base)[0]]
-            return self._fetched(packed, [new], base_digests, block_elements)[0]
+            return self._fetched(packed, [new], _pairs(base), block_elements)[0]
 
     def delta_pack_all(
         self,
@@ -83,12 +83,22 @@ class GpuBackend:
         for one, other in zip(new, shadow, strict=True):
             _check_apart(one, other)
         with on_stream(self._stream, new[0].device):
-            unknown = [one for one, known in zip(shadow, base_digests, strict=True) if not known]
-            bases = self._codec.digest_all(unknown) if unknown else None
-            packed = self._codec.delta_pack_all(new, shadow, block_elements=block_elements)
-            found = iter(() if bases is None else _pairs(bases))
-            known = [one or next(found) for one in base_digests]
-            return self._fetched(packed, new, known, block_elements)
+            bases = self._bases(shadow, base_digests)
+            packed = self._codec.delta_pack_all(
+                new, shadow, block_elements=block_elements, base_digests=bases
+            )
+            return self._fetched(packed, new, _pairs(bases), block_elements)
+
+    def _bases(self, shadow: Sequence[Any], known: Sequence[tuple[int, int] | None]) -> Any:
+        """Return the digests of shadows on the device, (tensors, 2); computes unknown ones."""
+        given = np.array([one or (0, 0) for one in known], np.uint64)
+        bases = on_gpu_of(shadow[0], given.reshape(-1))[0].view(-1, 2)
+        unknown = [at for at, one in enumerate(known) if one is None]
+        if unknown:
+            found = self._codec.digest_all([shadow[at] for at in unknown])
+            for at, pair in zip(unknown, found, strict=True):
+                bases[at] = pair
+        return bases
 
     def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
         """Apply on the device, which checks each block, and wait for the result.

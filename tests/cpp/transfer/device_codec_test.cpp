@@ -43,6 +43,9 @@ struct Bench {
 
   Bench() {
     declare("delta_pack", sizeof(DeltaPackParams));
+    declare("delta_pack_16k", sizeof(DeltaPackParams));
+    declare("delta_pack_flat_16k", sizeof(DeltaPackParams));
+    declare("delta_pack_flat_64k", sizeof(DeltaPackParams));
     declare("delta_apply", sizeof(DeltaApplyParams));
     declare("topk_unpack", sizeof(TopkUnpackParams));
     declare("topk_histogram", sizeof(TopkHistogramParams));
@@ -102,6 +105,7 @@ DeltaPackParams pack_params() {
           .entries = at<u64>(0x6008),
           .offsets = at<u64>(0x7008),
           .digest = at<u64>(0x8008),
+          .base_digest = at<u64>(0x8108),
           .first_index = 12,
           .seed = 0x9999};
 }
@@ -187,9 +191,9 @@ TEST(each_launch_says_grid_block_and_arguments) {
              "delta_pack_kernel grid 2 1 1 block 512 1 1 shared 0 arguments " + row_text("0x1002") +
                  row_text("0x2002") +
                  "0x10 0x10001 0x10000 0x3004 0x3301 0x33 0x4004 0x55 0x5008 0x6008 0x7008 0x8008 "
-                 "0xc 0x9999\n");
+                 "0x8108 0xc 0x9999\n");
     CHECK(bench.codec->delta_pack(with_blocks_of(16'384, pack_params()), stream).ok());
-    CHECK(bench.launched().starts_with("delta_pack_kernel grid 5 1 1 block 128 1 1 "));
+    CHECK(bench.launched().starts_with("delta_pack_16k_kernel grid 5 1 1 block 128 1 1 "));
     CHECK(bench.codec->delta_apply(apply_params(), stream).ok());
     CHECK_EQ(bench.launched(),
              "delta_apply_kernel grid 1 1 1 block 128 1 1 shared 0 arguments 0x1008 0x2008 "
@@ -309,6 +313,44 @@ void check_box(Bench& bench, const Params& sound, kernels::Box Params::* field,
 #define CHECK_ADDRESS(params, field, may_be_null) \
   check_address(bench, params, &decltype(params)::field, #field, may_be_null, launch)
 
+TEST(whole_blocks_of_flat_bf16_weights_have_kernels_of_their_own) {
+  {
+    Bench bench;
+    const auto launched = [&](const DeltaPackParams& params) {
+      CHECK(bench.codec->delta_pack(params, bench.stream->get()).ok());
+      const std::string text = bench.launched();
+      return text.substr(0, text.find(" block"));
+    };
+    DeltaPackParams flat = pack_params();
+    flat.bits = row_at(0x1010);
+    flat.shadow = row_at(0x2020);
+    flat.count = 65'536;
+    flat.threshold = nullptr;
+    flat.ages = nullptr;
+    CHECK_EQ(launched(flat), "delta_pack_flat_64k_kernel grid 1 1 1");
+    CHECK_EQ(launched(with_blocks_of(16'384, flat)), "delta_pack_flat_16k_kernel grid 4 1 1");
+    const auto check_general = [&](const auto& change) {
+      DeltaPackParams params = flat;
+      change(params);
+      CHECK_EQ(launched(params), "delta_pack_kernel grid 1 1 1");
+    };
+    check_general([](DeltaPackParams& one) { one.count = 65'528; });
+    check_general([](DeltaPackParams& one) { one.bits = row_at(0x1018); });
+    check_general([](DeltaPackParams& one) { one.shadow = row_at(0x2028); });
+    check_general([](DeltaPackParams& one) { one.shadow = {}; });
+    check_general([](DeltaPackParams& one) { one.bits.strides[3] = 2; });
+    check_general([](DeltaPackParams& one) { one.bits.sizes[2].number = 65'535; });
+    check_general([](DeltaPackParams& one) { one.width = 32; });
+    check_general([](DeltaPackParams& one) { one.threshold = at<u32>(0x3004); });
+    check_general([](DeltaPackParams& one) { one.ages = at<u8>(0x3301); });
+    check_general([](DeltaPackParams& one) { one.base_digest = nullptr; });
+    flat.digest = nullptr;
+    flat.base_digest = nullptr;
+    CHECK_EQ(launched(flat), "delta_pack_flat_64k_kernel grid 1 1 1");
+  }
+  check_clean();
+}
+
 TEST(address_that_no_kernel_can_use_is_refused) {
   {
     Bench bench;
@@ -324,6 +366,7 @@ TEST(address_that_no_kernel_can_use_is_refused) {
       CHECK_ADDRESS(params, entries, false);
       CHECK_ADDRESS(params, offsets, false);
       CHECK_ADDRESS(params, digest, true);
+      CHECK_ADDRESS(params, base_digest, true);
       params.arena_words = 0;
       CHECK_ADDRESS(params, arena, true);
     }
