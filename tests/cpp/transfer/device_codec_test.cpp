@@ -622,6 +622,6 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
     }
     CHECK_EQ(std::string{fake().live()}, "");
   }
-  // Six libraries, and seven kernels that are found and loaded; each with context and capture mode.
-  CHECK_EQ(failures, 3 * 6 + 4 * 7);
+  // Six libraries, and ten kernels that are found and loaded; each with context and capture mode.
+  CHECK_EQ(failures, 3 * 6 + 4 * 10);
 }
