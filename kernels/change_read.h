@@ -126,12 +126,12 @@ ROSE_DEVICE ChangeLayout start_of(const Entry& entry, u32 elements, u32 width) {
 // ---- shares of a warp ---------------------------------------------------------------------------
 
 // Each warp handles consecutive words of a section.
-struct Share {
+struct WordRange {
   u32 begin;
   u32 end;
 };
 
-ROSE_DEVICE Share share_of_warp(u32 words) {
+ROSE_DEVICE WordRange share_of_warp(u32 words) {
   const u32 warps = blockDim.x / kWarp;  // a power of two
   const u32 share = (words + warps - 1) >> floor_log2(warps);
   const u32 begin = threadIdx.x / kWarp * share;
@@ -164,14 +164,14 @@ struct Section {
   bool is_bitmap;
 
   ROSE_DEVICE u32 word(u32 i) const { return section_word(words, code.high_at, code.high_bits, i); }
-  ROSE_DEVICE Share share() const { return share_of_warp(words_of(code.high_bits)); }
+  ROSE_DEVICE WordRange share() const { return share_of_warp(words_of(code.high_bits)); }
   ROSE_DEVICE u32 low(u32 i) const {
     return field(words, code.low_at + i * code.low_bits, code.low_bits);
   }
 
   // The number of ones in the warp's share.
   ROSE_DEVICE u32 ones() const {
-    const Share mine = share();
+    const WordRange mine = share();
     u32 sum = 0;
 #pragma unroll 1
     for (u32 i = mine.begin + threadIdx.x % kWarp; i < mine.end; i += kWarp) {
@@ -185,7 +185,7 @@ struct Section {
   template <u32 kCount, typename Visit>
   ROSE_DEVICE void for_each(u32 before, const Visit& visit) const {
     const u32 lane = threadIdx.x % kWarp;
-    const Share mine = share();
+    const WordRange mine = share();
 #pragma unroll 1
     for (u32 first = mine.begin; first < mine.end; first += kCount) {
       NumberTile<kCount> tile;
@@ -495,7 +495,7 @@ ROSE_DEVICE bool read_raw(const Entry& entry, u32 elements, u32 width, const u32
   if (entry.listed != 0 || entry.words != raw_words(elements, width)) return false;
   if (!is_tail_clear(payload, elements * width)) return false;
   const u32 lane = threadIdx.x % kWarp;
-  const Share mine = share_of_warp(words_of(elements));
+  const WordRange mine = share_of_warp(words_of(elements));
   const u32 end = mine.end * width < entry.words ? mine.end * width : entry.words;
   u32 sum = 0;
 #pragma unroll 4

@@ -85,9 +85,9 @@ using rose::kernels::ThresholdShared;
 using rose::kernels::TopkHistogramParams;
 using rose::kernels::TopkThresholdParams;
 
-// Each thread takes groups of eight elements with the stride of the grid, some groups at once if
-// both arrays are flat. A CTA counts in shared
-// memory, where most changes have one of few keys, and adds to the histogram once at its end.
+// Each thread takes groups of eight elements with the stride of the grid, kGroups at once if both
+// arrays are flat. A CTA counts in shared memory, where most changes have one of few keys, and adds
+// to the histogram once at its end.
 extern "C" __global__ __launch_bounds__(
     rose::kernels::kHistogramThreads) void topk_histogram_kernel(const TopkHistogramParams params) {
   using namespace rose::kernels;

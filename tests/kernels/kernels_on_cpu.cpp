@@ -26,9 +26,7 @@ const char* run(void (*kernel)(Params), const void* params, unsigned blocks, uns
 
 }  // namespace
 
-extern "C" unsigned barriers_of_last_run() {
-  return cuda_on_cpu::Cta::current().most_barriers;
-}
+extern "C" unsigned barriers_of_last_run() { return cuda_on_cpu::Cta::current().most_barriers; }
 
 // Returns an empty text, or what went wrong.
 #define ROSE_KERNEL(name)                                                                  \
