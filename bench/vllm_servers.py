@@ -94,6 +94,11 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        self.launch()
+        self.wait_until_up()
+
+    def launch(self) -> None:
+        """Start its process."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -103,6 +108,9 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def wait_until_up(self) -> None:
+        """Wait until it answers."""
         deadline_s = time.monotonic() + START_S
         while not self._is_up():
             if time.monotonic() > deadline_s:
