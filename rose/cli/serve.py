@@ -70,13 +70,13 @@ async def _join_node(service: RolloutService, path: Path, parts: ExitStack) -> N
 
     try:
         said: Any = json.loads(read_named(path, _LINE_BYTES_MAX))
-        number, can = said["worker"], capabilities_of(said)
+        number, kind, can = said["worker"], WorkerKind(said["kind"]), capabilities_of(said)
         address, token = str(said["address"]), str(said["token"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgument(
             f"{path} must hold the line that 'python -m rose.node.worker' writes: {error}"
         ) from error
-    worker = RemoteWorker(address, token, number, WorkerKind.DEDICATED, service.receive)
+    worker = RemoteWorker(address, token, number, kind, service.receive)
     parts.callback(worker.close)
     await service.register(worker, can)
 
