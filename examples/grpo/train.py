@@ -28,7 +28,7 @@ import rose
 from rose.adapters.trl import TrlRollouts, TrlWeightTransfer, trl_weights
 
 ARMS: Final = ("dedicated", "borrowed", "chaos")
-STEPS, EVAL_EVERY, EVAL_EPISODES = 32, 4, 64
+STEPS, EVAL_EVERY, EVAL_EPISODES = 64, 8, 64
 
 
 def train(seed: int, arm: str, folder: Path, *, steps: int = STEPS) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_no_completion_suffers_when_its_borrowed_worker_is_killed_stopped_or_rev
 def test_the_trainer_of_trl_learns_through_borrowed_workers(repo) -> None:
     pytest.importorskip("trl", minversion="1.16", reason="TRL is not here: `make learn-env`")
     done = subprocess.run(
-        [sys.executable, "examples/grpo/train.py", "--arms", "borrowed", "--steps", "24"],
+        [sys.executable, "examples/grpo/train.py", "--arms", "borrowed", "--steps", "40"],
         cwd=repo,
         capture_output=True,
         text=True,
