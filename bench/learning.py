@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,13 +141,11 @@ class Learning:
         return None if power >= POWER_MIN else f"its power is {power:.2f}, below {POWER_MIN}"
 
     def borrowed_share(self, arm: str) -> float:
-        """Return the least share of tokens that borrowed workers generated in a run."""
-
-        def share(run: Run) -> float:
-            tokens = run["tokens_by_kind"]
-            return float(tokens.get("borrowed", 0) / sum(tokens.values()))
-
-        return min(self.each(arm, share))
+        """Return the share of an arm's tokens that borrowed workers generated."""
+        tokens: Counter[str] = Counter()
+        for run in self.of(arm):
+            tokens.update(run["tokens_by_kind"])
+        return float(tokens["borrowed"] / tokens.total())
 
     def excess_misses(self, arm: str) -> int:
         """Return how many requests missed a target that they met without lending."""

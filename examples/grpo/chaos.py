@@ -2,6 +2,7 @@
 
 import random
 import signal
+import subprocess
 import threading
 from collections import Counter
 from itertools import count
@@ -12,6 +13,7 @@ from typing_extensions import Self
 
 from rose.executor.messages import SetLimit
 from rose.executor.observing import ask_device
+from rose.scheduler.worker import WorkerKind
 
 BETWEEN_S: Final = (2.0, 6.0)
 STOP_S: Final = 1.5
@@ -41,7 +43,7 @@ class Chaos:
         self._thread.join()
 
     def _run(self) -> None:
-        faults = (self._stop, self._revoke, self._kill)
+        faults = (self._stop, self._revoke, self._stop, self._revoke, self._kill)
         for number in count():
             if self._is_over.wait(self._draw.uniform(*BETWEEN_S)):
                 return
@@ -49,10 +51,15 @@ class Chaos:
             fault()
             self.faults[fault.__name__.strip("_")] += 1
 
+    @property
+    def _borrower(self) -> "subprocess.Popen[str]":
+        return self._fleet.workers[WorkerKind.BORROWED]
+
     def _stop(self) -> None:
-        self._fleet.borrower.send_signal(signal.SIGSTOP)
+        stopped = self._borrower
+        stopped.send_signal(signal.SIGSTOP)
         self._is_over.wait(STOP_S)
-        self._fleet.borrower.send_signal(signal.SIGCONT)
+        stopped.send_signal(signal.SIGCONT)
 
     def _revoke(self) -> None:
         """Take all loans back, and allow them again, as an operator does."""
@@ -61,6 +68,5 @@ class Chaos:
             self._is_over.wait(STOP_S if share == 0.0 else 0.0)
 
     def _kill(self) -> None:
-        self._fleet.borrower.kill()
-        self._fleet.borrower.wait()
-        self._fleet.start_borrower()
+        """Kill the process; the fleet starts another."""
+        self._borrower.kill()

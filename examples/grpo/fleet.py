@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -21,9 +21,9 @@ from rose.adapters import RolloutService, rollout_app
 from rose.adapters.listening import listening
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.turns import capabilities_of
-from rose.scheduler.worker import GrantChanged, TurnOutput, WorkerEvent, WorkerKind
+from rose.scheduler.worker import GrantChanged, TurnOutput, WorkerEvent, WorkerKind, WorkerLost
 
-SEATS: Final = {WorkerKind.DEDICATED: 4, WorkerKind.BORROWED: 32}
+SEATS: Final = {WorkerKind.DEDICATED: 3, WorkerKind.BORROWED: 32}
 KV_TOKENS: Final = 4096
 READY_S: Final = 180.0
 SERVING: Final = Path(__file__).with_name("serving.py")
@@ -52,7 +52,10 @@ class Fleet:
         self.socket = folder / "lend.sock"
         self._numbers = count()
         self._parts = ExitStack()
-        self.borrower: subprocess.Popen[str]
+        self._is_over = threading.Event()
+        self._restarts: list[threading.Thread] = []
+        self.workers: dict[WorkerKind, subprocess.Popen[str]] = {}
+        """The present process of each worker; one that is lost is started again."""
         self.tokens: Counter[str] = Counter()
         """Tokens that workers reported, by kind of worker."""
         self.served: dict[str, Any] = {}
@@ -69,13 +72,14 @@ class Fleet:
             self._parts.callback(self._stop_service)
             loop.start()
             self.url = ready.result(READY_S)
-            dedicated = self._begin_worker(WorkerKind.DEDICATED)
+            self._begin_worker(WorkerKind.DEDICATED)
             self._serving = self._begin([str(SERVING), str(self.socket), str(self._seed)])
             self._parts.callback(self._end_serving)
             assert self._line(self._serving) == "ready"
             if self._is_lending:
-                self.start_borrower()
-            self._join(dedicated)
+                self._begin_worker(WorkerKind.BORROWED)
+            for kind in self.workers:
+                self._join(kind)
             undo.pop_all()
         return self
 
@@ -85,6 +89,9 @@ class Fleet:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._is_over.set()
+        for restart in self._restarts:
+            restart.join()
         self._parts.close()
 
     async def _serve(self, ready: "Future[str]") -> None:
@@ -117,14 +124,9 @@ class Fleet:
         self._parts.callback(process.kill)
         return process
 
-    def start_borrower(self) -> None:
-        """Start the borrowed worker, also after its death; it gets the newest weights first."""
-        self.borrower = self._begin_worker(WorkerKind.BORROWED)
-        self._join(self.borrower)
-
-    def _begin_worker(self, kind: WorkerKind) -> "subprocess.Popen[str]":
+    def _begin_worker(self, kind: WorkerKind) -> None:
         borrows = [f"--attach={self.socket}"] if kind is WorkerKind.BORROWED else []
-        return self._begin(
+        self.workers[kind] = self._begin(
             [
                 *("-m", "rose.node.worker", f"--model={self._folder}", *borrows),
                 *(f"--number={next(self._numbers)}", f"--seats={SEATS[kind]}"),
@@ -132,9 +134,17 @@ class Fleet:
             ]
         )
 
-    def _join(self, process: "subprocess.Popen[str]") -> None:
-        said = json.loads(self._line(process))
-        kind = WorkerKind(said["kind"])
+    def _restart(self, kind: WorkerKind) -> None:
+        """Replace a lost worker; the next one gets the newest weights before it generates."""
+        while not self._is_over.is_set():
+            self.workers[kind].kill()
+            with suppress(rose.Unavailable):  # It may be killed again before it is ready.
+                self._begin_worker(kind)
+                self._join(kind)
+                return
+
+    def _join(self, kind: WorkerKind) -> None:
+        said = json.loads(self._line(self.workers[kind]))
 
         is_granted = threading.Event()
 
@@ -144,6 +154,9 @@ class Fleet:
             if isinstance(event, TurnOutput):
                 self.tokens[kind.value] += len(event.tokens)
             self.service.receive(event)
+            if isinstance(event, WorkerLost) and not self._is_over.is_set():
+                self._restarts.append(threading.Thread(target=self._restart, args=(kind,)))
+                self._restarts[-1].start()
 
         worker = RemoteWorker(said["address"], said["token"], said["worker"], kind, receive)
         self._parts.callback(worker.close)
