@@ -18,7 +18,8 @@ from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.units import NS_PER_S
 
 _POLL_S: Final = 0.02
-_ANSWER_S: Final = 3600.0
+_ANSWER_S: Final = 60.0
+_COMPLETION_S: Final = 3600.0
 # No worker is there or has the weights yet, or the service has as many sequences as it takes.
 _TEMPORARY: Final = frozenset({409, 429, 503})
 _RETRY_S: Final = 0.2
@@ -127,14 +128,14 @@ class TrlWeightTransfer:
     def _complete_once(self, body: dict[str, Any], end_ns: int) -> dict[str, Any] | None:
         """Return the choice; None to try again before `end_ns`."""
         try:
-            (choice,) = self._call("POST", "/v1/completions", body)["choices"]
+            said = self._call("POST", "/v1/completions", body, answer_s=_COMPLETION_S)
         except _Refused as error:
             if error.status not in _TEMPORARY:
                 raise InvalidArgument(str(error)) from error
             if self._clock.now_ns() > end_ns:
                 raise
             return None
-        return dict(choice)
+        return dict(said["choices"][0])
 
     def _end_ns(self) -> int:
         return self._clock.now_ns() + round(self._commit_s * NS_PER_S)
@@ -144,13 +145,20 @@ class TrlWeightTransfer:
         there = self._call("GET", "/weight_versions")["versions"]
         return sum(count for held, count in there.items() if int(held) < version)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        answer_s: float = _ANSWER_S,
+    ) -> Any:
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self._url + path, data=content, headers=self._headers, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
+            with urllib.request.urlopen(request, timeout=answer_s) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             said = error.read().decode()
@@ -221,9 +229,12 @@ class TrlRollouts:
         """Return one completion for each prompt, as TRL expects them.
 
         Raises:
-            InvalidArgument: the trainer's options are not those that workers sample by.
+            InvalidArgument: a prompt is a conversation, or the trainer's options are not those that
+                workers sample by.
             Unavailable, DeadlineExceeded: the service or its workers do not answer in time.
         """
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise InvalidArgument("a prompt must be a text: render conversations in the data set")
         if trainer.state.global_step != self._step:
             self._transfer.pause()
             self._transfer.send_weights(trainer.model.named_parameters())

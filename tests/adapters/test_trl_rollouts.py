@@ -98,6 +98,9 @@ async def test_a_sampling_that_workers_do_not_have_is_refused() -> None:
             rollouts = TrlRollouts(TrlWeightTransfer(url, publisher, commit_s=WAIT_S))
             with pytest.raises(rose.InvalidArgument, match="top_p"):
                 await asyncio.to_thread(rollouts, ["ab"], trainer(top_p=0.5))
+            talk = [{"role": "user", "content": "ab"}]
+            with pytest.raises(rose.InvalidArgument, match="must be a text"):
+                await asyncio.to_thread(rollouts, [talk], trainer())
 
 
 async def test_a_service_without_workers_is_asked_until_its_time_is_over() -> None:
