@@ -27,14 +27,14 @@ class Checked:
     def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """Generate, and compare."""
         said = self._rollouts(prompts, trainer)
-        rows = (said[name] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask"))
+        names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+        episodes = list(zip(*(said[name] for name in names), strict=True))
         differences: list[float] = []
-        for prompt, ids, logprobs, mask in zip(*rows, strict=True):
-            with torch.no_grad():
-                logits = trainer.model(input_ids=torch.tensor([prompt + ids])).logits[0]
-            ours = logits[len(prompt) - 1 : -1].log_softmax(-1)[range(len(ids)), ids].tolist()
-            spoken = zip(ours, logprobs, mask, strict=True)
-            differences += [theirs - own for own, theirs, is_model in spoken if is_model]
+        for (prompt, ids, logprobs, mask), own in zip(
+            episodes, self._logprobs(trainer.model, episodes), strict=True
+        ):
+            spoken = zip(own[len(prompt) - 1 :], logprobs, mask, strict=False)  # own are padded
+            differences += [theirs - ours for ours, theirs, is_model in spoken if is_model]
             is_whole = ids[-1] in trainer.eos_token_ids or len(ids) == COMPLETION_TOKENS
             self.lost += not is_whole
         self.lost += sum(abs(one) > LOGPROB_MAX for one in differences)
@@ -44,3 +44,13 @@ class Checked:
         self.episodes += len(prompts)
         self.tokens += len(differences)
         return said
+
+    @staticmethod
+    @torch.no_grad()
+    def _logprobs(model: Any, episodes: list[tuple[list[int], ...]]) -> list[list[float]]:
+        """Return what the model says of each token from the second on, padded at the end."""
+        rows = [torch.tensor(prompt + ids) for prompt, ids, *_ in episodes]
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        logprobs = model(input_ids=padded).logits[:, :-1].log_softmax(-1)
+        own: list[list[float]] = logprobs.gather(2, padded[:, 1:, None])[..., 0].tolist()
+        return own
