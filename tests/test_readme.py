@@ -11,7 +11,7 @@ def test_readme_fits_its_limit() -> None:
 
 
 def test_code_is_that_of_examples_which_run_in_tests_of_their_own(repo: Path) -> None:
-    examples = [stripped(one.read_text("utf-8")) for one in (repo / "examples").glob("*.py")]
+    examples = [stripped(one.read_text("utf-8")) for one in (repo / "examples").rglob("*.py")]
     blocks = {}
     for page in (repo / "README.md", *(repo / "docs").glob("*.md")):
         found = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)

@@ -71,12 +71,13 @@ async def _join_node(service: RolloutService, path: Path, parts: ExitStack) -> N
     try:
         document: Any = json.loads(read_named(path, _LINE_BYTES_MAX))
         number, can = document["worker"], capabilities_of(document)
+        kind = WorkerKind(document["kind"])
         address, token = str(document["address"]), str(document["token"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgument(
             f"{path} must hold the line that 'python -m rose.node.worker' writes: {error}"
         ) from error
-    worker = RemoteWorker(address, token, number, WorkerKind.DEDICATED, service.receive)
+    worker = RemoteWorker(address, token, number, kind, service.receive)
     parts.callback(worker.close)
     await service.register(worker, can)
 

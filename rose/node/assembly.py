@@ -1,15 +1,26 @@
-"""Build a dedicated worker: an engine, its weights, and their receiver."""
+"""Build a worker: an engine, dedicated or borrowed, its weights, and their receiver."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
+from rose.checkpoints.tensors import StoredTensor
+from rose.checkpoints.tiling import plain_tiling
 from rose.clock import Clock
-from rose.engines.transformers import Engine, EngineConfig, load_model, stock_engine
+from rose.engines.transformers import (
+    Engine,
+    EngineConfig,
+    Model,
+    kv_geometry,
+    load_model,
+    rollout_engine,
+    stock_engine,
+)
 from rose.engines.transformers.live_weights import LiveWeights
 from rose.engines.transformers.worker import EngineWorker
 from rose.errors import InvalidArgument
+from rose.executor import CoServing
 from rose.node.feed import receive
 from rose.node.options import WorkerOptions
 from rose.node.speed import measure
@@ -18,7 +29,7 @@ from rose.transfer.wire.remote import RemoteSource
 from rose.units import ceil_div
 
 
-class DedicatedWorker:
+class AssembledWorker:
     """A running engine as a worker; `close` stops it and its weight receiver."""
 
     def __init__(
@@ -66,7 +77,7 @@ def assemble(
     *,
     weights_token: str,
     clock: Clock,
-) -> DedicatedWorker:
+) -> AssembledWorker:
     """Build and start a worker on this process's cores.
 
     Args:
@@ -80,8 +91,6 @@ def assemble(
         InvalidArgument: the model is unknown, or a value does not fit.
         Unavailable: the engine does not run, or the publisher cannot be reached.
     """
-    model = load_model(options.model, seed=options.seed)
-    weights = LiveWeights(model)
     config = EngineConfig(
         max_requests_per_batch=options.seats,
         prefix_cache=True,
@@ -89,18 +98,58 @@ def assemble(
         version=options.version,
         clock=clock,
     )
-    cache_blocks = ceil_div(options.kv_tokens, config.page_tokens)
-    engine = stock_engine(model, config, cache_blocks=cache_blocks)
-    worker = EngineWorker(engine, options.number, WorkerKind.DEDICATED, on_event)
     with ExitStack() as parts:
-        engine.start()
-        parts.callback(engine.stop)
-        speed = measure(engine, clock, seats=options.seats)
         source = None
         if options.weights is not None:
             source = RemoteSource(options.weights, weights_token)
+            parts.callback(source.close)
+        model = load_model(options.model, seed=options.seed)
+        weights = _live_weights(model, source)
+        kind, engine = _engine(model, config, options, parts)
+        worker = EngineWorker(engine, options.number, kind, on_event)
+        engine.start()
+        parts.callback(engine.stop)
+        speed = measure(engine, clock, seats=options.seats)
+        if source is not None:
             receiver = receive(source, weights, worker, version=options.version)
             parts.callback(receiver.close)
             parts.callback(source.close)  # Closed first: this interrupts the receiver's wait.
-        joined = {"worker": options.number, "seats": options.seats, **asdict(speed)}
-        return DedicatedWorker(worker, engine, source, parts.pop_all(), joined=joined)
+        if kind is WorkerKind.BORROWED:
+            worker.grant()
+        joined = {
+            "worker": options.number,
+            "kind": kind.value,
+            "seats": options.seats,
+            **asdict(speed),
+        }
+        return AssembledWorker(worker, engine, source, parts.pop_all(), joined=joined)
+
+
+def _engine(
+    model: Model, config: EngineConfig, options: WorkerOptions, parts: ExitStack
+) -> tuple[WorkerKind, Engine]:
+    """Build an engine on memory of its own, or on what a device lends."""
+    cache_blocks = ceil_div(options.kv_tokens, config.page_tokens)
+    if options.attach is None:
+        return WorkerKind.DEDICATED, stock_engine(model, config, cache_blocks=cache_blocks)
+    geometry = kv_geometry(model, config)
+    device = parts.enter_context(CoServing.attach(options.attach))
+    lane = device.rollout(geometry, limit_bytes=cache_blocks * geometry.block_bytes)
+    return WorkerKind.BORROWED, rollout_engine(model, lane, config, layers_per_segment=1)
+
+
+def _live_weights(model: Model, source: RemoteSource | None) -> LiveWeights:
+    """Cut a model's weights as the publisher does: tensor by tensor, or as one row."""
+    hello = None if source is None else source.hello()
+    if hello is None or not hello.tensors:
+        return LiveWeights(model)
+    stored = [
+        StoredTensor(name, "BF16", tuple(one.shape)) for name, one in model.named_parameters()
+    ]
+    tiles = plain_tiling(stored).tiles
+    if tiles.layout != hello.layout:
+        raise InvalidArgument(
+            f"the publisher of {len(hello.tensors)} tensors must publish the {len(stored)} "
+            f"parameters of '{model.name_or_path or type(model).__name__}', each in bf16"
+        )
+    return LiveWeights(model, by_name=tiles)

@@ -1,20 +1,22 @@
-"""Command line of a dedicated worker."""
+"""Command line of a worker."""
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Options of one dedicated worker.
+    """Options of one worker.
 
     Args:
         model: preset name or model directory.
         seed: random seed of a preset's weights.
         number: id of the worker in events.
         seats: maximum sequences in a step.
-        kv_tokens: capacity of the KV cache in tokens.
+        kv_tokens: capacity of the KV cache in tokens; of a borrowed worker the most on loan.
+        attach: socket of the device that lends memory and time; None: the worker is dedicated.
         weights: HOST:PORT of the publisher; None: the weights never change.
         version: number of the initial weights.
     """
@@ -24,6 +26,7 @@ class WorkerOptions:
     number: int
     seats: int
     kv_tokens: int
+    attach: Path | None
     weights: str | None
     version: int
 
@@ -36,6 +39,7 @@ def read_options(arguments: Sequence[str]) -> WorkerOptions:
     parser.add_argument("--number", type=int, required=True, help="what events call the worker")
     parser.add_argument("--seats", type=_above_zero, default=8, help="sequences in a step")
     parser.add_argument("--kv-tokens", type=_above_zero, required=True, help="of context")
+    parser.add_argument("--attach", type=Path, help="socket of a device that lends")
     parser.add_argument("--weights", default=None, help="HOST:PORT of the publisher")
     parser.add_argument("--version", type=_count, default=0, help="of the weights it starts with")
     return WorkerOptions(**vars(parser.parse_args(arguments)))

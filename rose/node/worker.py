@@ -1,4 +1,6 @@
-"""The program of a dedicated worker: `python -m rose.node.worker --help`.
+"""The program of a worker: `python -m rose.node.worker --help`.
+
+With `--attach` it is a borrowed one, on the device of a serving engine that listens there.
 
 It ends when its stdin closes, so it never outlives its parent process. ROSE_TOKEN is the token of
 its weights' publisher.

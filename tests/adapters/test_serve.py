@@ -47,7 +47,7 @@ def test_the_command_serves_until_it_is_told_to_end(repo) -> None:
 
 async def test_a_worker_of_another_process_joins_by_the_line_that_it_wrote(tmp_path) -> None:
     def make(on_event):
-        worker = TrialWorker(3, WorkerKind.DEDICATED, on_event, step_s=0.001)
+        worker = TrialWorker(3, WorkerKind.BORROWED, on_event, step_s=0.001)
         worker.grant()
         return parts.enter_context(worker)
 
@@ -57,6 +57,7 @@ async def test_a_worker_of_another_process_joins_by_the_line_that_it_wrote(tmp_p
             "address": server.address,
             "token": "t",
             "worker": 3,
+            "kind": "borrowed",
             "seats": 4,
             "prefill_tokens_per_s": 1e5,
             "decode_step_ms": 1.0,

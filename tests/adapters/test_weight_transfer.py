@@ -4,32 +4,42 @@ import asyncio
 import threading
 from contextlib import contextmanager
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import rose
 from rose.adapters.listening import listening
-from rose.adapters.trl import TrlWeightTransfer
+from rose.adapters.trl import TrlWeightTransfer, trl_weights
 from tests.adapters.rig import BODY, rigged, truth
 
 WAIT_S = 30.0
 
 
 class Parameter(np.ndarray):
-    """An array with the one method of a tensor that trainers' iterators need."""
+    """An array with the two methods of a tensor that the weights of a trainer need."""
 
-    def detach(self) -> np.ndarray:
-        return np.asarray(self)
+    def detach(self) -> "Parameter":
+        return self
+
+    def bfloat16(self) -> np.ndarray:
+        return np.asarray(self).astype(ml_dtypes.bfloat16)
 
 
-def parameters(value: float) -> dict[str, Parameter]:
-    return {"w": np.full(1000, value, np.float32).view(Parameter)}
+class Model:
+    """A model with one parameter."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def named_parameters(self):
+        yield "w", np.full(1000, self.value, np.float32).view(Parameter)
 
 
 @contextmanager
 def following(worker, publisher):
     """Let a worker follow a publisher, as an engine does between two steps."""
-    held = {"w": np.zeros(1000, np.float32)}
+    held = {"w": np.zeros(1000, ml_dtypes.bfloat16)}
     is_over = threading.Event()
 
     def follow() -> None:
@@ -48,7 +58,7 @@ def following(worker, publisher):
 async def test_every_worker_has_the_weights_before_the_service_goes_on() -> None:
     async with rigged(1, step_s=0.002, token="t") as rig, listening(rig.app) as url:
         with (
-            rose.publish(parameters(1.0)) as publisher,
+            rose.publish(trl_weights(Model(1.0))) as publisher,
             following(rig.workers[0], publisher) as held,
         ):
             transfer = TrlWeightTransfer(url, publisher, token="t", commit_s=WAIT_S)
@@ -56,7 +66,7 @@ async def test_every_worker_has_the_weights_before_the_service_goes_on() -> None
             await asyncio.to_thread(transfer.pause)
             rig.client.headers["authorization"] = "Bearer t"
             answer = rig.later("/v1/completions", BODY)
-            await asyncio.to_thread(transfer.send_weights, iter(parameters(2.0).items()))
+            await asyncio.to_thread(transfer.send_weights, Model(2.0).named_parameters())
             assert held["w"].tolist() == [2.0] * 1000
             assert rig.service.versions() == {2: 1}
             assert rig.service.published == 2
@@ -69,12 +79,12 @@ async def test_every_worker_has_the_weights_before_the_service_goes_on() -> None
 
 async def test_a_transfer_that_cannot_end_says_why() -> None:
     async with rigged(1, step_s=0.002) as rig, listening(rig.app) as url:
-        with rose.publish(parameters(1.0)) as publisher:
+        with rose.publish(trl_weights(Model(1.0))) as publisher:
             transfer = TrlWeightTransfer(url, publisher, commit_s=0.05)
             with pytest.raises(
                 rose.DeadlineExceeded, match=r"version 2 within 0\.05 s; 1 have not"
             ):
-                await asyncio.to_thread(transfer.send_weights, iter(parameters(2.0).items()))
+                await asyncio.to_thread(transfer.send_weights, Model(2.0).named_parameters())
             refused = TrlWeightTransfer(url + "/nowhere", publisher)
             with pytest.raises(rose.Unavailable, match="Not Found"):
                 await asyncio.to_thread(refused.pause)

@@ -22,7 +22,6 @@ AWAITING: Final[Mapping[str, str]] = {
     "rose.kernels.scale_blocks": "vLLM",
     "rose.engines.transformers.warm_up": "CUDA half",
     "rose.engines.shards": "one house",
-    "rose.adapters.trl": "rollout service",
     **dict.fromkeys(
         (
             f"rose.scheduler.{name}"

@@ -1,5 +1,7 @@
 """The weights of a running engine as a flat row of bf16 bits, changed tile by tile."""
 
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -37,8 +39,12 @@ def flat_bits(model: nn.Module) -> npt.NDArray[np.uint16]:
     Returns:
         (n,) uint16, a copy on the host.
     """
+    return _bits_of(model.parameters())
+
+
+def _bits_of(parameters: Iterable[nn.Parameter]) -> npt.NDArray[np.uint16]:
     with torch.no_grad():
-        rows = [one.reshape(-1).to("cpu", torch.bfloat16) for one in model.parameters()]
+        rows = [one.reshape(-1).to("cpu", torch.bfloat16) for one in parameters]
         bits: npt.NDArray[np.uint16] = torch.cat(rows).view(torch.int16).numpy().view(np.uint16)
     return bits
 
@@ -60,14 +66,25 @@ class LiveWeights:
     Args:
         model: float32, all on one device; its weights are rounded to bf16.
         tile_elements: elements per tile, a multiple of 4.
+        by_name: tiles of the tensors in the order of their names, as `rose.publish` cuts them; None
+            for tiles of `tile_elements` over all weights in the model's order.
 
     Raises:
         InvalidArgument: the tile size is invalid, or the model has another dtype or several
             devices.
     """
 
-    def __init__(self, model: nn.Module, tile_elements: int = TILE_ELEMENTS) -> None:
-        self._parameters = list(model.parameters())
+    def __init__(
+        self,
+        model: nn.Module,
+        tile_elements: int = TILE_ELEMENTS,
+        *,
+        by_name: Tiles | None = None,
+    ) -> None:
+        named = list(model.named_parameters())
+        if by_name is not None:
+            named.sort(key=itemgetter(0))
+        self._parameters = [parameter for _, parameter in named]
         if {(one.dtype, one.device) for one in self._parameters} != {
             (torch.float32, self._parameters[0].device)
         }:
@@ -75,8 +92,8 @@ class LiveWeights:
                 "live weights must be float32 and on one device: load the model with load_model"
             )
         self.mirror: Mirror | None = None
-        row = flat_bits(model)
-        self.cut = Tiles.of(len(row), tile_elements)
+        row = _bits_of(self._parameters)
+        self.cut = by_name or Tiles.of(len(row), tile_elements)
         self._live = _widened(row).to(self._parameters[0].device)
         self._live_bits = self._live.view(torch.int32)
         # The second of the two halves, on machines whose numbers begin with the low one.

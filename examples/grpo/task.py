@@ -1,0 +1,102 @@
+"""The task: pick the right tool, call it, and repeat its answer. And a model that half knows how.
+
+A question names an operation by a letter, as in "c3807?". The model calls a tool in its first turn
+("*3807"), gets "=0266" back, and says "!0266". Before RL it writes all that, but calls any tool:
+the letters mean nothing to it yet.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+PAD, END = "_", "."
+TOOLS: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: abs(a - b),
+    "*": lambda a, b: a * b,
+    "^": max,
+}
+LETTERS = "abcd"
+CALL_CHARACTERS, COMPLETION_TOKENS = 5, 24
+PRETRAINING_STEPS, EXAMPLES, LR = 500, 32, 3e-3
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token for each character."""
+    characters = [PAD, END, *"0123456789", *TOOLS, *LETTERS, *"?=!"]
+    tokenizer = Tokenizer(models.WordLevel({one: at for at, one in enumerate(characters)}, PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
+
+
+class Questions:
+    """Questions of one seed, which decides what each letter means."""
+
+    def __init__(self, seed: int) -> None:
+        tools = random.Random(seed).sample(list(TOOLS), len(LETTERS))
+        self._tool_of = dict(zip(LETTERS, tools, strict=True))
+
+    def draw(self, count: int, seed: int) -> list[dict[str, str]]:
+        """Return rows of a data set: prompts, and the right last turns."""
+        draw = random.Random(seed)
+        return [self._row(LETTERS[at % len(LETTERS)], draw) for at in range(count)]
+
+    def _row(self, letter: str, draw: random.Random) -> dict[str, str]:
+        a, b = draw.randrange(100), draw.randrange(100)
+        right = TOOLS[self._tool_of[letter]](a, b)
+        return {"prompt": f"{letter}{a:02}{b:02}?", "answer": f"!{right:04}"}
+
+
+def use_tool(_prompt: str, turns: list[str]) -> str | None:
+    """Answer a call of a tool; any other turn is the last."""
+    call = turns[-1]
+    if len(call) != CALL_CHARACTERS or call[0] not in TOOLS or not call[1:].isdecimal():
+        return None
+    return f"={TOOLS[call[0]](int(call[1:3]), int(call[3:])):04}"
+
+
+def reward(turns: list[list[str]], answer: list[str], **_: object) -> list[float]:
+    """Return 1 for each episode whose last turn is the right answer, otherwise 0."""
+    return [float(said[-1] == right) for said, right in zip(turns, answer, strict=True)]
+
+
+def pretrain(folder: Path, seed: int) -> None:
+    """Save a model that knows how to write a call and an answer, and its tokenizer."""
+    tokenizer, draw = make_tokenizer(), random.Random(seed)
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=128,  # a worker measures its speed with ids up to 96
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=64,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    adam = torch.optim.AdamW(model.parameters(), lr=LR)
+    for step in range(PRETRAINING_STEPS):
+        adam.param_groups[0]["lr"] = LR * min(1.0, step / 50, (PRETRAINING_STEPS - step) / 200)
+        rows = torch.tensor(tokenizer([_example(draw) for _ in range(EXAMPLES)])["input_ids"])
+        logits = model(input_ids=rows).logits[:, 5:-1]  # of what follows the question
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 6:].flatten())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _example(draw: random.Random) -> str:
+    a, b, tool = draw.randrange(100), draw.randrange(100), draw.choice(list(TOOLS))
+    said = f"{TOOLS[tool](a, b):04}"
+    numbers = f"{a:02}{b:02}"
+    return f"{draw.choice(LETTERS)}{numbers}?{tool}{numbers}{END}={said}!{said}{END}"

@@ -1,0 +1,131 @@
+"""GRPO with TRL's GRPOTrainer, unpatched: `python examples/grpo/train.py --seed 0`.
+
+Pretrains a model, trains a copy of it in each arm, and prints a line of JSON when an arm has ended.
+It needs the packages of requirements/learn.txt (`make learn-env`).
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+from chaos import Chaos
+from checked import Checked
+from datasets import Dataset
+from fleet import Fleet
+from task import COMPLETION_TOKENS, Questions, make_tokenizer, pretrain, reward, use_tool
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+import rose
+from rose.adapters.trl import TrlRollouts, TrlWeightTransfer, trl_weights
+
+ARMS: Final = ("dedicated", "borrowed", "chaos")
+STEPS, EVAL_EVERY, EVAL_EPISODES = 64, 8, 64
+
+
+def train(seed: int, arm: str, folder: Path, *, steps: int = STEPS) -> dict[str, Any]:
+    """Train the model in `folder` through a fleet of rollout workers, and return the record."""
+    model, questions = AutoModelForCausalLM.from_pretrained(folder), Questions(seed)
+    with (
+        rose.publish(trl_weights(model)) as publisher,
+        Fleet(
+            folder,
+            publisher,
+            is_lending=arm != "dedicated",
+            seed=seed,
+        ) as fleet,
+        ExitStack() as disturbed,
+    ):
+        transfer = TrlWeightTransfer(fleet.url, publisher)
+        rollouts = Checked(TrlRollouts(transfer, tool=use_tool, seed=seed))
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=reward,
+            args=options(folder, seed, steps),
+            train_dataset=Dataset.from_list(questions.draw(1024, seed=2 * seed)),
+            eval_dataset=Dataset.from_list(questions.draw(EVAL_EPISODES, seed=2 * seed + 1)),
+            processing_class=make_tokenizer(),
+            rollout_func=rollouts,
+        )
+        faults: Counter[str] = Counter()
+        if arm == "chaos":
+            faults = disturbed.enter_context(Chaos(fleet, seed)).faults
+        began_s = time.monotonic()
+        trainer.train()
+        took_s = time.monotonic() - began_s
+        curve = [one["eval_reward"] for one in trainer.state.log_history if "eval_reward" in one]
+        tokens = dict(fleet.tokens)
+    return {
+        "seed": seed,
+        "arm": arm,
+        "steps": steps,
+        "curve": curve,
+        "seconds": took_s,
+        "held_out_episodes": EVAL_EPISODES * len(curve),
+        "episodes": rollouts.episodes,
+        "tokens": rollouts.tokens,
+        "tokens_lost": rollouts.lost,
+        "tokens_by_kind": tokens,
+        "kl": statistics.fmean(rollouts.kl),
+        "ratio": statistics.fmean(rollouts.ratio),
+        "staleness_max": max(rollouts.staleness),
+        "resumed": fleet.service.resumed_count(),
+        "faults": dict(faults),
+        "served": fleet.served,
+    }
+
+
+def options(folder: Path, seed: int, steps: int) -> GRPOConfig:
+    """Return TRL's options: sixteen questions a step, eight completions each."""
+    return GRPOConfig(
+        output_dir=str(folder / "trainer"),
+        seed=seed,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        max_steps=steps,
+        per_device_train_batch_size=128,
+        num_generations=8,
+        max_completion_length=COMPLETION_TOKENS,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=8,  # the first steps of Adam would break a model that is sure of its syntax
+        adam_beta2=0.99,
+        max_grad_norm=0.2,
+        eval_strategy="steps",
+        eval_on_start=True,
+        eval_steps=EVAL_EVERY,
+        per_device_eval_batch_size=64,
+        num_generations_eval=1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Train as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arms", choices=ARMS, nargs="+", default=ARMS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        pretrain(Path(folder), chosen.seed)
+        for arm in chosen.arms:
+            record = train(chosen.seed, arm, Path(folder), steps=chosen.steps)
+            print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
