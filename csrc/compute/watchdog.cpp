@@ -16,10 +16,7 @@ constexpr Nanoseconds kTakeBackNs = 1'000'000;
 
 Watchdog::Watchdog(std::shared_ptr<HostGate> gate, std::shared_ptr<ForcedLog> log,
                    std::shared_ptr<const Clock> clock, Nanoseconds after_ns) noexcept
-    : gate_{std::move(gate)},
-      log_{std::move(log)},
-      clock_{std::move(clock)},
-      after_ns_{after_ns} {}
+    : gate_{std::move(gate)}, log_{std::move(log)}, clock_{std::move(clock)}, after_ns_{after_ns} {}
 
 void Watchdog::enter() noexcept {
   const std::scoped_lock lock{mutex_};

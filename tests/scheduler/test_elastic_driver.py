@@ -107,7 +107,7 @@ async def test_what_contradicts_itself_is_refused_and_changes_nothing() -> None:
         await scheduler.finish(0)  # Said again, it says nothing.
         with pytest.raises(InvalidArgument, match="is over"):
             await scheduler.generate(0, turn=1, prompt=(1,), sampling=SAMPLING)
-        with pytest.raises(InvalidArgument, match="there before"):
+        with pytest.raises(InvalidArgument, match="was used before"):
             await scheduler.start(0, group=1)
         await scheduler.consumed(1)
         assert scheduler.counts().jobs[0].consumed == 1

@@ -107,7 +107,7 @@ async def test_turns_that_are_done_are_known_in_every_later_life(tmp_path) -> No
         await last.abort(3)
     async with opened(path) as after:
         await after.abort(3)
-        with pytest.raises(InvalidArgument, match="there before"):
+        with pytest.raises(InvalidArgument, match="was used before"):
             await after.start(3)
         assert after.counts().given_up == 1
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.slo.log_layout import HEADER, KINDS, PAYLOAD_AT, PREFIX, RECORD, Layout
+from rose.slo.log_layout import HEADER, KINDS, PAYLOAD_AT, PREFIX, RECORD, RecordLayout
 from rose.slo.verify import verify_log
 from tests.reference.log_bytes import MS, LogBytes
 from tests.reference.slo import RECORD as RECORD_BYTES
@@ -51,7 +51,7 @@ def kind_of(record: bytes) -> str:
     return KINDS[int.from_bytes(record[:4], "little") - 1][0]
 
 
-def laid_out(number: int, kind: str, layout: Layout, offset: int) -> Iterator[Field]:
+def laid_out(number: int, kind: str, layout: RecordLayout, offset: int) -> Iterator[Field]:
     codes = re.findall(r"\d+s|[a-zA-Z]", layout.form.format)
     for name, code in zip(layout.names, codes, strict=True):
         yield Field(number, kind, name, code, offset)

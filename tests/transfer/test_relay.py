@@ -521,7 +521,7 @@ def test_a_version_that_has_not_come_yet_is_not_taken_for_forgotten() -> None:
     world = World()
     world.round()
     world.chain.publish()
-    with pytest.raises(Unavailable, match="not come here"):
+    with pytest.raises(Unavailable, match="has not arrived here"):
         world.relay.chunk(single(2), 0)
     world.round()
     assert world.relay.chunk(UpdateKey(2, 0), 0) is None
@@ -631,7 +631,7 @@ def test_only_one_waits_for_a_version_that_has_not_come() -> None:
         eventually(lambda: sum(one.done() for one in asked) == 7)
         for one in asked:
             if one.done():
-                with pytest.raises(Unavailable, match="has not come"):
+                with pytest.raises(Unavailable, match="has not arrived"):
                     one.result()
         world.publish(share=1.0)
         [waited] = [one for one in asked if not one.done() or one.exception() is None]

@@ -14,8 +14,8 @@ using rose::Status;
 using rose::memory::BlockGrid;
 using rose::memory::BlockId;
 using rose::memory::BlockMap;
+using rose::memory::BlockPosition;
 using rose::memory::kNoSlab;
-using rose::memory::Place;
 using rose::memory::PoolShape;
 using rose::memory::SlabId;
 using rose::memory::SlabUse;
@@ -42,7 +42,7 @@ std::vector<BlockId> take(BlockMap& map, std::int64_t n) {
 Status give(BlockMap& map, std::span<const BlockId> ids) {
   ROSE_TRY(map.drop(ids));
   for (const BlockId& id : ids) {
-    map.release(map.grid().slab_at(id), {&id, 1}, [](Place) { return false; });
+    map.release(map.grid().slab_at(id), {&id, 1}, [](BlockPosition) { return false; });
   }
   return {};
 }
