@@ -41,7 +41,7 @@ std::vector<Event> joined(const Burst& burst, std::mt19937_64& random) {
     const double speed = 1 + static_cast<double>(random() % 4);
     events.push_back(
         WorkerJoined{number, kind, 2 * burst.turns, 4000 * speed, 20 / speed, 0.5, 0, number / 8});
-    events.push_back(LeaseChanged{number, 1, 2 * burst.turns * (kContext + kMaxNew), 0});
+    events.push_back(GrantChanged{number, 1, 2 * burst.turns * (kContext + kMaxNew), 0});
   }
   return events;
 }
@@ -75,11 +75,11 @@ std::vector<Event> revocation(const Burst& burst, const std::vector<Action>& sta
   for (const Action& action : starts) {
     const auto* const start = std::get_if<Start>(&action);
     if (start == nullptr || !is_gone[static_cast<std::size_t>(start->worker)]) continue;
-    events.push_back(TurnEnded{start->trajectory, start->turn, start->worker, start->lease_epoch,
+    events.push_back(TurnEnded{start->trajectory, start->turn, start->worker, start->grant_epoch,
                                TurnEnd::kInterrupted, 0});
   }
   for (std::int64_t number = 0; number < burst.workers; ++number) {
-    if (is_gone[static_cast<std::size_t>(number)]) events.push_back(LeaseChanged{number, 1, 0, 0});
+    if (is_gone[static_cast<std::size_t>(number)]) events.push_back(GrantChanged{number, 1, 0, 0});
   }
   return events;
 }
@@ -102,7 +102,7 @@ Measured measure(const Burst& burst, std::uint64_t seed) {
   settings.turn_tokens_prior = 128;
   settings.wait_max_ns = 30'000 * kMs;
   settings.stall_ns = 2000 * kMs;
-  Core core{settings, Policy::kJoint};
+  Core core{settings, PlacementPolicy::kJoint};
   std::vector<Action> actions;
   Nanoseconds now_ns = 0;
   const auto step = [&](const std::vector<Event>& events) {

@@ -27,7 +27,7 @@ WorkerTable table_of(std::int64_t workers, ExposureTable& exposures, std::mt1993
     const std::size_t domain = exposures.place_of(number / 8);
     table.join({number, kind, 1 << 20, 4000 * speed, 20 / speed, 0.5, 0}, 0, domain);
     exposures.add(0, domain, {.tokens = 1000, .prefill_tokens_per_s = 4000});
-    table.set_lease(*table.find(number), {number, 1, kCountMax, 0}, 1);
+    table.set_grant(*table.find(number), {number, 1, kCountMax, 0}, 1);
   }
   return table;
 }
@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
   settings.turn_tokens_prior = 128;
   ExposureTable exposures{settings};
   WorkerTable table = table_of(workers, exposures, random);
-  Placement placement{settings, Policy::kJoint};
+  Placement placement{settings, PlacementPolicy::kJoint};
   std::vector<std::int64_t> samples;
   for (std::int64_t round = 0; round < rounds; ++round) {
     Query query;

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,17 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=folder, env=outside, capture_output=True, text=True, check=False
     )
+
+
+# ---- the programs
+
+
+@pytest.mark.parametrize("name", ["futex_round_trip", "scheduler_burst", "scheduler_decision"])
+def test_a_program_in_cpp_compiles(repo: Path, name: str) -> None:
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    source = f"bench/{name}.cpp"
+    done = run([*compiler, "-std=c++20", "-fsyntax-only", "-Icsrc", source], repo)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- the command
