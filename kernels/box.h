@@ -23,4 +23,10 @@ struct Box {
   u64 strides[4];    // of all dimensions, in elements
 };
 
+// True for `count` elements that are adjacent in memory and begin at a multiple of 16 bytes.
+ROSE_HD inline bool is_flat(const Box& box, u64 count) {
+  return count <= box.sizes[2].number && box.strides[3] == 1 &&
+         reinterpret_cast<std::uintptr_t>(box.base) % 16 == 0;
+}
+
 }  // namespace rose::kernels

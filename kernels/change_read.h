@@ -33,7 +33,7 @@ struct ChangeTile {
   ROSE_DEVICE u32 difference(u32 k) const { return differences[k]; }
 };
 
-// The same for a list in shared memory, of which a thread has every blockDim-th change.
+// The same for a list in shared memory. Each thread has every blockDim-th change.
 struct ListTile {
   static constexpr u32 kCount = kTile;
 
@@ -81,7 +81,7 @@ ROSE_DEVICE u32 section_word(const u32* words, u32 at, u32 bits, u32 i) {
   return words[at / 32 + i] & low_mask(rest < 32 ? rest : 32);
 }
 
-// Whether the word of bit `end` is 0 from there on. A section that ends with its word has no tail.
+// True if all bits of the word of bit `end` are 0 from `end` on, or the section ends with a word.
 ROSE_DEVICE bool is_tail_clear(const u32* words, u32 end) {
   return end % 32 == 0 || words[end / 32] >> end % 32 == 0;
 }
@@ -305,8 +305,8 @@ class ChangeReader {
     return shared_.is_open;
   }
 
-  // Whether a pack could write these sections, as far as this shows without the weights. Then
-  // for_each_change() may be called.
+  // Returns whether the sections are well formed, as far as they show without the weights.
+  // for_each_change() may be called only then.
   ROSE_DEVICE bool prepare() {
     const ChangeCounts& counts = layout().counts;
     if (threadIdx.x < kSections) {

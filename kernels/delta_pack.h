@@ -38,17 +38,14 @@ struct DeltaPackParams {
   u64 seed;
 };
 
-// Whether a flat kernel packs this, the one for its block_elements: two flat arrays of 16-bit
-// elements in whole blocks, all changes are sent, and the digest can be that of the shadow with the
-// changed words replaced.
+// True if the flat kernel of this block_elements can pack: both arrays are flat, with 16-bit
+// elements in whole blocks, every change is sent, and the digest follows from the shadow's by its
+// changed words.
 inline bool is_flat(const DeltaPackParams& params) {
-  const auto is_row = [&](const Box& box) {
-    return box.base != nullptr && reinterpret_cast<std::uintptr_t>(box.base) % 16 == 0 &&
-           box.strides[3] == 1 && box.sizes[2].number >= params.count;
-  };
-  return params.width == 16 && params.block_elements != 0 &&
-         params.count % params.block_elements == 0 && is_row(params.bits) &&
-         is_row(params.shadow) && params.threshold == nullptr && params.ages == nullptr &&
+  return params.width == 16 && params.bits.base != nullptr && params.shadow.base != nullptr &&
+         params.block_elements != 0 && params.count % params.block_elements == 0 &&
+         is_flat(params.bits, params.count) && is_flat(params.shadow, params.count) &&
+         params.threshold == nullptr && params.ages == nullptr &&
          (params.digest == nullptr || params.base_digest != nullptr);
 }
 

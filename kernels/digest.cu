@@ -11,7 +11,7 @@ struct alignas(16) Unit {
   u64 words[2];
 };
 
-// What the digest adds to the words of a unit, for both sums.
+// The numbers that the digest adds to the words of a unit, one per sum.
 struct Keys {
   u64 first;
   u64 second;
@@ -61,7 +61,7 @@ ROSE_DEVICE DigestSum digest(const DigestParams& params) {
   const Box& box = params.bits;
   DigestSum sum;
   u64 done = 0;
-  if (box.strides[3] == 1 && box.sizes[2].number >= params.count && is_aligned<u16>(box.base)) {
+  if (is_flat(box, params.count)) {
     constexpr u64 kOfUnit = sizeof(Unit) / sizeof(T);
     const u64 units = params.count / kOfUnit;
     add_units(sum, reinterpret_cast<const Unit*>(box.base), units,

@@ -32,11 +32,6 @@ ROSE_DEVICE void count_key(HistogramShared& shared, u64* histogram, u32 key) {
 // Groups of eight elements of each array that a thread loads before it looks at any.
 constexpr u32 kGroups = 2;
 
-// Whether groups of eight elements can be loaded at once: a row of adjacent elements.
-ROSE_DEVICE bool is_flat(const Box& box, u64 count) {
-  return count <= box.sizes[2].number && box.strides[3] == 1 && is_aligned<u16>(box.base);
-}
-
 // The element of a bit of differing(). Registers cannot be indexed, so it selects a word.
 ROSE_DEVICE u16 element_of(const Eight<u16>& eight, u32 bit) {
   const u32 low = (bit & 1) != 0 ? eight.words[1] : eight.words[0];

@@ -1,4 +1,4 @@
-// What the simulated driver knows of a trajectory.
+// The simulated driver's record of a trajectory.
 #pragma once
 
 #include <cstdint>

@@ -26,9 +26,9 @@ class Checked:
 
     def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """Generate, and compare."""
-        said = self._rollouts(prompts, trainer)
+        output = self._rollouts(prompts, trainer)
         names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
-        episodes = list(zip(*(said[name] for name in names), strict=True))
+        episodes = list(zip(*(output[name] for name in names), strict=True))
         differences: list[float] = []
         for (prompt, ids, logprobs, mask), own in zip(
             episodes, self._logprobs(trainer.model, episodes), strict=True
@@ -40,10 +40,10 @@ class Checked:
         self.lost += sum(abs(one) > LOGPROB_MAX for one in differences)
         self.kl.append(statistics.fmean(differences))
         self.ratio.append(statistics.fmean(math.exp(-one) for one in differences))
-        self.staleness += said["staleness"]
+        self.staleness += output["staleness"]
         self.episodes += len(prompts)
         self.tokens += len(differences)
-        return said
+        return output
 
     @staticmethod
     @torch.no_grad()

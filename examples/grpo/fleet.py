@@ -107,8 +107,8 @@ class Fleet:
         self._loop.call_soon_threadsafe(self._stopped.set)
 
     def _end_serving(self) -> None:
-        said, _ = self._serving.communicate(timeout=READY_S)
-        self.served = json.loads(said.splitlines()[-1])
+        output, _ = self._serving.communicate(timeout=READY_S)
+        self.served = json.loads(output.splitlines()[-1])
 
     # ---- processes ------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Fleet:
                 return
 
     def _join(self, kind: WorkerKind) -> None:
-        said = json.loads(self._line(self.workers[kind]))
+        ready = json.loads(self._line(self.workers[kind]))
 
         is_granted = threading.Event()
 
@@ -158,17 +158,17 @@ class Fleet:
                 self._restarts.append(threading.Thread(target=self._restart, args=(kind,)))
                 self._restarts[-1].start()
 
-        worker = RemoteWorker(said["address"], said["token"], said["worker"], kind, receive)
+        worker = RemoteWorker(ready["address"], ready["token"], ready["worker"], kind, receive)
         self._parts.callback(worker.close)
-        joining = self.service.register(worker, capabilities_of(said))
+        joining = self.service.register(worker, capabilities_of(ready))
         asyncio.run_coroutine_threadsafe(joining, self._loop).result(READY_S)
         if not is_granted.wait(READY_S):
-            raise rose.DeadlineExceeded(f"worker {said['worker']} got no memory in {READY_S} s")
+            raise rose.DeadlineExceeded(f"worker {ready['worker']} got no memory in {READY_S} s")
 
     @staticmethod
     def _line(process: "subprocess.Popen[str]") -> str:
         assert process.stdout is not None
-        said = process.stdout.readline().strip()
-        if not said:
+        line = process.stdout.readline().strip()
+        if not line:
             raise rose.Unavailable(f"a process ended with {process.wait()} before it was ready")
-        return said
+        return line

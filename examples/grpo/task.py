@@ -62,7 +62,7 @@ def use_tool(_prompt: str, turns: list[str]) -> str | None:
 
 def reward(turns: list[list[str]], answer: list[str], **_: object) -> list[float]:
     """Return 1 for each episode whose last turn is the right answer, otherwise 0."""
-    return [float(said[-1] == right) for said, right in zip(turns, answer, strict=True)]
+    return [float(one[-1] == right) for one, right in zip(turns, answer, strict=True)]
 
 
 def pretrain(folder: Path, seed: int) -> None:
@@ -97,6 +97,6 @@ def pretrain(folder: Path, seed: int) -> None:
 
 def _example(draw: random.Random) -> str:
     a, b, tool = draw.randrange(100), draw.randrange(100), draw.choice(list(TOOLS))
-    said = f"{TOOLS[tool](a, b):04}"
+    result = f"{TOOLS[tool](a, b):04}"
     numbers = f"{a:02}{b:02}"
-    return f"{draw.choice(LETTERS)}{numbers}?{tool}{numbers}{END}={said}!{said}{END}"
+    return f"{draw.choice(LETTERS)}{numbers}?{tool}{numbers}{END}={result}!{result}{END}"

@@ -128,14 +128,14 @@ class TrlWeightTransfer:
     def _complete_once(self, body: dict[str, Any], end_ns: int) -> dict[str, Any] | None:
         """Return the choice; None to try again before `end_ns`."""
         try:
-            said = self._call("POST", "/v1/completions", body, answer_s=_COMPLETION_S)
+            answer = self._call("POST", "/v1/completions", body, answer_s=_COMPLETION_S)
         except _Refused as error:
             if error.status not in _TEMPORARY:
                 raise InvalidArgument(str(error)) from error
             if self._clock.now_ns() > end_ns:
                 raise
             return None
-        return dict(said["choices"][0])
+        return dict(answer["choices"][0])
 
     def _end_ns(self) -> int:
         return self._clock.now_ns() + round(self._commit_s * NS_PER_S)
@@ -161,8 +161,8 @@ class TrlWeightTransfer:
             with urllib.request.urlopen(request, timeout=answer_s) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            said = error.read().decode()
-            raise _Refused(f"{method} {path} was refused: {said}", error.code) from error
+            reason = error.read().decode()
+            raise _Refused(f"{method} {path} was refused: {reason}", error.code) from error
         except OSError as error:
             raise Unavailable(f"the rollout service at {self._url} does not answer") from error
 
@@ -170,8 +170,8 @@ class TrlWeightTransfer:
 class _Refused(Unavailable):
     """An answer of the service with an error status."""
 
-    def __init__(self, said: str, status: int) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
         self.status = status
 
 

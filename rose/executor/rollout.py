@@ -167,7 +167,7 @@ class RolloutLane:
 
     @property
     def has_stream_gates(self) -> bool:
-        """Whether gates stop the stream, not the host, so that CUDA graphs can contain them."""
+        """True if gates stop the stream, so that CUDA graphs can contain them; else the host."""
         return isinstance(self._gate, StreamGate)
 
     def capture_gate(self, stream: int | None = None) -> None:

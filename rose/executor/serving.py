@@ -254,7 +254,7 @@ class ServingLane:
         return ServingStep(self, batch)
 
     def skips_step(self) -> bool:
-        """Whether the next step may run without `step`, because no borrower is attached.
+        """Return True if no borrower is attached and the next step may run without `step`.
 
         Only for an engine that ends requests between its steps: a borrower that attaches during
         such a step gets no quantum, because the requests of the step are live until it ends.

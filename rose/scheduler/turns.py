@@ -67,7 +67,7 @@ def capabilities_of(line: Mapping[str, Any]) -> Capabilities:
     """Return the capabilities of a worker that runs as a program, in a failure domain of its own.
 
     Args:
-        line: what `python -m rose.node.worker` writes when it is ready.
+        line: JSON line of `python -m rose.node.worker` when it is ready.
 
     Raises:
         KeyError: a field is missing.
