@@ -1,6 +1,7 @@
 """A borrower in another process: what it left comes home without it, what it held when it dies."""
 
 import fcntl
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -146,6 +147,7 @@ def test_what_does_not_belong_together_is_refused(device: Device, tmp_path: Path
         os.write(unsealed, os.pread(ledger_fd, 10**6, 0))
         other_fd = other.share_ledger()
         stack.callback(os.close, other_fd)
+        gc.collect()  # descriptors of earlier tests close now, not between the two counts
         before = open_fds()
         for refused in (
             {"ledger_fd": other_fd},
@@ -161,7 +163,7 @@ def test_what_does_not_belong_together_is_refused(device: Device, tmp_path: Path
         with pytest.raises(InvalidArgument):
             device.attach(pool=pool)
         del pool
-        assert open_fds() == before
+        assert open_fds() <= before
 
 
 def test_ninth_partition_with_slabs_is_refused(device: Device) -> None:
