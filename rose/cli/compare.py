@@ -1,4 +1,4 @@
-"""`rose compare`: rollout harvest and serving's slowdown of every scheme on the same requests."""
+"""`rose compare`: harvest and slowdown of serving under each scheme, on the same requests."""
 
 import shlex
 import sys
@@ -29,70 +29,66 @@ from rose.sim.simulation import SCHEMES as SIMULATED
 from rose.slo import SLO, Policy
 from rose.traces import Trace
 
-# Length of the generated trace at its profile's rate, enough for any load.
+# Duration of the generated trace at its profile's rate; long enough for any load.
 _GENERATED_S: Final = 7200.0
 _NOISE: Final = 0.1
 _SERVING_MODEL: Final = "tiny-qwen2"
 _ROLLOUT_MODEL: Final = "tiny-policy"
 _LEFT_OUT: Final = (
-    "Left out: static_split needs a device of several cores, and this one has one; "
-    "clairvoyant knows the future. --virtual has both."
+    "Left out: static_split, which needs a device of several cores (this device has one), and "
+    "clairvoyant, which must know all arrivals in advance. --virtual runs both."
 )
 
 
 def _loads(load: float | None, sweep: str | None, *, standard: float) -> tuple[float, ...]:
     if sweep is not None and load is not None:
-        raise InvalidArgument(
-            "--load and --sweep both define how busy serving is; give one of them"
-        )
+        raise InvalidArgument("--load and --sweep both define how busy serving is; give only one")
     try:
         loads = [standard if load is None else load]
         loads = loads if sweep is None else sorted({float(one) for one in sweep.split(",")})
     except ValueError:
         raise InvalidArgument(
-            f"--sweep {sweep} is not a list of numbers such as 0.3,0.5,0.7"
+            f"--sweep must be a list of numbers such as 0.3,0.5,0.7, not {sweep}"
         ) from None
     for one in loads:
         if not 0 < one < 1:
-            raise InvalidArgument(
-                f"a load of {one:g} is not possible: give more than 0, less than 1"
-            )
+            raise InvalidArgument(f"a load must be more than 0 and less than 1, not {one:g}")
     return tuple(loads)
 
 
 @click.command()
 @traffic_options
-@click.option("--virtual", is_flag=True, help="A model of a GPU in virtual time; needs no engine.")
+@click.option("--virtual", is_flag=True, help="Simulate a GPU in virtual time; needs no engine.")
 @click.option(
     "--load",
     type=float,
     show_default="0.9 virtual, 0.3 otherwise",
-    help="Busy share of serving alone; without --virtual, share of its measured capacity.",
+    help="Share of time that serving alone is busy; without --virtual, of its measured capacity.",
 )
 @click.option("--sweep", metavar="A,B,…", help="Several loads instead of one.")
 @click.option(
     "--ttft-ms",
     type=float,
     show_default="500 virtual, 3 x P99 of serving alone otherwise",
-    help="Serving's target.",
+    help="Serving's target for TTFT.",
 )
 @click.option(
     "--tpot-ms",
     type=float,
     show_default="25 virtual, 3 x P99 of serving alone otherwise",
-    help="Serving's target.",
+    help="Serving's target for TPOT.",
 )
 @click.option(
     "--schemes",
     "scheme_names",
     metavar="A,B,…",
-    help=f"Schemes to run: {', '.join(SCHEMES)}; all that can run by default.",
+    help=f"Schemes to run: {', '.join(SCHEMES)}; by default all that can run here.",
 )
 @click.option(
     "--without",
     multiple=True,
     metavar="NAME",
-    help=f"Also rose slack without a mechanism: {', '.join(MECHANISMS)}. May be repeated.",
+    help=f"Also run rose_slack without a mechanism: {', '.join(MECHANISMS)}. May be repeated.",
 )
 @click.option(
     "--seconds",
@@ -132,9 +128,10 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     seed: int,
     out_dir: str,
 ) -> int:
-    """Run all schemes of sharing a device on the same requests, and report the cost of each.
+    """Run every scheme for sharing a device on the same requests, and report the cost of each.
 
-    The exit status is 0, or 130 after an interrupt, which reports the measurements so far.
+    The exit status is 0, or 130 after an interrupt. An interrupt still reports the measurements so
+    far.
     """
     out = Path(out_dir)
     try_folder(out)
@@ -144,7 +141,7 @@ def compare(  # noqa: PLR0917 (click passes options by name)
         raise InvalidArgument(f"--seconds must be > 0, not {seconds:g}")
     if noise is not None and not virtual:
         raise InvalidArgument("--noise needs --virtual: real engines have noise of their own")
-    # Refuses invalid targets early.
+    # Invalid targets are refused here, before anything runs.
     slo = SLO(
         ttft_ms=500.0 if ttft_ms is None else ttft_ms, tpot_ms=25.0 if tpot_ms is None else tpot_ms
     )
@@ -224,12 +221,12 @@ def on_engines(
     """Run every scheme on two small models, on one core of this machine.
 
     Args:
-        plan: arms, and loads as shares of the throughput of serving alone at saturation.
+        plan: arms and loads; a load is a share of the saturation throughput of serving alone.
         trace: source of request lengths.
         seconds: duration of traffic for each scheme at each load.
         logs: folder for certificate logs.
-        shown: gets the name of each part of the run at its start.
-        targets_ms: TTFT and TPOT targets; None for a multiple of serving's time alone.
+        shown: progress display, which gets the name of each part of the run when it starts.
+        targets_ms: TTFT and TPOT targets; None for 3 x the P99 of serving alone.
         solo: arms whose rollouts also run alone in every round.
 
     Raises:

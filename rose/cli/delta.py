@@ -30,8 +30,8 @@ _PATH: Final = click.Path(path_type=Path)
 def delta() -> None:
     """Compare two checkpoints, and send, apply or undo only the difference.
 
-    A checkpoint is a safetensors file, or a folder of them. It is mapped, never loaded: a large one
-    needs no more memory than a small one.
+    A checkpoint is a safetensors file, or a folder of such files. It is mapped, never loaded, so a
+    large checkpoint needs no more memory than a small one.
     """
 
 
@@ -50,7 +50,7 @@ def delta() -> None:
 def inspect_checkpoints(old: Path, new: Path, html_path: Path | None, tensors: int) -> None:
     """Report the changes from OLD to NEW, and the cost of sending them.
 
-    Densities by tensor and by kind of tensor, steps in ULP, the bytes of each codec with their
+    The report has densities by tensor and by kind of tensor, steps in ULP, the bytes of each codec,
     entropy bounds, and the time on links of 1 to 100 Gb/s. The exit status is 2 when nothing can be
     compared.
     """
@@ -74,10 +74,10 @@ def inspect_checkpoints(old: Path, new: Path, html_path: Path | None, tensors: i
 @click.argument("new", type=_PATH)
 @click.option("-o", "--out", type=_PATH, required=True, metavar="FILE", help="Output file.")
 def make(old: Path, new: Path, out: Path) -> None:
-    """Write the difference between the tensors of OLD and NEW to FILE; it works both ways.
+    """Write the difference between the tensors of OLD and NEW to FILE, for apply and for undo.
 
-    OLD and NEW must have the same tensors, in any files. FILE is an update file like those of
-    relays.
+    OLD and NEW must have the same tensors, but may divide them into files differently. FILE has the
+    format of the update files that a relay keeps.
     """
     one, other = open_checkpoint(old), open_checkpoint(new)
     with progress("packing", one.nbytes) as advance:
@@ -87,7 +87,9 @@ def make(old: Path, new: Path, out: Path) -> None:
         f"{size_text(other.nbytes)}; {manifest.changed:,} elements change"
     )
     if _files(one) != _files(other):
-        _print_line(f"It changes tensors only: names or headers of the files differ in {new}.")
+        _print_line(
+            f"{out} changes tensors only; {old} and {new} also differ in file names or headers."
+        )
 
 
 def _files(checkpoint: Checkpoint) -> tuple[object, ...]:
@@ -97,7 +99,7 @@ def _files(checkpoint: Checkpoint) -> tuple[object, ...]:
 
 
 def _target_options(command: click.decorators.FC) -> click.decorators.FC:
-    out = click.option("-o", "--out", type=_PATH, metavar="PATH", help="Write it there.")
+    out = click.option("-o", "--out", type=_PATH, metavar="PATH", help="Write the result to PATH.")
     in_place = click.option("--in-place", is_flag=True, help="Change the files of the checkpoint.")
     return out(in_place(command))
 
@@ -134,7 +136,7 @@ def _apply(path: Path, file: Path, out: Path | None, *, in_place: bool, undo: bo
         copied, left = apply_delta(checkpoint, opened, out=out, undo=undo, advance=advance)
     _print_line(f"{path}: changed in place" if out is None else f"{out}: written")
     if copied:
-        _print_line(f"copied from {path}, as no delta has them: {', '.join(copied)}")
+        _print_line(f"copied from {path}, because a delta has tensors only: {', '.join(copied)}")
     if left:
         _print_line(f"not copied: {', '.join(left)}")
 
@@ -169,8 +171,8 @@ def _reasons(identity: Identity) -> list[str]:
     counts = (identity.base_tiles, identity.target_tiles, identity.other_tiles)
     if identity.base_tiles and identity.target_tiles:
         lines.append(
-            "Of its tiles that change, {} are the base's and {} the target's; {} of all are of "
-            "neither: an apply may have been cut off.".format(*counts)
+            "Of the tiles that FILE changes, {} equal the base's and {} the target's. Of all "
+            "tiles, {} equal neither. An apply may have been interrupted.".format(*counts)
         )
     return lines
 

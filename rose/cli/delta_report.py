@@ -91,7 +91,7 @@ def kinds(inspection: Inspection) -> list[tuple[str, ...]]:
 
 
 def tensor_row(tensor: TensorChange) -> tuple[str, ...]:
-    """Return the cells of a tensor."""
+    """Return a tensor's row of cells."""
     return (
         printable(tensor.name),
         f"{tensor.elements:,}",

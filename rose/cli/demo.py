@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import click
-import jinja2  # noqa: F401 - before msgspec, so that a refusal names the extra of the demo
+import jinja2  # noqa: F401 - imported before msgspec, so that an error names the extra `demo`
 from rich.console import Console
 
 from rose._core import CudaDriver
@@ -42,11 +42,11 @@ from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 
-# (rounds, seconds per slice). Twelve rounds take 5.5 minutes; set-up and repetitions take up to 3.
+# (rounds, seconds per slice). Twelve rounds take 5.5 minutes; set-up and repetitions add up to 3.
 _ROUNDS: Final = (12, SLICE_S)
 _ROUNDS_QUICK: Final = (2, 4.0)
 _ROSE_SOLO_S: Final = 3.0
-# A bound needs 1 / epsilon - 1 full chunks, and a run has a few hundred.
+# A conformal bound needs 1 / epsilon - 1 full chunks of steps; a run has a few hundred chunks.
 _EPSILON: Final = 0.02
 _GENERATED_S: Final = 3600.0
 _VOID_STATUS: Final = 3
@@ -54,21 +54,31 @@ _VOID_STATUS: Final = 3
 
 @click.command()
 @traffic_options
-@click.option("--load", default=0.2, show_default=True, help="Share of the measured capacity.")
+@click.option(
+    "--load", default=0.2, show_default=True, help="Share of serving's measured capacity."
+)
 @click.option(
     "--length-scale", default=1 / 16, show_default="1/16", help="Factor on the trace's lengths."
 )
-@click.option("--quick", is_flag=True, help="End within two minutes; no measurement.")
+@click.option("--quick", is_flag=True, help="End within two minutes; too short to measure.")
 @click.option("--serving-model", default="tiny-qwen2", show_default=True, help="Preset or folder.")
 @click.option("--rollout-model", default="tiny-policy", show_default=True, help="Preset or folder.")
 @click.option(
-    "--synthetic", is_flag=True, help="Rollouts of a fixed length: no tools, trainer, 2nd worker."
+    "--synthetic",
+    is_flag=True,
+    help="Rollouts of a fixed length, without tools, trainer or second worker.",
 )
 @click.option(
-    "--ttft-ms", type=float, show_default="3 x P99 of serving alone", help="Serving's target."
+    "--ttft-ms",
+    type=float,
+    show_default="3 x P99 of serving alone",
+    help="Serving's target for TTFT.",
 )
 @click.option(
-    "--tpot-ms", type=float, show_default="3 x P99 of serving alone", help="Serving's target."
+    "--tpot-ms",
+    type=float,
+    show_default="3 x P99 of serving alone",
+    help="Serving's target for TPOT.",
 )
 @click.option(
     "--slowdown",
@@ -78,9 +88,7 @@ _VOID_STATUS: Final = 3
     help="Share by which rollouts may slow running requests down; 0: idle time only.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Shared device: cpu, cuda:0.")
-@click.option(
-    "--broker", "has_broker", is_flag=True, help="A broker limits the loans of the device."
-)
+@click.option("--broker", "has_broker", is_flag=True, help="Let a broker limit the device's loans.")
 @click.option("--seed", default=0, show_default=True, help="Seed of traffic, prompts and weights.")
 @click.option(
     "--out", "out_dir", default="rose-demo", show_default=True, help="Folder of the report."
@@ -104,13 +112,13 @@ def demo(  # noqa: PLR0917 (click passes options by name)
 ) -> int:
     """Run serving and rollouts on one device, and report the interference with serving.
 
-    The exit status is 0, 3 when the verdict is void, or 130 after an interrupt, which reports the
-    measurements so far.
+    The exit status is 0, 3 when the verdict is void, or 130 after an interrupt. An interrupt still
+    reports the measurements so far.
     """
     for name, value in (("--load", load), ("--length-scale", length_scale)):
         if not value > 0:
             raise InvalidArgument(f"{name} must be > 0, not {value:g}")
-    # Refuses invalid targets early.
+    # Invalid targets are refused here, before anything runs.
     SLO(ttft_ms=1.0 if ttft_ms is None else ttft_ms, tpot_ms=1.0 if tpot_ms is None else tpot_ms)
     out = Path(out_dir)
     try_folder(out)

@@ -31,7 +31,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One row.
+    """One row of the report.
 
     Args:
         part: name of a part of rose, or of a package, tool or device that rose uses.
@@ -47,7 +47,7 @@ class Finding:
 _EXIT_BROKEN: Final = 1
 
 _DISTRIBUTION: Final = "rose-rl"
-# Missing in Python's fcntl. Linux 5.1 and later: forbids new writable mappings, keeps old ones.
+# Python's fcntl lacks this constant of Linux 5.1: it forbids new writable mappings, keeps old ones.
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 
 
@@ -137,16 +137,16 @@ def _package(name: str) -> Finding:
         return Finding(name, State.ABSENT, "found, but without a version; install it anew")
     supported = _supported(name)
     if supported is not None and not supported.contains(version, prereleases=True):
-        why = f"{version} is not supported, rose takes {supported}"
+        why = f"{version} is not supported, rose needs {supported}"
         return Finding(name, State.ABSENT, f"{why}; install {_DISTRIBUTION}[transformers]")
     return Finding(name, State.ACTIVE, version)
 
 
 def _supported(name: str) -> "SpecifierSet | None":
-    """Return the versions of a package that rose's metadata names; None without `packaging`."""
+    """Return the versions of a package that rose supports; None without `packaging`."""
     if find_spec("packaging") is None:
         return None
-    # Optional: transformers brings it.
+    # An optional package, which is installed with transformers.
     from packaging.requirements import Requirement  # noqa: PLC0415
 
     wanted = map(Requirement, metadata.requires(_DISTRIBUTION) or ())

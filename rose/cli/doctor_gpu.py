@@ -31,8 +31,8 @@ def _device_code() -> Finding:
     kernels = embedded_kernels()
     if kernels:
         return Finding("device code", State.ACTIVE, f"embedded: {', '.join(sorted(kernels))}")
-    why = "built without nvcc; install it and build again with ROSE_CUDA=on"
-    return Finding("device code", State.ABSENT, f"{why}: until then Triton stands in")
+    why = "built without nvcc, so rose uses Triton kernels; install nvcc and build again with"
+    return Finding("device code", State.ABSENT, f"{why} ROSE_CUDA=on")
 
 
 def _one_gpu(ordinal: int) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def _one_gpu(ordinal: int) -> Iterator[Finding]:
         f"{memory[1] / _BYTES_PER_GIB:.1f} GiB free",
     )
     if not (facts.has_virtual_memory and facts.has_posix_fd_handles):
-        why = "no virtual memory that descriptors can share, which a KV pool needs"
+        why = "this GPU has no virtual memory that file descriptors can share; a KV pool needs it"
         yield Finding(f"{name} pool", State.ABSENT, why)
     yield Finding(f"{name} gate", State.ACTIVE, f"{probe.choice.kind.name}: {probe.choice.why}")
     for kind, result in ((GateKind.MEMOP, probe.memop), (GateKind.KERNEL, probe.kernel)):
@@ -63,5 +63,8 @@ def _one_gpu(ordinal: int) -> Iterator[Finding]:
 def _tried(result: KindProbe) -> tuple[State, str]:
     if not result.is_usable:
         return State.ABSENT, result.why
-    waits = f"wakes in {result.wake_us:.1f} us, a serving stream beside it {result.alias_us:.1f} us"
+    waits = (
+        f"wakes in {result.wake_us:.1f} us; an idle serving stream took at most "
+        f"{result.alias_us:.1f} us beside a waiting borrower"
+    )
     return State.ACTIVE, waits

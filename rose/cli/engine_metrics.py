@@ -23,7 +23,7 @@ _Samples: TypeAlias = dict[str, list[Sample]]
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """Metric names of one engine; of several alternatives the first present one is used."""
+    """Metric names of one engine; where a tuple lists several, the first name present is used."""
 
     engine: str
     prefix: str
@@ -116,7 +116,9 @@ def _read(samples: _Samples, dialect: _Dialect) -> EngineMetrics:
 
 def _samples(lines: Sequence[str]) -> _Samples:
     if len(lines) > _LINES_MAX:
-        raise CorruptData(f"there are {len(lines)} samples, more than any engine has")
+        raise CorruptData(
+            f"there are {len(lines)} samples, but no engine has more than {_LINES_MAX}"
+        )
     found: _Samples = defaultdict(list)
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
@@ -162,7 +164,7 @@ def _summed(histograms: Sequence[LatencyHistogram]) -> LatencyHistogram:
     """Return the sum of the histograms, since each rank of an engine counts separately."""
     bounds_s = histograms[0].bounds_s
     if any(one.bounds_s != bounds_s for one in histograms):
-        raise CorruptData("the buckets of one latency differ from label to label")
+        raise CorruptData("the histograms of one latency have different buckets")
     counts = zip(*(one.counts for one in histograms), strict=True)
     return LatencyHistogram(bounds_s, tuple(map(sum, counts)))
 
@@ -175,7 +177,7 @@ def _labelled(samples: _Samples, name: str) -> Iterator[LatencyHistogram]:
         try:
             bound_s = float(labels.pop("le", ""))
         except ValueError:
-            raise CorruptData(f"a bucket of {name} lacks its bound") from None
+            raise CorruptData(f"a bucket of {name} has no upper bound (label le)") from None
         buckets[tuple(sorted(labels.items()))][bound_s] = sample.value
     for counts in buckets.values():
         bounds_s, at_or_below = zip(*sorted(counts.items()), strict=True)

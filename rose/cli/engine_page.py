@@ -21,10 +21,10 @@ _CONNECTIONS: Final = {
 
 
 def endpoint_of(url: str) -> SplitResult:
-    """Parse `url`; without a path, it gets `/metrics`.
+    """Parse a URL, and add the path `/metrics` if it has none.
 
     Raises:
-        InvalidArgument: it is not an HTTP or HTTPS URL.
+        InvalidArgument: `url` is not an HTTP or HTTPS URL.
     """
     try:
         parts = urlsplit(url)
@@ -44,8 +44,8 @@ def endpoint_of(url: str) -> SplitResult:
 def fetch_text(endpoint: SplitResult, clock: Clock) -> str:
     """Fetch the page, without proxy or redirects.
 
-    The body takes at most `TIMEOUT_S`. Each earlier step (name lookup, connection, TLS, headers)
-    has the same timeout of its own.
+    Reading the body ends within `TIMEOUT_S`. Each earlier step (name lookup, connection, TLS,
+    headers) has a timeout of its own, of the same length.
 
     Raises:
         Unavailable: the engine does not answer, or the page is too long or not text.
@@ -78,7 +78,7 @@ def _page(connection: http.client.HTTPConnection, endpoint: SplitResult, clock: 
         body += chunk
         if len(body) > _BODY_BYTES_MAX:
             raise Unavailable(
-                f"{url} sends more than {_BODY_BYTES_MAX // MIB} MiB, more than any engine"
+                f"{url} sends more than {_BODY_BYTES_MAX // MIB} MiB, which is not a metrics page"
             )
         if clock.now_ns() > ends_ns:  # The socket's own timeout restarts with each byte.
             raise TimeoutError

@@ -1,4 +1,4 @@
-"""`rose lending on|off|limit SHARE`: an operator's switch of a device that lends."""
+"""`rose lending on|off|limit SHARE`: lets an operator limit what a device lends."""
 
 import click
 
@@ -12,9 +12,9 @@ _PATIENCE_S = 5.0
 
 @click.group()
 def lending() -> None:
-    """Say how much a device may lend, from now on and after restarts.
+    """Set how much a device may lend, from now on and after restarts.
 
-    The device takes back what is over the limit within its revocation deadline.
+    The device takes back loans above the limit within its revocation deadline.
     """
 
 

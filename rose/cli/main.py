@@ -23,56 +23,59 @@ _EXIT_INTERRUPTED: Final = 130
 _COMMANDS: Final = {
     "compare": (
         "rose.cli.compare:compare",
-        "Put rose beside other ways to share a device, on one trace.",
+        "Compare rose with other ways to share a device, on one trace.",
     ),
     "delta": (
         "rose.cli.delta:delta",
-        "Look at what changed between two checkpoints; make, apply, undo it.",
+        "Inspect, make, apply or undo the difference between two checkpoints.",
     ),
     "demo": (
         "rose.cli.demo:demo",
-        "Run serving and rollouts on one device, and report what serving noticed.",
+        "Run serving and rollouts on one device, and report their interference.",
     ),
-    "doctor": ("rose.cli.doctor:doctor", "Say which parts of rose are active here, and why."),
+    "doctor": ("rose.cli.doctor:doctor", "Report which parts of rose are active here, and why."),
     "lending": (
         "rose.cli.lending:lending",
-        "Say how much a device may lend: on, off, or a share of its pool.",
+        "Set how much a device may lend: on, off, or a share of its pool.",
     ),
-    "plan": ("rose.cli.plan:plan", "Say what two models leave of a device to lend, and why."),
+    "plan": (
+        "rose.cli.plan:plan",
+        "Compute how much of a device can be lent beside two models, and why.",
+    ),
     "profile": (
         "rose.cli.profile:profile",
-        "Measure what serving leaves, and say how much could be lent at which SLO.",
+        "Measure what serving leaves idle, and report how much could be lent at which SLO.",
     ),
     "publish": (
         "rose.cli.weights.publish:publish",
-        "Serve checkpoints as versions of weights, each as what changed.",
+        "Publish checkpoints as versions of weights; receivers get only the changes.",
     ),
     "receive": (
         "rose.cli.weights.receive:receive",
-        "Keep a checkpoint at the newest version that somebody publishes.",
+        "Keep a checkpoint at the newest published version.",
     ),
     "relay": (
         "rose.cli.weights.relay:relay",
-        "Bring versions into a cluster once, for all who are there.",
+        "Fetch versions into a cluster once, for all its receivers.",
     ),
     "serve": (
         "rose.cli.serve:serve",
-        "Serve rollouts to RL frameworks, as vLLM and OpenAI do.",
+        "Serve rollouts to RL frameworks, through the APIs of vLLM and OpenAI.",
     ),
     "sim": (
         "rose.cli.sim:sim",
-        "Simulate a cluster that borrows GPUs, beside other ways to use them.",
+        "Simulate a cluster that borrows GPUs, and compare other ways to use them.",
     ),
-    "top": ("rose.cli.top:top", "Show who has which slab of a device, live."),
+    "top": ("rose.cli.top:top", "Show live which tenant has which slab of a device."),
     "transfer": (
         "rose.cli.transfer:transfer",
-        "Move fresh weights from a trainer to those who serve.",
+        "Plan the traffic of weight updates, and merge the timelines of several programs.",
     ),
     "vllm": (
         "rose.cli.vllm:vllm",
-        "Run a vLLM server whose idle memory and compute are lent, or that borrows them.",
+        "Run a vLLM server that lends its idle memory and compute, or one that borrows them.",
     ),
-    "verify": ("rose.cli.verify:verify", "Check every certificate of a log again."),
+    "verify": ("rose.cli.verify:verify", "Check again every certificate in a log."),
 }
 # Import names of optional packages, and the extra that installs them.
 _EXTRAS: Final = {
@@ -126,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A bug in rose keeps its traceback, for bug reports.
 
     Args:
-        arguments: arguments without the program name; None for those of the process.
+        arguments: arguments without the program name; None for the arguments of this process.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # File names may not be valid text.
         sys.stdout.reconfigure(errors="backslashreplace")

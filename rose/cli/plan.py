@@ -61,7 +61,7 @@ _GIB: Final = click.FloatRange(0, 1 << 20)
     type=click.Choice(list(_KV_DTYPES)),
     default="bf16",
     show_default=True,
-    help="fp8-per-token-head keeps a float32 scale of each head of K and V in the block.",
+    help="fp8-per-token-head adds a float32 scale to each head of K and V of each token.",
 )
 @click.option(
     "--weights-dtype",
@@ -146,9 +146,9 @@ def plan(
 ) -> None:
     """Compute how much of a device can be lent beside SERVING and ROLLOUT, and why.
 
-    Each is a model that rose knows by name (Qwen3-8B), or the path of a config.json or its folder.
-    The exit status is 1 when they do not fit, with a size that would, and 2 when a model cannot be
-    read.
+    Each is the name of a model that rose knows (Qwen3-8B), or the path of a config.json or of its
+    folder. The exit status is 1 when the models do not fit; the command then prints a size that
+    would. It is 2 when a model cannot be read.
     """
     setting = Setting(
         serving=find_model(serving),
@@ -199,14 +199,14 @@ _TP_MAX: Final = 64
 
 
 def advice(plan: DevicePlan) -> list[str]:
-    """Return sentences on why the plan does not fit and what would, or on what is tight."""
+    """Return remarks: why the plan does not fit and which change helps, or what is scarce."""
     sentences = list(_notes(plan))
     if not plan.fits:
         sentences.append(f"It does not fit: {_shortage(plan)}.")
         sentences.extend(f"It would fit {what}." for what in _what_would(plan))
     elif plan.lendable_busy < plan.quantum_slabs:
         sentences.append(
-            "Nothing can be lent while serving is as busy as that; rollouts run in its idle times."
+            "Nothing can be lent while serving is that busy; rollouts run when it is less busy."
         )
     if plan.fits and plan.serving_requests() < plan.setting.load.requests:
         sentences.append(
@@ -275,7 +275,7 @@ def _memory(plan: DevicePlan) -> Iterator[_Row]:
             f"activations, graphs and the driver."
         ),
     )
-    yield ("pool", size_text(max(0, plan.pool_bytes)), "What is left; all KV of both lies in it.")
+    yield ("pool", size_text(max(0, plan.pool_bytes)), "The rest, for the KV of both models.")
 
 
 def _weights(plan: DevicePlan, tenant: PlannedModel) -> str:
@@ -308,7 +308,7 @@ def _slabs(plan: DevicePlan) -> Iterator[_Row]:
     yield (
         "slabs",
         f"{plan.slabs:,}",
-        f"Of the pool's; {plan.header_slabs} more hold the null blocks of each attention group.",
+        f"Slabs of the pool; {plan.header_slabs} more hold the attention groups' null blocks.",
     )
     for role, tenant in (("serving", plan.serving), ("rollouts", plan.rollout)):
         for group in tenant.groups:
@@ -330,10 +330,10 @@ def _kept(plan: DevicePlan, tenant: PlannedModel, group: AttentionGroup) -> str:
 def _blocks(plan: DevicePlan, group: AttentionGroup) -> str:
     geometry = group.geometry
     held = group.blocks_for(plan.setting.load.request_tokens)
-    window = "" if group.window_tokens is None else f", of which a request holds {held} at most"
+    window = "" if group.window_tokens is None else f"; a request holds at most {held} blocks"
     return (
         f"a slab has {geometry.blocks_per_slab(plan.slab_bytes)} blocks of {geometry.block_tokens} "
-        f"tokens{window}, and {geometry.waste(plan.slab_bytes):.1%} waste"
+        f"tokens and {geometry.waste(plan.slab_bytes):.1%} waste{window}"
     )
 
 
@@ -349,7 +349,7 @@ def _loans(plan: DevicePlan) -> Iterator[_Row]:
     yield (
         "reserve",
         size_text(reserve * plan.slab_bytes),
-        f"{_share(reserve, plan.slabs)} of the slabs, for D({load.revoke_ms:g} ms) while "
+        f"{_share(reserve, plan.slabs)} of the slabs: the demand D({load.revoke_ms:g} ms) while "
         f"{busy} run: " + "; ".join(_demand(plan, group) for group in plan.serving.groups) + ".",
     )
     capacity = plan.serving_requests()
@@ -358,8 +358,9 @@ def _loans(plan: DevicePlan) -> Iterator[_Row]:
         f"{capacity * load.request_tokens:,} tokens",
         f"{capacity:,} requests of {load.request_tokens:,} tokens fill all slabs.",
     )
-    yield _lendable(plan, "serving idle", plan.lendable_idle, "All slabs but D(T) of no requests")
-    held = f"What {busy} of full length ({plan.held_slabs:,} slabs) and the reserve leave"
+    idle = "All slabs except the reserve for an idle engine"
+    yield _lendable(plan, "serving idle", plan.lendable_idle, idle)
+    held = f"The rest beside {busy} of full length ({plan.held_slabs:,} slabs) and the reserve"
     yield _lendable(plan, "serving busy", plan.lendable_busy, held)
 
 

@@ -132,7 +132,7 @@ class DevicePlan:
         )
 
     def balance(self, group: AttentionGroup, *, running: int) -> AdmissionBalance:
-        """Return D(T) of one of serving's groups, by the formula that admits loans."""
+        """Return the balance of one of serving's groups, by the formula that admits loans."""
         load, block_tokens = self.setting.load, group.geometry.block_tokens
         blocks = group.blocks_for(load.request_tokens, step_tokens=load.step_tokens)
         largest = min(load.request_tokens, blocks * block_tokens)
@@ -158,7 +158,7 @@ class DevicePlan:
         )
 
     def reserve_slabs(self, *, running: int) -> int:
-        """Return D(T) in whole slabs while `running` requests run; these are never lent."""
+        """Return the slabs that are never lent while `running` requests run: D(T), rounded up."""
         return sum(
             ceil_div(
                 self.balance(group, running=running).demand_blocks,
@@ -219,7 +219,7 @@ def make_plan(setting: Setting) -> DevicePlan:
 
 
 def _smaller_blocks(setting: Setting) -> str:
-    """Name the largest smaller block size that has a slab size, if there is one."""
+    """Return advice to use the largest smaller block size that works; "" if there is none."""
     smaller = setting.block_tokens // 2
     if smaller < BLOCK_TOKENS_MIN:
         return ""
@@ -227,7 +227,7 @@ def _smaller_blocks(setting: Setting) -> str:
         make_plan(replace(setting, block_tokens=smaller))
     except InvalidArgument:
         return _smaller_blocks(replace(setting, block_tokens=smaller))
-    return f"; {smaller} would do"
+    return f"; --block-tokens {smaller} would work"
 
 
 def _tenant(shape: ModelShape, setting: Setting) -> PlannedModel:

@@ -39,7 +39,7 @@ _READINGS_MAX: Final = 100_000
 @click.option(
     "--every", "every_s", type=float, default=5.0, show_default=True, help="Interval in seconds."
 )
-@click.option("--model", help="Model of the engine: one that rose knows, or its config.json.")
+@click.option("--model", help="The engine's model: a name that rose knows, or a config.json.")
 @click.option(
     "--kv-gib",
     type=float,
@@ -51,7 +51,7 @@ _READINGS_MAX: Final = 100_000
     type=float,
     default=4.0,
     show_default=True,
-    help="Part of it that is never lent.",
+    help="Part of the KV pool that is never lent.",
 )
 @click.option(
     "--out", "out_dir", default="rose-profile", show_default=True, help="Folder of the report."
@@ -70,7 +70,7 @@ def profile(
     """Measure serving's idle resources over time, and report how much could be lent at which SLO.
 
     URL is a vLLM or SGLang engine (http://localhost:8000). The command only requests its metrics.
-    The exit status is 0, or 130 after an interrupt, which reports the measurements so far.
+    The exit status is 0, or 130 after an interrupt. An interrupt still reports the readings so far.
     """
     out = Path(out_dir)
     try_folder(out)
@@ -93,7 +93,7 @@ def profile(
     if not measured.observations:
         return 130
     if not measured.is_complete:
-        console.print("stopped early: reporting what there is")
+        console.print("stopped early: reporting the readings so far")
     report = profile_report(
         measured, command=shlex.join(["rose", *sys.argv[1:]]), machine=machine_card()
     )
@@ -109,7 +109,7 @@ def _slo(text: str) -> SLO:
         return SLO(ttft_ms=float(ttft), tpot_ms=float(tpot))
     except ValueError:
         raise InvalidArgument(
-            f"--slo {text} is not a pair of targets in ms above 0, such as 500:50"
+            f"--slo must be a pair of targets in ms above 0, such as 500:50, not {text}"
         ) from None
 
 
@@ -119,8 +119,8 @@ def _check_times(seconds: float, every_s: float) -> None:
             raise InvalidArgument(f"{name} must be above 0 and at most a week, not {value:g}")
     if seconds / every_s > _READINGS_MAX:
         raise InvalidArgument(
-            f"{seconds:g} s every {every_s:g} s are more than {_READINGS_MAX} readings; "
-            f"give a larger --every"
+            f"--seconds {seconds:g} with --every {every_s:g} takes more than {_READINGS_MAX} "
+            f"readings; give a larger --every"
         )
 
 

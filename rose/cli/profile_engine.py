@@ -24,7 +24,7 @@ _BF16: Final = KVDtype(2)
 
 
 def measure_engine(asked: ProfileAsked, clock: Clock, shown: Phases) -> Measured:
-    """Read the engine until the time is over or an interrupt comes.
+    """Poll the engine's metrics until the time is over or an interrupt comes.
 
     Raises:
         InvalidArgument: the URL is invalid, the pool size is unknown, or the reserve exceeds it.
@@ -40,7 +40,7 @@ def measure_engine(asked: ProfileAsked, clock: Clock, shown: Phases) -> Measured
 
 
 def _read_on(measured: Measured, endpoint: SplitResult, clock: Clock, shown: Phases) -> bool:
-    """Read until the time is over; False if the engine disappears before."""
+    """Read until the time is over and return True; return False if the engine disappears."""
     asked, reader = measured.asked, EngineReader(measured.device)
     began_ms, number, failed = clock.now_ns() / NS_PER_MS, 0, 0
     while (at_ms := clock.now_ns() / NS_PER_MS - began_ms) <= asked.seconds * MS_PER_S:

@@ -45,7 +45,7 @@ class Measured:
 
     Args:
         asked: the request.
-        device: serving's device, with the first of the targets.
+        device: serving's device, with the first pair of targets.
         engine: "vLLM" or "SGLang".
         model: name of the model, if known.
         observations: successful readings in time order.
@@ -66,16 +66,17 @@ _S_PER_HOUR: Final = 3600.0
 _FORMAT: Final = 2
 _REASONS_MAX: Final = 3
 _HOW: Final = (
-    "Compute is an estimate: all of the time in which no request ran, and of the rest the part of "
-    "the target per token that 99 of 100 steps left. Certificates look at every step by itself, "
-    "and steps grow when requests stay longer, so what they grant may be less or more."
+    "The share of compute is an estimate. It counts the whole time in which no request ran; of the "
+    "other time it counts the part of the TPOT target that the P99 of TPOT leaves free. "
+    "Certificates judge each step separately, and steps take longer when requests stay longer, so "
+    "certificates may grant less or more."
 )
 
 
 def lent_row(measured: Measured, slo: SLO) -> dict[str, Any]:
     """Replay the readings to a broker, and return the loans under one pair of targets.
 
-    Each decision counts until the next one, so the last one has no duration.
+    Each decision holds until the next one, so the last decision has no duration.
     """
     device = replace(measured.device, slo=slo)
     readings = [(one.at_ms, replace(one, device=device)) for one in measured.observations] + [
@@ -121,7 +122,7 @@ def _share(seen: Observation, slo: SLO) -> float | None:
         return None
     if _is_met(seen, slo) is False:
         return 0.0
-    # P99, not the mean: a concurrent prefill lengthens a step, and queueing enlarges batches.
+    # P99, not the mean, because concurrent prefills lengthen steps and queueing enlarges batches.
     return max(0.0, 1 - seen.tpot_ms_p99 / slo.tpot_ms)
 
 
@@ -235,9 +236,9 @@ def _sentences(report: Mapping[str, Any]) -> list[str]:
     used = report["kv_used"]
     what = (
         f"{report['source']}: {report['readings']} readings in {duration(report['measured_s'])}; "
-        f"a KV pool of {report['kv_gib']:.1f} GiB, of which serving held {percent(used['mean'])} "
-        f"on average and {percent(used['max'])} at most, and {report['reserve_gib']:.1f} GiB are "
-        f"its reserve"
+        f"the KV pool has {report['kv_gib']:.1f} GiB, of which serving used "
+        f"{percent(used['mean'])} on average and {percent(used['max'])} at most; serving's reserve "
+        f"is {report['reserve_gib']:.1f} GiB"
     )
     found = [what]
     if report["failures"]:

@@ -111,7 +111,7 @@ def traffic_options(command: Callable[..., Any]) -> Callable[..., Any]:
     profile = click.option(
         "--profile",
         type=click.Choice(list(PROFILES)),
-        help="Traffic that is generated without a trace; chat by default.",
+        help="Traffic to generate if there is no --trace; chat by default.",
     )
     trace = click.option(
         "--trace",

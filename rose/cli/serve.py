@@ -1,4 +1,4 @@
-"""`rose serve --rollouts WORKERS`: the rollout service, in front of workers."""
+"""`rose serve --rollouts WORKERS`: runs the rollout service in front of workers."""
 
 import asyncio
 import json
@@ -33,19 +33,19 @@ _LIMITS: Final = ServiceLimits()
 async def join(
     service: RolloutService, source: str, first: int, parts: ExitStack
 ) -> list[TrialWorker]:
-    """Register the workers of one `--rollouts`.
+    """Register the workers that one option `--rollouts` names.
 
     Args:
-        service: service that they join.
+        service: service that the workers join.
         source: `trial`, `trial:N`, or a file with the line of `python -m rose.node.worker`.
-        first: lowest free number of a worker.
-        parts: closes the workers.
+        first: number of the first trial worker; further ones count up from it.
+        parts: stack that closes the workers at its end.
 
     Returns:
-        The trial workers among them.
+        The trial workers; empty if `source` is a file.
 
     Raises:
-        InvalidArgument: the source is neither, or its number is taken.
+        InvalidArgument: the source is invalid, or the number of a worker is taken.
     """
     name, _, count = source.partition(":")
     if name != _TRIAL:
@@ -89,19 +89,26 @@ async def _join_node(service: RolloutService, path: Path, parts: ExitStack) -> N
     required=True,
     multiple=True,
     metavar="WORKERS",
-    help="trial[:N], or a file with the line of `python -m rose.node.worker`. May repeat.",
+    help="trial[:N], or a file with the line of `python -m rose.node.worker`. May be repeated.",
 )
 @click.option("--listen", default="127.0.0.1:8000", show_default=True, metavar="ADDRESS")
-@click.option("--model", default="rose", show_default=True, help="Name that clients give.")
-@click.option("--dtype", default="bfloat16", show_default=True, help="Of the weights.")
-@click.option("--tokenizer", type=_PATH, metavar="FOLDER", help="For text and chat.")
-@click.option("--tls", nargs=2, type=_PATH, metavar="CERT KEY", help="For other machines.")
-@click.option("--sequences", default=_LIMITS.sequences, show_default=True, help="In flight.")
+@click.option("--model", default="rose", show_default=True, help="Model name in requests.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="Dtype of the weights.")
+@click.option("--tokenizer", type=_PATH, metavar="FOLDER", help="Tokenizer for text and chat.")
+@click.option(
+    "--tls", nargs=2, type=_PATH, metavar="CERT KEY", help="PEM files, to admit other machines."
+)
+@click.option(
+    "--sequences",
+    default=_LIMITS.sequences,
+    show_default=True,
+    help="Most sequences in flight.",
+)
 @click.option(
     "--context-tokens",
     default=_LIMITS.context_tokens,
     show_default=True,
-    help="Of a prompt and its output.",
+    help="Most tokens of a prompt and its output.",
 )
 def serve(
     *,
@@ -114,10 +121,10 @@ def serve(
     sequences: int,
     context_tokens: int,
 ) -> None:
-    """Serve rollouts in front of workers, as vLLM and OpenAI do.
+    """Serve rollouts on workers, through the APIs of vLLM and OpenAI.
 
-    ROSE_TOKEN is the bearer token of clients. Without it everybody on this machine may ask, and
-    nobody on others.
+    ROSE_TOKEN is the bearer token of clients. Without a token, every process on this machine may
+    send requests, and no other machine may.
     """
     token = read_environment().token
     if tls is not None and token is None:

@@ -30,7 +30,7 @@ from rose.traces.text_file import opened
 from rose.units import MS_PER_S
 
 _RATES_HEADER: Final = ("model", "t_s", "rate_rps")
-_EXPECTED: Final = f"expected rates of services: columns {','.join(_RATES_HEADER)} first among all"
+_EXPECTED: Final = f"expected request rates, with the first columns {','.join(_RATES_HEADER)}"
 
 
 def read_inputs(scenarios: Iterable[Scenario], *, beside: Path) -> Inputs:
@@ -66,8 +66,8 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
             of_model = rates.setdefault(model, [])
             if at_s * MS_PER_S != len(of_model) * RATES_WINDOW_MS:
                 raise InvalidArgument(
-                    f"{path} line {line}: {model} is at {at_s:g} s; rates are of ten minutes each, "
-                    "from 0, in order"
+                    f"{path} line {line}: the rates of {model} must be at 0 s, 600 s, 1200 s and "
+                    f"so on, but this rate is at {at_s:g} s"
                 )
             if not 0 <= rate < math.inf:
                 raise InvalidArgument(
@@ -75,7 +75,7 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
                 )
             of_model.append(rate)
     if not rates or any(max(of_model) == 0 for of_model in rates.values()):
-        raise InvalidArgument(f"{path} has a model without requests")
+        raise InvalidArgument(f"{path} must have a model, and a rate above 0 for each model")
     return {model: np.array(of_model, dtype=np.float64) for model, of_model in rates.items()}
 
 
@@ -85,7 +85,7 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
     "--arms",
     "arm_names",
     metavar="A,B,…",
-    help=f"Arms: {', '.join(RULES)}, and rose at a slowdown, rose@0.05; the scenario's by default.",
+    help=f"Arms: {', '.join(RULES)}, or rose at a slowdown (rose@0.05). Default: the scenario's.",
 )
 @click.option("--seeds", "seed_count", type=int, help="Number of the scenario's seeds to run.")
 @click.option(
@@ -99,7 +99,7 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
     multiple=True,
     metavar="FILE.yaml",
     type=click.Path(path_type=Path),
-    help="A scenario with published measurements: also report the error. Repeatable.",
+    help="Scenario with published measurements: also report the error. May be repeated.",
 )
 @click.option(
     "--out", "out_dir", default="rose-sim", show_default=True, help="Folder of the report."
@@ -115,8 +115,8 @@ def sim(
 ) -> int:
     """Simulate a cluster with the scheduler's real core, and compare ways to use it.
 
-    The exit status is 0, 1 when a guarantee is broken (a token was lost, a request of serving was
-    late because of rose), or 130 after an interrupt, which reports the simulations so far.
+    The exit status is 0; 1 when a guarantee is broken (a token was lost, or rose made a request of
+    serving late); or 130 after an interrupt. An interrupt still reports the simulations so far.
     """
     # Imported here, because it needs the extra `sim`.
     from rose.sim.scenario.yaml_file import read_scenarios  # noqa: PLC0415
@@ -152,8 +152,8 @@ def _chosen(scenario: Scenario, arm_names: str | None, seed_count: int | None) -
     if seed_count is not None:
         if not 0 < seed_count <= len(scenario.seeds):
             raise InvalidArgument(
-                f"--seeds must be 1 to {len(scenario.seeds)}, the seeds of {scenario.name}, "
-                f"got {seed_count}"
+                f"--seeds must be 1 to {len(scenario.seeds)}, the number of seeds of "
+                f"{scenario.name}, got {seed_count}"
             )
         scenario = replace(scenario, seeds=scenario.seeds[:seed_count])
     if arm_names is None:
@@ -179,6 +179,6 @@ def _run(
                 for one in study(scenario, inputs, on_share=on_share):
                     runs[-1] = ScenarioRuns(scenario, (*runs[-1].figures, one.figures))
         except KeyboardInterrupt:
-            console.print("interrupted: reporting what there is")
+            console.print("interrupted: reporting the simulations so far")
             return runs, False
     return runs, True

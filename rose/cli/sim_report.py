@@ -38,7 +38,7 @@ def summarise_study(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
 
 
 def summarise_validation(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
-    """Return every published figure on the scenarios, with the simulated one."""
+    """Return each published figure of the scenarios beside the simulated figure."""
     found = validations({one.scenario.name: one.figures for one in runs})
     return [{**asdict(one), "error": one.error, "warning": one.warning} for one in found]
 
@@ -149,8 +149,8 @@ def _checks(runs: ScenarioRuns) -> list[dict[str, Any]]:
     unrecovered = sum(one.unrecovered for one in mine)
     rows: list[tuple[str, bool | None, Any]] = [
         ("no token was lost", sum(one.tokens_lost for one in runs.figures) == 0, None),
-        ("rose gave no trajectory up", sum(one.dropped for one in mine) == 0, None),
-        ("every version of rose came out", all(one.is_complete for one in mine), None),
+        ("rose dropped no trajectory", sum(one.dropped for one in mine) == 0, None),
+        ("rose finished every version", all(one.is_complete for one in mine), None),
         ("rose's turns ran again after every revocation", not unrecovered, unrecovered or None),
         (
             "no request missed a target because of rose",

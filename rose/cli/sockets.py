@@ -7,7 +7,7 @@ import click
 
 
 def default_socket() -> str:
-    """Return the path at which this user's device listens unless told otherwise."""
+    """Return the path at which this user's device listens by default."""
     folder = Path(f"/run/user/{os.geteuid()}")
     return str(folder / "rose.sock" if folder.is_dir() else f"/tmp/rose-{os.geteuid()}.sock")
 

@@ -106,8 +106,8 @@ def _cap(cap: tuple[int, float] | None) -> str:
         return "cap -"
     size_bytes, left_ms = cap
     if left_ms <= 0:
-        return "cap ran out: nothing is lent until the next"
-    until = "until the next" if math.isinf(left_ms) else f"for {left_ms / MS_PER_S:.1f} s more"
+        return "cap expired: nothing is lent until the next cap"
+    until = "until the next cap" if math.isinf(left_ms) else f"for {left_ms / MS_PER_S:.1f} s more"
     return f"cap {size_bytes / GIB:.2f} GiB {until}"
 
 
@@ -138,7 +138,7 @@ class WatchedDevice:
             self._reported_ns = self._clock.now_ns()
 
     def look(self) -> Group:
-        """Draw the ledger, and the last reported cap less the time since then."""
+        """Draw the ledger and the last reported cap; time since the report is deducted."""
         reported = self._reported
         if reported.cap is not None:
             size_bytes, left_ms = reported.cap

@@ -34,7 +34,7 @@ _SERVING: Final = "serving"
 
 @click.group()
 def transfer() -> None:
-    """Move fresh weights from a trainer to serving engines."""
+    """Plan the traffic of weight updates, or merge the timelines of several programs."""
 
 
 @transfer.command()
@@ -45,7 +45,7 @@ def transfer() -> None:
     type=click.IntRange(0, 1024),
     default=1,
     show_default=True,
-    help="Relays per serving cluster; without, a tile crosses once per receiver.",
+    help="Relays per serving cluster; with 0, each tile crosses the link once per receiver.",
 )
 @click.option(
     "--density",
@@ -59,7 +59,7 @@ def transfer() -> None:
     type=click.FloatRange(0, 64),
     default=1.5,
     show_default=True,
-    help="Bytes on the wire; a tile never takes more than its elements.",
+    help="Bytes per changed element on the wire; a tile never takes more than its full size.",
 )
 @click.option(
     "--tile-elements",
@@ -68,7 +68,7 @@ def transfer() -> None:
     show_default=True,
     help="Most elements of a tile.",
 )
-@click.option("--plan", "plan_out", type=_PATH, metavar="FILE", help="Write the plan too.")
+@click.option("--plan", "plan_out", type=_PATH, metavar="FILE", help="Also write the plan.")
 def plan(
     *,
     source: Path,
@@ -81,9 +81,9 @@ def plan(
 ) -> None:
     """Report how updates get from SOURCE to every DEST: tiles, bytes on links, coverage.
 
-    SOURCE and each DEST are shard maps as JSON: of a trainer, and of replicas of engines. The exit
-    status is 2 when one cannot be read, when a part of the source or of a parameter is not covered,
-    or when a replica needs elements that the source does not have.
+    SOURCE is the shard map of a trainer, and each DEST that of an engine's replica, as JSON. The
+    exit status is 2 when a file cannot be read, when a part of the source or of a parameter is not
+    covered, or when a replica needs elements that the source does not have.
     """
     giving, taking = _read(source), [_read(path) for path in destinations]
     members = _members(destinations, taking)
@@ -145,7 +145,7 @@ def _covered(path: Path, file: "ShardFile", *, is_source: bool = False) -> Cover
 @click.argument("files", type=_PATH, nargs=-1, required=True, metavar="FILE...")
 @click.option("-o", "--out", type=_PATH, required=True, metavar="OUT", help="Output file.")
 def timeline(files: tuple[Path, ...], out: Path) -> None:
-    """Merge traces of `--timeline` from several programs of one machine, for Perfetto."""
+    """Merge the files that several programs of one machine wrote with `--timeline`."""
     content = merged([(str(path), read_named(path, FILE_BYTES_MAX)) for path in files])
     write_output(out, content, what="the timeline")
     click.echo(f"{out}: {len(files)} processes; open it in ui.perfetto.dev or chrome://tracing")

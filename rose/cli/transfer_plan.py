@@ -80,32 +80,34 @@ def _sentences(planned: Planned) -> Iterator[str]:
         yield from _about(f"replica {name}", coverage)
         if coverage.storage is None:
             yield (
-                f"How large the parameters of replica {name} are is not said, so nothing shows "
+                f"The shard map of replica {name} gives no sizes of parameters, so nothing shows "
                 f"that all of their elements are covered."
             )
         if missing := planned.unreceived(name):
-            yield f"Replica {name} does not receive {_listed(missing)}, or not all of it."
+            yield f"Replica {name} does not receive all elements of {_listed(missing)}."
 
 
 def _rows(planned: Planned) -> Iterator[Sequence[str]]:
     plan, moved = planned.plan, planned.traffic
-    yield "elements", f"{planned.elements:,}", "That cross; tied tensors once, computed ones not."
+    why = "Elements to send; tied tensors count once, computed tensors do not count."
+    yield "elements", f"{planned.elements:,}", why
     yield (
         "tiles",
         f"{len(plan.tiles):,}",
-        f"Of at most {plan.tile_elements:,} elements each; whole, {planned.tiles_min:,} would do.",
+        f"At most {plan.tile_elements:,} elements each; {planned.tiles_min:,} full tiles would do.",
     )
     update = (
         f"At a density of {planned.density:.3g} and {planned.bytes_per_change:g} bytes per change"
     )
     for (one, other), nbytes in sorted(moved.crossing.items()):
         is_relayed = any(relay.cluster == other for relay in plan.relays)
-        how = "each tile once" if is_relayed else "each tile once for each of its receivers"
-        yield f"link {one} to {other}", size_text(nbytes), f"{update}, {how}."
+        how = "crosses once" if is_relayed else "crosses once for each of its receivers"
+        yield f"link {one} to {other}", size_text(nbytes), f"{update}, each tile {how}."
     for cluster, nbytes in sorted(moved.fan_out.items()):
-        yield f"inside {cluster}", size_text(nbytes), "Each tile once for each of its receivers."
-    yield "layout", plan.layout_id[:16], "Digests of tiles compare where it is the same."
-    yield "plan", plan.plan_id[:16], "The layout and the ways of its tiles."
+        why = "Each tile is sent once to each of its receivers."
+        yield f"inside {cluster}", size_text(nbytes), why
+    yield "layout", plan.layout_id[:16], "Plans with the same layout have comparable tile digests."
+    yield "plan", plan.plan_id[:16], "Identifies the layout and the routes of its tiles."
 
 
 def _coverages(planned: Planned) -> Iterator[Sequence[str]]:
@@ -137,7 +139,7 @@ def _about(who: str, coverage: Coverage) -> Iterator[str]:
         for (rank, parameter), count in coverage.uncovered.items()
     ]
     if uncovered:
-        yield f"Not covered at {who}, as buffers or computed: {_listed(uncovered)}."
+        yield f"Not covered at {who}, as buffers and computed tensors may be: {_listed(uncovered)}."
 
 
 def _listed(names: Collection[str]) -> str:

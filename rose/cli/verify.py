@@ -63,10 +63,10 @@ def _remarks(verification: Verification) -> Iterator[str]:
     """Yield remarks besides the violations."""
     forced = verification.kinds.get("FORCED", 0)
     if forced:
-        yield f"Let through a closed gate by the watchdog: {forced} segments."
+        yield f"The watchdog let {forced} segments through a closed gate."
     if verification.without:
         names = " and ".join(verification.without)
-        yield f"This log was made without {names}, to see what that is worth: it is no proof."
+        yield f"This log was made without {names} for an experiment, so it is no proof."
 
 
 _ROWS_MAX: Final = 20

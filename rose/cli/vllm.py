@@ -24,8 +24,8 @@ _PLUGIN: Final = "rose"
 # Scheduler and worker run in one thread, so that a step and its gates are one quantum.
 _EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _PATIENCE_S: Final = 5.0
-_BLOCK_TOKENS: Final = "32"  # the smallest that vLLM's CPU kernels take: loans in small units
-# Options that choose what rose brings itself.
+_BLOCK_TOKENS: Final = "32"  # the smallest that vLLM's CPU kernels support; keeps loans small
+# Options of vLLM that rose sets itself.
 _TAKEN: Final = ("--scheduler-cls", "--worker-cls", "--distributed-executor-backend")
 _SIZES: Final = {
     "--tensor-parallel-size": "tensor",
@@ -62,9 +62,13 @@ def vllm() -> None:
 @click.option(
     "--epsilon", default=0.01, show_default=True, help="Share of steps that may miss a bound."
 )
-@click.option("--slab-mib", type=click.IntRange(min=2), help="Unit of a loan; default: by model.")
-@click.option("--log", "log_path", default="", metavar="FILE", help="Certificates, for verify.")
-@click.option("--observe", is_flag=True, help="Lend nothing; /rose/status says what could be lent.")
+@click.option("--slab-mib", type=click.IntRange(min=2), help="Unit of a loan; default by model.")
+@click.option(
+    "--log", "log_path", default="", metavar="FILE", help="Certificate log, for `rose verify`."
+)
+@click.option(
+    "--observe", is_flag=True, help="Lend nothing; /rose/status reports what could be lent."
+)
 def serve(
     model: str,
     options: Sequence[str],
@@ -73,7 +77,7 @@ def serve(
     observe: bool,  # noqa: FBT001 (a flag of the command line)
     **settings: Any,
 ) -> None:
-    """Serve MODEL with vLLM, and lend what it does not need.
+    """Serve MODEL with vLLM, and lend the memory and compute that it does not need.
 
     Options that rose does not know go to `vllm serve`.
     """
@@ -93,10 +97,10 @@ def serve(
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[VLLM OPTIONS]...")
 @click.option("--attach", metavar="SOCKET", show_default="this user's", default=default_socket)
 def rollout(model: str, options: Sequence[str], attach: str) -> None:
-    """Run MODEL with vLLM in what the server at SOCKET lends.
+    """Run MODEL with vLLM on the memory and compute that the server at SOCKET lends.
 
-    Options that rose does not know go to `vllm serve`. Layers are gated in eager mode, which is the
-    default here; with --no-enforce-eager, steps stop between two steps only.
+    Options that rose does not know go to `vllm serve`. In eager mode, which is the default here,
+    rollouts can stop between two layers; with --no-enforce-eager, only between two steps.
     """
     _check(options)
     named = _names(options)
@@ -116,11 +120,11 @@ def rollout(model: str, options: Sequence[str], attach: str) -> None:
 
 
 def _check(options: Sequence[str]) -> None:
-    """Refuse early what the engine would refuse after loading the model.
+    """Refuse options that the engine would refuse only after loading the model.
 
     Raises:
-        InvalidArgument: an option chooses what rose brings itself.
-        Unavailable: this vLLM, or this many workers, are not supported.
+        InvalidArgument: rose sets one of the options itself.
+        Unavailable: this version of vLLM, or more than one worker, is not supported.
     """
     check_supported(_version())
     for name, value in _pairs(options):
@@ -150,7 +154,9 @@ def _version() -> str:
     for name in _DISTRIBUTIONS:
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-    raise Unavailable("vLLM is not installed here: pip install 'vllm==0.33.*', or make vllm-env")
+    raise Unavailable(
+        "vLLM is not installed here: run pip install 'vllm==0.33.*', or make vllm-env"
+    )
 
 
 def _exec(

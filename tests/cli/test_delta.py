@@ -13,8 +13,8 @@ from rose.cli.runs import progress
 from tests.checkpoints.made import bits, stepped, write_folder, write_safetensors
 
 CUT_OFF = (
-    "Of its tiles that change, 3 are the base's and 1 the target's; 0 of all are of neither: "
-    "an apply may have been cut off."
+    "Of the tiles that FILE changes, 3 equal the base's and 1 the target's. Of all tiles, 0 equal "
+    "neither. An apply may have been interrupted."
 )
 UP = "model.layers.{}.mlp.up_proj.weight"
 
@@ -142,7 +142,10 @@ def test_delta_file_goes_there_and_back(capsys, tmp_path, sides):
     assert said.endswith(f"; {inspection.changed:,} elements change\n")
     status, said, _ = run(capsys, "apply", old, file, "-o", out)
     assert status == 0
-    assert said == f"{out}: written\ncopied from {old}, as no delta has them: config.json\n"
+    assert (
+        said
+        == f"{out}: written\ncopied from {old}, because a delta has tensors only: config.json\n"
+    )
     name = "model.safetensors"
     assert (out / name).read_bytes() == (new / name).read_bytes()
     assert run(capsys, "undo", out, file, "-o", back)[0] == 0
@@ -161,9 +164,8 @@ def test_make_says_that_a_delta_has_no_headers(capsys, tmp_path):
     new = write_safetensors(tmp_path / "new", {"a": row}, {"step": "2"})
     status, out, _ = run(capsys, "make", old, new, "-o", tmp_path / "x")
     assert status == 0
-    assert out.splitlines()[1:] == [
-        f"It changes tensors only: names or headers of the files differ in {new}."
-    ]
+    line = f"{tmp_path / 'x'} changes tensors only; {old} and {new} also differ in file names or "
+    assert out.splitlines()[1:] == [f"{line}headers."]
     other = write_safetensors(tmp_path / "other", {"b": row})
     assert "'a' is not the same tensor" in refused(capsys, "make", old, other, "-o", tmp_path / "y")
 

@@ -164,7 +164,7 @@ def test_doctor_says_what_a_pool_lacks(fake: Fake):
     fake.arguments("gate_kernel", [48])
     fake.on_kernel("gate_kernel", let_pass)
     found = findings()
-    assert "a KV pool needs" in found["gpu 0 pool"].why
+    assert "a KV pool needs it" in found["gpu 0 pool"].why
 
 
 @in_child(FAKECUDA_MISSING="cuStreamBatchMemOp")

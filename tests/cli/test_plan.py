@@ -294,7 +294,7 @@ def test_what_would_fit_does() -> None:
 
 def test_busy_serving_is_told_apart_from_one_that_does_not_fit() -> None:
     said = " ".join(advice(make_plan(SETTING)))
-    assert "Nothing can be lent while serving is as busy as that" in said
+    assert "Nothing can be lent while serving is that busy" in said
     plan = make_plan(SETTING)
     assert f"room for {plan.serving_requests()} of the 64 requests" in said
     roomy = replace(SETTING, load=replace(LOAD, requests=2))
@@ -309,7 +309,7 @@ def test_text_part_is_said_to_be_one_once() -> None:
 
 def test_slab_that_cannot_be_is_refused_with_blocks_that_can() -> None:
     large = replace(SETTING, serving=find_model("Llama-3.1-70B"), block_tokens=256)
-    with pytest.raises(InvalidArgument, match="lower block_tokens; 128 would do"):
+    with pytest.raises(InvalidArgument, match="lower block_tokens; --block-tokens 128 would work"):
         make_plan(large)
     make_plan(replace(large, block_tokens=128))
 
@@ -398,7 +398,7 @@ def test_model_of_a_file_is_planned(capsys, tmp_path) -> None:
         (("Qwen3-8B", "Qwen3-8B", "--device-gb", 80, "--kv-dtype", "int4"), "int4"),
         (("Qwen3-8B", "Qwen3-8B", "--device-gb", 80, "--decode-tokens-per-s", "nan"), "0..1e8"),
         (("Qwen3-8B", "Qwen3-8B", "--device-gb", 80, "--revoke-ms", "nan"), "horizon_ms"),
-        (("Llama-3.1-70B", "Qwen3-8B", "--device-gb", 80, "--block-tokens", 256), "128 would do"),
+        (("Llama-3.1-70B", "Qwen3-8B", "--device-gb", 80, "--block-tokens", 256), "128 would work"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(capsys, arguments, says) -> None:

@@ -131,9 +131,9 @@ def test_an_interrupt_reports_what_there_is(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--slo", "500"], "not a pair of targets"),
-        (["--slo", "0:50"], "not a pair of targets"),
-        (["--slo", "nan:50"], "not a pair of targets"),
+        (["--slo", "500"], "must be a pair of targets"),
+        (["--slo", "0:50"], "must be a pair of targets"),
+        (["--slo", "nan:50"], "must be a pair of targets"),
         (["--seconds", "0"], "--seconds must be above 0"),
         (["--seconds", "nan"], "--seconds must be above 0"),
         (["--every", "-1"], "--every must be above 0"),

@@ -122,4 +122,4 @@ def test_no_cell_is_cut(width):
     out = printed(report_of(), width)
     assert "…" not in out
     assert "200/25" in out
-    assert "made [up]: 721 readings in 60.0 min; a KV pool of 40.0 GiB" in out
+    assert "made [up]: 721 readings in 60.0 min; the KV pool has 40.0 GiB" in out

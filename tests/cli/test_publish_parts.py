@@ -170,11 +170,11 @@ def test_ranks_and_parts_that_do_not_go_together_are_one_sentence(
     here = make_checkpoint(tmp_path / "v0", 0)
     planned = ["--plan", plan_path]
     for sentence, *options in (
-        ("need the --plan", "--rank", "1"),
-        ("need the --plan", "--part", "127.0.0.1:1"),
+        ("need a --plan", "--rank", "1"),
+        ("need a --plan", "--part", "127.0.0.1:1"),
         ("has 2 ranks", "--rank", "2", *planned),
         ("only rank 0 takes --part", "--rank", "1", "--part", "127.0.0.1:1", *planned),
-        ("each of 1 others", "--rank", "0", *planned),
+        ("each other rank, 1 in all, got 0", "--rank", "0", *planned),
         ("loopback", "--rank", "0", "--part", "10.0.0.1:1", *planned),
     ):
         assert main([str(one) for one in ("publish", here, *options)]) == 2

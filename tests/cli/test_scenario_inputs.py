@@ -35,11 +35,11 @@ def test_rates_shape_the_traffic(tmp_path: Path) -> None:
         ("a,b\n", "line 1"),
         ("model,t_s,rate_rps\nm,0\n", "line 2"),
         ("model,t_s,rate_rps\nm,0,x\n", "line 2"),
-        ("model,t_s,rate_rps\nm,600,1\n", "line 2: m is at 600 s"),
+        ("model,t_s,rate_rps\nm,600,1\n", "line 2: the rates of m .* this rate is at 600 s"),
         ("model,t_s,rate_rps\nm,0,-1\n", "the rate -1"),
         ("model,t_s,rate_rps\nm,0,nan\n", "the rate nan"),
-        ("model,t_s,rate_rps\nm,0,0\n", "without requests"),
-        ("model,t_s,rate_rps\n", "without requests"),
+        ("model,t_s,rate_rps\nm,0,0\n", "a rate above 0 for each model"),
+        ("model,t_s,rate_rps\n", "a rate above 0 for each model"),
     ],
 )
 def test_rates_that_are_none_are_refused(tmp_path: Path, text: str, says: str) -> None:

@@ -157,8 +157,8 @@ def test_an_interrupt_in_a_simulation_ends_it(
     ("line", "says"),
     [
         (("--arms", "rose,best"), "arms[1]: 'best' is unknown"),
-        (("--seeds", "3"), "--seeds must be 1 to 2, the seeds of small, got 3"),
-        (("--seeds", "0"), "--seeds must be 1 to 2, the seeds of small, got 0"),
+        (("--seeds", "3"), "--seeds must be 1 to 2, the number of seeds of small, got 3"),
+        (("--seeds", "0"), "--seeds must be 1 to 2, the number of seeds of small, got 0"),
         (("--validate", "nowhere.yaml"), "cannot read nowhere.yaml"),
     ],
 )

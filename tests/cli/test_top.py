@@ -122,10 +122,10 @@ def test_cap_is_shown_with_the_time_that_it_still_holds(
     assert "cap -" in shown()
     for cap_bytes, ttl_ms, line in (
         (1 << 40, math.inf, "cap -"),  # a cap that is lifted
-        (8 * SLAB, math.inf, "cap 0.00 GiB until the next"),
+        (8 * SLAB, math.inf, "cap 0.00 GiB until the next cap"),
         (8 * SLAB, 6e8, "cap 0.00 GiB for "),
         (0, 6e8, "cap 0.00 GiB for "),
-        (8 * SLAB, 0.0, "cap ran out: nothing is lent until the next"),
+        (8 * SLAB, 0.0, "cap expired: nothing is lent until the next cap"),
     ):
         device.lend_at_most(cap_bytes, ttl_ms=ttl_ms)
         assert line in shown()
@@ -143,7 +143,7 @@ def test_a_cap_is_asked_for_again_and_runs_out_where_nobody_answers(
     Path(path).unlink()  # where it listens
     clock.sleep(0.6)
     looked_at.ask_again()
-    assert "cap ran out" in text_of(looked_at.look())
+    assert "cap expired" in text_of(looked_at.look())
 
 
 def test_why_rollouts_wait_is_shown(

@@ -55,7 +55,7 @@ def test_it_says_tiles_links_and_coverage(capsys, write, wide):
     size = f"{MODEL.elements / 1024:.2f} KiB"
     for link in ("link home to east", "link home to west"):
         assert said[link][0] == size
-        assert said[link][1] == "At a density of 1 and 1 bytes per change, each tile once."
+        assert said[link][1] == "At a density of 1 and 1 bytes per change, each tile crosses once."
     assert said["source"] == ["8", "100 %", "100 %", "0"]
     assert said["replica east"] == ["2", "100 %", "100 %", "0"]
     assert said["replica flat"] == ["3", "100 %", "100 %", "0"]
@@ -78,7 +78,7 @@ def test_its_plan_is_written_and_is_what_it_says(capsys, tmp_path, write, wide):
 def test_without_relays_it_says_that_tiles_cross_again_and_again(capsys, write, wide):
     source = write("trainer", sharded(MODEL, tp=2))
     out = run(capsys, source, write("a", sharded(MODEL, tp=2)), "--relays", 0)[1]
-    assert "each tile once for each of its receivers." in out
+    assert "each tile crosses once for each of its receivers." in out
 
 
 def test_it_names_ties_computed_tensors_buffers_and_what_is_not_received(capsys, write, wide):
@@ -100,10 +100,11 @@ def test_it_names_ties_computed_tensors_buffers_and_what_is_not_received(capsys,
     assert f"Tied at replica east, and sent under one name: {tie}.\n" in out
     assert "Computed at replica east, and changed by its loader only: norm (float32 of it)." in out
     assert (
-        "Not covered at replica east, as buffers or computed: 16 elements of norm on rank 0, "
-        "16 elements of norm on rank 1, 10 elements of cache on rank 0.\n" in out
+        "Not covered at replica east, as buffers and computed tensors may be: "
+        "16 elements of norm on rank 0, 16 elements of norm on rank 1, "
+        "10 elements of cache on rank 0.\n" in out
     )
-    assert "Replica east does not receive model.norm.weight, or not all of it.\n" in out
+    assert "Replica east does not receive all elements of model.norm.weight.\n" in out
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_segments_of_the_watchdog_are_counted(verify):
     log.forced(passed=0)
     log.forced(passed=1)
     _, out, _ = verify(log)
-    assert "Let through a closed gate by the watchdog: 2 segments." in out
+    assert "The watchdog let 2 segments through a closed gate." in out
 
 
 def test_the_audit_is_a_table_with_one_cause_for_each_miss(verify):

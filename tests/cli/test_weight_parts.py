@@ -157,7 +157,9 @@ def test_relay_names_a_damaged_hello_and_writes_it_anew(
     peers = Peers("relay", "relay")
     introduction = Introduction(tmp_path, (), "here:1", peers, Events(is_json=False))
     assert (introduction.known, peers.hello(1).layout) == (None, "")
-    assert f"{path} is damaged; it is written anew" in capsys.readouterr().out
+    assert (
+        f"{path} is damaged: its SHA-256 does not match; it is replaced" in capsys.readouterr().out
+    )
     there = SimpleNamespace(hellos=lambda: [None, HELLO])
     introduction.update(cast("Addresses", there))
     assert (introduction.known, peers.hello(1).layout) == (HELLO, HELLO.layout)

@@ -30,7 +30,7 @@ _KEY_BYTES_MIN: Final = 16
 
 
 class Events:
-    """Prints events at once. Thread-safe; the lock keeps lines whole.
+    """Prints events immediately. Thread-safe; the lock keeps lines whole.
 
     Args:
         is_json: whether each event is a line of JSON, with `time_ns` on CLOCK_BOOTTIME.
@@ -53,7 +53,7 @@ class Events:
             click.echo(line)
 
     def trouble(self, sentence: str | None, *, about: str = "") -> None:
-        """Print a problem unless it equals the last one of its subject.
+        """Print a problem, unless it equals the last problem of the same subject.
 
         Args:
             sentence: the problem; None if it is over, which prints nothing.
@@ -67,7 +67,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class WeightOptions:
-    """Options of all three programs.
+    """Options that all three programs have.
 
     Args:
         security: token, and certificates if given.
@@ -128,22 +128,22 @@ _OPTIONS: Final = (
         "--token-file",
         type=PATH,
         metavar="FILE",
-        help="Has the token, 64 hexadecimal digits; else ROSE_TOKEN has it.",
+        help="File with the token, 64 hex digits. Default: ROSE_TOKEN.",
     ),
     click.option(
         "--manifest-key-file",
         type=PATH,
         metavar="FILE",
-        help="Has the key of manifests, at least 32 hexadecimal digits; else ROSE_MANIFEST_KEY.",
+        help="File with the manifest key, 32 or more hex digits. Default: ROSE_MANIFEST_KEY.",
     ),
     click.option(
         "--tls",
         type=(PATH, PATH, PATH),
         default=None,
         metavar="CERTIFICATE KEY AUTHORITY",
-        help="PEM files; both sides show certificates. Needed between machines.",
+        help="PEM files for mutual TLS, which is required between machines.",
     ),
-    click.option("--metrics", metavar="ADDRESS", help="Be scraped by Prometheus there."),
+    click.option("--metrics", metavar="ADDRESS", help="Serve Prometheus metrics at this address."),
     click.option(
         "--timeline", type=PATH, metavar="FILE", help="Write a trace for Perfetto at the end."
     ),
@@ -192,7 +192,7 @@ def _token(path: Path | None) -> str:
     if token is None:
         raise InvalidArgument(
             "there is no token: set ROSE_TOKEN, or name a file with --token-file; "
-            "`openssl rand -hex 32` makes one"
+            "`openssl rand -hex 32` makes a token"
         )
     return token
 
@@ -207,7 +207,7 @@ def _manifest_key(path: Path | None) -> bytes:
         key = b""
     if len(key) < _KEY_BYTES_MIN:
         raise InvalidArgument(
-            f"the key of manifests is not at least {2 * _KEY_BYTES_MIN} hexadecimal digits"
+            f"the manifest key must have at least {2 * _KEY_BYTES_MIN} hexadecimal digits"
         )
     return key
 
@@ -219,5 +219,7 @@ def _secret(path: Path) -> str:
     except UnicodeDecodeError:
         text = ""
     if not text or len(content) > _SECRET_BYTES_MAX:
-        raise InvalidArgument(f"{path} does not hold hexadecimal digits")
+        raise InvalidArgument(
+            f"{path} must hold hexadecimal digits, in at most {_SECRET_BYTES_MAX} bytes"
+        )
     return text

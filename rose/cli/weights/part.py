@@ -26,32 +26,35 @@ def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> Non
     if rank is None and not parts:
         return
     if plan is None:
-        raise InvalidArgument("--rank and --part need the --plan that says who sends what")
+        raise InvalidArgument("--rank and --part need a --plan, which assigns tiles to ranks")
     ranks = len(plan.sources.shards.ranks)
     if rank is not None and rank >= ranks:
         raise InvalidArgument(
-            f"rank {rank} does not exist: the trainer has {ranks} ranks in its plan"
+            f"--rank must be 0 to {ranks - 1}, since the trainer has {ranks} ranks in its plan, "
+            f"got {rank}"
         )
     if rank and parts:
         raise InvalidArgument(f"only rank 0 takes --part, and this is rank {rank}")
     if not rank and len(parts) != ranks - 1:
-        raise InvalidArgument(f"rank 0 needs the --part of each of {ranks - 1} others")
+        raise InvalidArgument(
+            f"rank 0 needs one --part for each other rank, {ranks - 1} in all, got {len(parts)}"
+        )
 
 
 def units_of(opened: Checkpoint) -> dict[str, Any]:
-    """Return every tensor of a checkpoint as a row of units, without copying."""
+    """Return views of a checkpoint's tensors, by name; each is 1-D, in the tensor's units."""
     return {name: one.units(0, one.count) for name, one in opened.tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPart:
-    """The tiles that one rank sends; it finds checkpoints by name.
+    """The tiles that one rank sends, read from checkpoints that are found by name.
 
     Args:
         plan: plan that assigns tiles to ranks.
         rank: rank of the trainer.
         first: first checkpoint.
-        folder: folder of later checkpoints; None without any.
+        folder: folder of later checkpoints; None if there are none.
     """
 
     plan: Plan
@@ -103,7 +106,7 @@ class CheckpointPart:
 
 
 def serve_part(part: CheckpointPart, listen: str, threads: int, options: WeightOptions) -> None:
-    """Serve a part until a signal comes, and print its address.
+    """Print the server's address, and serve a part until a signal comes.
 
     Raises:
         InvalidArgument: the checkpoint does not fit the plan, or the address is not allowed.

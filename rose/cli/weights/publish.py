@@ -42,26 +42,26 @@ if TYPE_CHECKING:
     from rose.transfer.wire.remote_part import RemotePart
 
 _POLL_S: Final = 0.2
-# An error of one checkpoint does not stop the serving of others.
+# These errors of one checkpoint do not stop the serving of others.
 _WORLD: Final = (CorruptData, InvalidArgument, OutOfMemory, Unavailable)
 
 
 class CheckpointPublisher:
-    """Publishes checkpoints, and records them in a file, so that a restart continues.
+    """Publishes checkpoints, and records them in a file, to continue after a restart.
 
     Single-threaded.
 
     Args:
-        checkpoint: first checkpoint, if nothing was published yet.
+        checkpoint: first checkpoint; used only if `state_path` names no newer one that exists.
         state_path: file that records the published checkpoints.
-        run: name of the run, if nothing was published yet.
+        run: name of the run; used only if `state_path` does not exist yet.
         plan: plan that cuts checkpoints into tiles; None for a plain layout.
         log: log of versions.
-        timeline: gets the durations.
+        timeline: records durations.
         options: program options.
         encoding: wire encoding, as in `Contributor`.
         threads: number of packing threads.
-        merger: notified of each version, to make merged deltas.
+        merger: makes merged deltas; it is notified of each version.
         parts: addresses of the other ranks' parts; () if this process publishes all tiles.
     """
 
@@ -98,7 +98,7 @@ class CheckpointPublisher:
         self.opening = log.wait_manifests(-1, 0)[0]
 
     def _begun(self, opened: Checkpoint, tiling: Tiling) -> Publisher:
-        """Start an incarnation with a checkpoint; each rank loads its own tiles of it."""
+        """Start an incarnation; each rank loads its own tiles of the checkpoint."""
         self._state = replace(
             self._state, incarnation=self._state.incarnation + 1, n=self._state.n + 1
         )
@@ -116,7 +116,7 @@ class CheckpointPublisher:
         )
 
     def _mine(self, opened: Checkpoint, tiling: Tiling) -> TimedContributor:
-        """Return the contributor of this process: all tiles, or those of rank 0."""
+        """Return this process's contributor, for all tiles or only those of rank 0."""
         if self._addresses and self._plan is not None:
             part = CheckpointPart(self._plan, 0, opened.path, None)
             return self._packing(part.shadow(opened.path.name), tiling.tiles, part.owned)
@@ -129,7 +129,7 @@ class CheckpointPublisher:
         return self._packing(tiling.views(shadow), tiling.tiles)
 
     def _open_parts(self, tiling: Tiling, label: str) -> None:
-        """Open a checkpoint at the parts of all ranks, waiting for ranks that are not up yet."""
+        """Open a checkpoint at every other rank's part; wait for ranks that are not up yet."""
         # Imported here: it needs the extra `wire`, and `quiet_grpc` must run before gRPC's import.
         from rose.transfer.wire.remote_part import RemotePart  # noqa: PLC0415
 
@@ -154,8 +154,8 @@ class CheckpointPublisher:
 
         Raises:
             CorruptData: the checkpoint is damaged; nothing was published.
-            InvalidArgument: the checkpoint has other tensors, or cannot be read.
-            OutOfMemory: the log has no room for it.
+            InvalidArgument: the checkpoint cannot be read, or has other tensors than the first.
+            OutOfMemory: the log has no room for the version.
             Unavailable: the state file cannot be written.
         """
         opened = open_checkpoint(path)
@@ -241,7 +241,7 @@ def read_plan(path: Path) -> Plan:
     "--watch",
     type=PATH,
     metavar="FOLDER",
-    help="Folder in which each new file or folder is a version.",
+    help="Folder in which each new file or folder becomes a version.",
 )
 @click.option("--once", is_flag=True, help="End when receivers have the newest version.")
 @click.option(
@@ -252,21 +252,21 @@ def read_plan(path: Path) -> Plan:
     help="Number of receivers to wait for, with --once.",
 )
 @click.option("--state", type=PATH, metavar="FILE", help="File that records published versions.")
-@click.option("--run", help="Name of the run; that of the checkpoint by default.")
+@click.option("--run", help="Name of the run; the checkpoint's name by default.")
 @click.option(
-    "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan of `rose transfer plan`."
+    "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan from `rose transfer plan --plan`."
 )
 @click.option(
     "--rank",
     type=click.IntRange(min=0),
-    help="Rank of the trainer; ranks other than 0 serve their part.",
+    help="Act as this rank of the trainer; ranks other than 0 serve their part.",
 )
 @click.option(
     "--part",
     "parts",
     multiple=True,
     metavar="ADDRESS",
-    help="At rank 0: address of another rank's part; once per rank.",
+    help="For rank 0: address of another rank's part. Give one for each rank.",
 )
 @click.option("--link", "encoding", type=click.Choice(ENCODINGS), default="gap", show_default=True)
 @click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True)
@@ -291,15 +291,16 @@ def publish(
     keep_gib: float,
     options: WeightOptions,
 ) -> None:
-    """Serve CHECKPOINT, a safetensors file or a folder of them, and later ones in a watched folder.
+    """Publish CHECKPOINT, and every checkpoint that later appears in a watched folder.
 
-    Receivers get the changes between versions, and may join at any time. Write a new checkpoint
-    elsewhere and move it into the watched folder, or write it under a name with a leading dot. A
-    restarted program continues at its last version.
+    A checkpoint is a safetensors file, or a folder of such files. Receivers get the changes between
+    versions, and may join at any time. Write a new checkpoint elsewhere and move it into the
+    watched folder, or write it there under a name with a leading dot and rename it. A restarted
+    program continues at its last version.
 
-    With --rank K of a --plan it is rank K of a trainer, and publishes the tiles that this rank
-    sends. Rank 0 has the log and needs the addresses of the others (--part). All ranks find
-    checkpoints under the same names.
+    With --plan and --rank K, the program acts as rank K of a trainer, and publishes the tiles that
+    this rank sends. Rank 0 keeps the log of versions, and needs the addresses of the other ranks
+    (--part). A checkpoint must have the same name on all ranks.
     """
     for address in (listen, *parts):
         options.security.place(address)  # checked before a large checkpoint is read

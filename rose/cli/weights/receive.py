@@ -52,7 +52,7 @@ class _CheckpointReceiver:
         tiling: tiling of the files.
         wanted: tiles to receive; None for all.
         options: program options.
-        timeline: gets the durations.
+        timeline: records durations.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class _CheckpointReceiver:
         )
 
     def is_known_at(self, n: int) -> bool:
-        """Return whether version `n` or a later one is held, and reported to the upstream."""
+        """Return whether version `n` or a later one is committed, and reported to the upstream."""
         held = self.receiver.held
         return held.run != "" and held.n >= n and self.source.reported_n >= n
 
@@ -239,21 +239,30 @@ def _open(
 
 def _check_layout(layout: str, hello: HelloReply, what: str) -> None:
     if layout != hello.layout:
-        raise InvalidArgument(f"{what} than the upstream serves, or was cut by another plan")
+        raise InvalidArgument(
+            f"{what} than the upstream serves, or was cut into tiles by another plan"
+        )
 
 
 @click.command()
 @click.option(
-    "--upstream", "upstreams", required=True, multiple=True, metavar="ADDRESS", help="May repeat."
+    "--upstream",
+    "upstreams",
+    required=True,
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address of a publisher or relay. May be repeated.",
 )
 @click.option("--to", "folder", type=PATH, required=True, metavar="FOLDER")
 @click.option("--name", help="Name of the receiver; host and folder by default.")
 @click.option(
-    "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan of `rose transfer plan`."
+    "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan from `rose transfer plan --plan`."
 )
-@click.option("--replica", default="", help="Replica of the plan.")
-@click.option("--rank", type=click.IntRange(min=0), help="Rank of the replica: only its tiles.")
-@click.option("--once", is_flag=True, help="End at the currently newest version.")
+@click.option("--replica", default="", help="Name of the replica in the plan.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), help="Receive only the tiles of this rank of the replica."
+)
+@click.option("--once", is_flag=True, help="End at the version that is the newest at the start.")
 @weight_options
 def receive(
     *,
@@ -268,8 +277,8 @@ def receive(
 ) -> None:
     """Keep the checkpoint in FOLDER at the newest version of the upstream, in place.
 
-    FOLDER may hold any version, or an incomplete one: only tiles that differ are fetched. If it is
-    empty, one file is created. No other program may write to it.
+    FOLDER may hold any version, or an incomplete one: only tiles that differ are fetched. In an
+    empty FOLDER, the program creates one file. No other program may write to FOLDER.
     """
     plan = None if plan_path is None else read_plan(plan_path)
     if rank is not None and plan is None:
@@ -298,7 +307,7 @@ def receive(
 
 
 def _keep(made: _CheckpointReceiver, until_n: int | None, paused: Callable[[float], None]) -> None:
-    """Commit versions until `until_n` is held and reported to the upstream, or for ever."""
+    """Commit versions until `until_n` is committed and reported, or for ever if it is None."""
     while True:
         made.step(paused)
         if until_n is not None and made.is_known_at(until_n):

@@ -52,15 +52,15 @@ _UPDATES: Final = "updates"
 
 
 class Introduction:
-    """The upstream's description of its weights, passed on to receivers and kept for outages.
+    """The upstream's description of its weights: passed on to receivers, and stored for outages.
 
     Only the main thread uses it.
 
     Args:
-        directory: folder to store it in; None stores nothing.
-        landing: tiles that land here; () for all.
+        directory: folder that stores the description; None stores nothing.
+        landing: tiles that enter the cluster through this relay; () for all.
         address: address of this relay for the cluster's receivers.
-        peers: announces it to receivers.
+        peers: announces the description to receivers.
         events: reports a damaged file.
     """
 
@@ -84,7 +84,7 @@ class Introduction:
         return self._known
 
     def update(self, there: Addresses) -> None:
-        """Ask the upstream again."""
+        """Request the description again; announce and store it if it has changed."""
         replies = [one for one in there.hellos() if one is not None and one.layout]
         if not replies:
             return
@@ -102,7 +102,7 @@ class Introduction:
 
 
 def read_hello(path: Path) -> HelloReply | None:
-    """Read the file of `write_hello`; None if it does not exist.
+    """Read a file written by `write_hello`; return None if it does not exist.
 
     Raises:
         CorruptData: the file is damaged.
@@ -119,7 +119,7 @@ def read_hello(path: Path) -> HelloReply | None:
     except (CorruptData, InvalidArgument) as error:
         raise CorruptData(f"{path} is damaged: {error}") from None
     if hashlib.sha256(kept.hello).digest() != kept.sha256:
-        raise CorruptData(f"{path} is damaged")
+        raise CorruptData(f"{path} is damaged: its SHA-256 does not match")
     return decode(HelloReply, kept.hello)
 
 
@@ -128,7 +128,7 @@ def _kept_hello(directory: Path | None, events: Events) -> HelloReply | None:
     try:
         return None if directory is None else read_hello(directory / _HELLO)
     except (CorruptData, InvalidArgument) as error:
-        events.trouble(f"{error}; it is written anew when upstream answers", about=_HELLO)
+        events.trouble(f"{error}; it is replaced when the upstream answers", about=_HELLO)
         return None
 
 
@@ -143,30 +143,38 @@ def write_hello(path: Path, reply: HelloReply) -> None:
 
 
 def subscription_of(plan: Plan, cluster: str, name: str) -> Subscription:
-    """Return the tiles that land at a relay.
+    """Return the tiles that enter a cluster through a relay.
 
     Raises:
         InvalidArgument: the plan has no such relay.
     """
     here = Landing(cluster, name)
     if not any(relay.name == name and relay.cluster == cluster for relay in plan.relays):
-        raise InvalidArgument(f"the plan has no relay {name} in {cluster or 'a cluster'}")
+        raise InvalidArgument(
+            f"the plan has no relay {name} in cluster {cluster or '(none given)'}; "
+            f"check --name and --cluster"
+        )
     landing = tuple(tile.index for tile in plan.tiles if here in tile.landings)
     return Subscription(Tiles(plan.counts, plan.widths, plan.layout_id), landing)
 
 
 @click.command()
 @click.option(
-    "--upstream", "upstreams", required=True, multiple=True, metavar="ADDRESS", help="May repeat."
+    "--upstream",
+    "upstreams",
+    required=True,
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address of a publisher or relay. May be repeated.",
 )
 @click.option("--listen", default="127.0.0.1:0", show_default=True, metavar="ADDRESS")
 @click.option(
-    "--directory", type=PATH, metavar="DIR", help="Folder that keeps versions over a restart."
+    "--directory", type=PATH, metavar="DIR", help="Folder that keeps versions across restarts."
 )
-@click.option("--cluster", default="", help="Cluster of the plan that it serves.")
+@click.option("--cluster", default="", help="Cluster in the plan that this relay serves.")
 @click.option("--name", default="relay", show_default=True, help="Name of the relay in the plan.")
 @click.option(
-    "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan of `rose transfer plan`."
+    "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan from `rose transfer plan --plan`."
 )
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
@@ -185,9 +193,9 @@ def relay(
 ) -> None:
     """Follow upstream, and serve its versions to the receivers of a cluster.
 
-    Tiles that land here are fetched when they are published, other tiles on the first request, and
-    each chunk once. While upstream is unavailable, the relay serves the versions that it has. It
-    needs no key of manifests.
+    Tiles that the plan routes through this relay are fetched when they are published, other tiles
+    on the first request; each chunk is fetched once. While upstream is unavailable, the relay
+    serves the versions that it has. It needs no manifest key.
     """
     options.security.place(listen)
     planned = None if plan_path is None else subscription_of(read_plan(plan_path), cluster, name)
@@ -246,7 +254,7 @@ def _follow(
     *,
     newest_n: int,
 ) -> None:
-    """Print versions after `newest_n` and traffic, and ask the upstream now and then."""
+    """Print traffic and versions newer than `newest_n`; regularly update the introduction."""
     clock, looked, moved = BootClock(), 0.0, (0, 0)
     while True:
         if introduction.known is None or looked >= _ASK_S:

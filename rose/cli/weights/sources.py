@@ -21,7 +21,7 @@ _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
 T = TypeVar("T")
 
-# Failures of the world; InvalidArgument too, since a server refuses names beyond its limit.
+# Failures outside this program. A server raises InvalidArgument for a name that is too long.
 _FAULTS: Final = (CorruptData, DeadlineExceeded, InvalidArgument, Unavailable)
 
 
@@ -60,7 +60,7 @@ class Addresses:
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
     def hellos(self) -> list[HelloReply | None]:
-        """Request a description from every server; None for each failure."""
+        """Request a description from every server; a server that fails has None in the list."""
         return [self._hello(source) for source in self._sources]
 
     def _hello(self, source: "RemoteSource") -> HelloReply | None:
@@ -78,7 +78,7 @@ class Addresses:
             return None
 
     def source(self) -> Source:
-        """Return the single source, or a set that pulls each tile from its relay."""
+        """Return the single source, or a set that pulls each tile from the relay that has it."""
         if len(self._sources) == 1:
             return self._sources[0]
         landing = {

@@ -1,4 +1,4 @@
-"""A publisher's state over restarts, so that no version number is used twice."""
+"""A publisher's state, kept across restarts so that no version number is used twice."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class PublishState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         n: number of the newest version that was or may have been published.
         newest: path of the newest published checkpoint.
         published: paths of published checkpoints.
-        format: file format.
+        format: number of the file format.
     """
 
     run: str
@@ -36,7 +36,7 @@ class PublishState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_state(path: Path) -> PublishState | None:
-    """Read a state file; None if it does not exist.
+    """Read a state file; return None if it does not exist.
 
     Raises:
         CorruptData: the file is not a publisher's state.
@@ -67,7 +67,7 @@ def write_state(path: Path, state: PublishState) -> None:
 def entries(folder: Path) -> Iterator[Path]:
     """Yield the checkpoints of a folder in natural order: "step-9" before "step-10".
 
-    Names with a leading dot are still being written and skipped.
+    Entries whose name begins with a dot are still being written, so they are skipped.
 
     Raises:
         Unavailable: the folder cannot be read.
