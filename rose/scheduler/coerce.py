@@ -1,8 +1,8 @@
 """Checks of foreign values: a numpy integer is a count, 1.5 and "1" are not.
 
-Input of callers and workers is journaled and passed to a core that takes numbers only, so each
-value is checked once, on entry, and an error reaches its sender alone. The type of a field names
-its check: `Count`, `Real` and the others here, or a class.
+Input of callers and workers is journaled and passed to a core that takes numbers only. So each
+value is checked once, on entry, and only its sender gets the error. The type of a field determines
+its check: either one of the types of this file, such as `Count`, or any class.
 """
 
 import math
@@ -23,7 +23,7 @@ _NO_NUMBER: Final = (TypeError, ValueError, OverflowError, RuntimeError)
 _TEXT_MAX: Final = 1000
 
 T = TypeVar("T")
-# Returns the converted value of the named field, or raises InvalidArgument.
+# Takes the name and the value of a field; returns the converted value, or raises InvalidArgument.
 Check: TypeAlias = Callable[[str, Any], Any]
 
 
@@ -40,7 +40,7 @@ def whole(low: int, high: int) -> Check:
 
 
 def real(low: float, high: float) -> Check:
-    """Return the check for a number, which converts it to `float`; it refuses texts."""
+    """Return the check for a number, which converts it to `float` and refuses strings."""
 
     def check(name: str, value: Any) -> float:
         (number,) = reals(name, (value,))
@@ -62,7 +62,8 @@ def counts(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     """Return whole numbers from 0 to `COUNT_MAX`, such as token ids."""
     found = _wholes(name, values)
     if found and not (min(found) >= 0 and max(found) <= COUNT_MAX):
-        raise InvalidArgument(f"{name} must each be from 0 to {COUNT_MAX}")
+        wrong = min(found) if min(found) < 0 else max(found)
+        raise InvalidArgument(f"{name} must each be from 0 to {COUNT_MAX}, got {wrong}")
     return found
 
 

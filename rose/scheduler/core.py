@@ -13,7 +13,7 @@ from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, Worke
 
 _Row = tuple[Any, ...]
 
-# Positions in these are the enumeration values of csrc/scheduler.
+# A position in one of these tuples is the value of the enumeration in csrc/scheduler.
 _POLICIES: Final = tuple(PlacementPolicy)
 _DROP_REASONS: Final = tuple(events.DropReason)
 _KINDS: Final = {kind: code for code, kind in enumerate(WorkerKind)}
@@ -73,7 +73,7 @@ class SchedulerCore:
         """Return a core that continues from `image` with the same actions.
 
         Raises:
-            CorruptData: the bytes are not an image, or of another version of rose.
+            CorruptData: the bytes are not an image, or an image of another version of rose.
         """
         core = cls.__new__(cls)
         core._core = _core.SchedulerCore.restored(image)
@@ -99,7 +99,7 @@ class SchedulerCore:
         return [action_of(row) for row in actions]
 
     def keep_grants(self, until_ns: int) -> None:
-        """Let no capacity grant expire before `until_ns`: renewals could not arrive for a while."""
+        """Let no grant expire before `until_ns`; for use after a gap in which none was renewed."""
         self._core.keep_grants(_time("until_ns", until_ns))
 
     @property

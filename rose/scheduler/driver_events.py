@@ -1,4 +1,4 @@
-"""Input of the asyncio driver, as it is journaled: replaying it gives the same state.
+"""Input of the asyncio driver, as it is journaled; a replay of it gives the same state.
 
 The driver also accepts worker events, `JobJoined`, `VersionPublished` and `Consumed`, unchanged.
 """
@@ -27,7 +27,7 @@ class Begun(Checked):
         trajectory: number that was never used.
         group: number shared by the trajectories of one task.
         job: number of its job.
-        seed: seed of its sampling; a turn that moves continues identically.
+        seed: seed of its sampling, by which a turn that moves to another worker stays the same.
         traceparent: W3C trace context of its parent span; empty to begin a trace.
     """
 
@@ -45,8 +45,8 @@ class Asked:
     Args:
         trajectory: number of the trajectory.
         turn: index of the turn.
-        kept: number of leading tokens of its context that the prompt repeats.
-        tail: tokens of the prompt after those.
+        kept: number of leading tokens of the trajectory's context that the prompt repeats.
+        tail: token ids of the prompt after the repeated ones.
         sampling: sampling of the turn.
     """
 

@@ -26,6 +26,15 @@ class Phase(Enum):
     ENDING = "it was given up, and the core has not confirmed it yet"
 
 
+# The values of `Phase` are part of the checkpoint's format, so errors have texts of their own.
+_BUSY: Final = {
+    Phase.WAITING: "it is not admitted yet",
+    Phase.THINKING: "it is between two turns",
+    Phase.SPEAKING: "its current turn is not finished",
+    Phase.ENDING: "it was given up",
+}
+
+
 @dataclass(slots=True)
 class DriverTrajectory:
     """A trajectory that is not over.
@@ -35,15 +44,15 @@ class DriverTrajectory:
         group: number shared by the trajectories of one task.
         job: number of its job.
         seed: seed of its sampling.
-        traceparent: the caller's span, or empty.
+        traceparent: W3C trace context of the caller's span, or empty.
         phase: current phase.
         context: prompt of the current turn; between turns, all input and output so far.
         turns: finished turns.
-        sampling: sampling of the current turn, as are all fields below.
+        sampling: sampling of the current turn; all fields below belong to this turn, too.
         tokens: output so far.
         logprobs: log probability of each token.
         versions: version of the weights for each token.
-        workers: workers that ran a part of it, in order.
+        workers: numbers of the workers that ran a part of the turn, in order.
         grant_epoch: grant epoch of the last request.
         error: error of the last failed attempt.
     """
@@ -78,7 +87,7 @@ class DriverTrajectory:
         """Return the journal entry for a requested turn; None if it was requested before.
 
         Raises:
-            InvalidArgument: it is not the next turn, or the same turn was requested differently.
+            InvalidArgument: the turn was requested before with another prompt or sampling.
         """
         if turn < len(self.turns):
             return None
@@ -98,11 +107,11 @@ class DriverTrajectory:
         """Request the next turn.
 
         Raises:
-            InvalidArgument: it is not the next turn; nothing has changed.
+            InvalidArgument: the turn is not the next one; nothing has changed.
         """
         where = f"trajectory {self.number}, turn {asked.turn}"
         if self.phase is not Phase.THINKING:
-            raise InvalidArgument(f"{where}: cannot be generated now: {self.phase.value}")
+            raise InvalidArgument(f"{where}: cannot be generated now, because {self.why_busy()}")
         if asked.turn != len(self.turns):
             raise InvalidArgument(
                 f"{where}: request turns in order; the next turn is {len(self.turns)}"
@@ -128,9 +137,13 @@ class DriverTrajectory:
             has_turn=self.phase is Phase.SPEAKING,
         )
 
+    def why_busy(self) -> str:
+        """Return the phase as a clause of an error message."""
+        return _BUSY[self.phase]
+
     @property
     def worker(self) -> int | None:
-        """Worker that was last asked for the current turn; None without one."""
+        """Worker that got the current turn last; None if no worker did."""
         return self.workers[-1] if self.phase is Phase.SPEAKING and self.workers else None
 
     def append(
@@ -194,20 +207,20 @@ class DriverTrajectory:
 
 
 class SlowCopy:
-    """Copies trajectories slice by slice, each in its state at the start of the copy.
+    """Copies trajectories slice by slice, each in the state that it had at the start of the copy.
 
-    Call `keep` before each change of a trajectory: so a step copies at most those that it changes.
-    One thread at a time.
+    Call `keep` before each change of a trajectory. So a step copies only trajectories that it
+    changes. One thread at a time.
 
     Args:
-        states: trajectories by number; later ones are not copied.
+        states: trajectories by number; trajectories that are added later are not copied.
     """
 
     def __init__(self, states: Mapping[int, DriverTrajectory]) -> None:
         self._left = dict(states)
         self._copies: dict[int, DriverTrajectory] = {}
         self._order = tuple(states.values())
-        self._at = 0  # all before it are copied
+        self._at = 0  # all trajectories before this index are copied
 
     def keep(self, state: DriverTrajectory) -> None:
         """Copy a trajectory now, if it is not copied yet."""

@@ -20,13 +20,13 @@ from rose.units import NS_PER_S
 if TYPE_CHECKING:
     from rose.scheduler.store_file import FileStore
 
-# Seconds between checkpoints; a restart reads at most as much journal.
+# Seconds between checkpoints. A restart replays the journal of at most this time.
 CHECKPOINT_S: Final = 30.0
-# Seconds for workers to rejoin after a restart before they are lost; their turns, and turns placed
-# on them until then, wait as long.
+# After a restart, workers have this many seconds to rejoin before they count as lost. Their turns,
+# and turns that are placed on them in the meantime, wait as long.
 REJOIN_S: Final = 5.0
-# Step interval while every turn is in its environment, for grants that expire. A longer gap means
-# that the process was suspended.
+# Step interval while every trajectory is in its environment, because grants may expire. A longer
+# gap means that the process was suspended.
 _IDLE_NS: Final = NS_PER_S // 2
 # Far below 2^63, so that deadlines after it do not overflow.
 _NOW_MAX: Final = 1 << 60
@@ -36,8 +36,8 @@ class CoreTime:
     """A monotonic clock that also continues from the time of an earlier process.
 
     A rebooted machine counts from 0, a checkpoint may come from another machine, and clocks may go
-    back. None of this may stop a scheduler (the core refuses to go back in time) or hold it until
-    the clock catches up: time continues at once from its last value.
+    back. None of this may stop a scheduler (the core refuses to go back in time) or make it wait
+    until the clock catches up: time continues at once from its last value.
 
     Args:
         clock: source of times.
@@ -100,7 +100,7 @@ class Durable:
         self._time = CoreTime(self._clock, not_before_ns=self.rollouts.state.now_ns)
         now_ns = self._time.now_ns()
         self._rejoin_ns = now_ns + round(REJOIN_S * NS_PER_S)
-        # Workers renewed their grants unheard; they know of no expiry.
+        # Renewals that workers sent in the meantime are lost, and workers assume that they arrived.
         self._core.keep_grants(self._rejoin_ns)
         self.save_now()
         self._watches.show(lambda watch: watch.opened(self.rollouts.state))
@@ -119,16 +119,17 @@ class Durable:
         except (InvalidArgument, InternalError):
             if taken + 1 < len(steps):
                 raise
-            # The step that ended the last process must not end this one: it had no effects yet.
+            # This step may have ended the last process, and must not end this one. It had no
+            # effects yet, so it is left out.
             self._restore(checkpoint, steps[:-1])
-        self.rollouts.refusals = []  # Absent workers refuse nothing.
+        self.rollouts.refusals = []  # Workers that are absent cannot refuse a turn.
         self.rollouts.watches = self._watches
 
     def _check_settings(self, checkpoint: SchedulerCheckpoint) -> None:
         if checkpoint.policy is not self._policy:
             raise InvalidArgument(
                 f"the checkpoint was written with the policy {checkpoint.policy.name}, not "
-                f"{self._policy.name}: pass the same, or another store"
+                f"{self._policy.name}: pass the same policy, or another store"
             )
         before, now = checkpoint.settings.values(), self._settings.values()
         for name in now:
@@ -141,7 +142,7 @@ class Durable:
     # ---- steps ----------------------------------------------------------------------------------
 
     def receive(self, event: WorkerEvent) -> None:
-        """Accept an event of a worker; events on its grant wait until it is registered."""
+        """Accept a worker's event; its grant and version wait until it is registered."""
         valid = validated(event)
         if valid is None:
             self.invalid_events += 1
@@ -157,8 +158,8 @@ class Durable:
         """Accept an entry of a caller.
 
         Args:
-            entry: the entry.
-            worker: the worker, if the entry registers one.
+            entry: request or report of the caller.
+            worker: the worker to register, if `entry` is a `Registered`.
 
         Raises:
             InvalidArgument: the entry contradicts earlier ones; nothing has changed.
@@ -194,7 +195,7 @@ class Durable:
             self.receive(refusal)
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.absent():
-                self.receive(WorkerLost(number, f"it was not back after {REJOIN_S} s"))
+                self.receive(WorkerLost(number, f"it did not rejoin within {REJOIN_S} s"))
         entries, self._entries = self._entries, []
         if self._store is not None:
             self._store.append(DriverStep(now_ns, tuple(entries)))
@@ -224,10 +225,10 @@ class Durable:
         return self._store is not None and self._time.now_ns() >= self._checkpoint_ns
 
     def begin_checkpoint(self) -> tuple[SchedulerCheckpoint, SlowCopy]:
-        """Start a checkpoint, and its journal. No step waits for it.
+        """Start a checkpoint, and the journal of the steps after it. No step waits for it.
 
         Returns:
-            The checkpoint without trajectories, and their copy, still to be made.
+            The checkpoint without trajectories, and the object that is still to copy them.
         """
         if self._store is None or self._entries:
             raise InternalError("a checkpoint needs a store, and must begin between two steps")

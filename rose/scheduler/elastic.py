@@ -1,8 +1,8 @@
-"""The scheduler for RL frameworks: coroutines request turns, and get each one whole.
+"""The scheduler for RL frameworks: coroutines request turns, and get each turn complete.
 
-One task steps the core. Callers on the event loop queue entries, worker threads leave events in an
-inbox, and nothing that serves traffic ever waits. The effects of a step follow its journal entry,
-so a scheduler that is killed at any point continues where it was.
+One task steps the core. Callers on the event loop queue entries, worker threads put events into an
+inbox, and no thread that serves traffic ever waits. The effects of a step follow its journal entry,
+so a scheduler that is killed at any point continues where it stopped.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from rose.scheduler.store_file import FileStore
 
 _SETTINGS: Final = SchedulerSettings()
-# Worker events that may wait for the scheduler's task; beyond it, a worker that sends one counts as
-# lost. Some seconds of a thousand workers.
+# Most worker events that may wait for the scheduler's task: those of a thousand workers in some
+# seconds. A worker that sends one more counts as lost.
 EVENTS_MAX: Final = 65_536
-# Unfinished trajectories; `start` of one more waits for one to end.
+# Most unfinished trajectories. `start` of another one waits until one ends.
 TRAJECTORIES_MAX: Final = 100_000
-# Seconds between steps without events: the delay in which expired grants and stalls are noticed.
-# Half a second while every turn is in its environment.
+# Seconds between steps without events, and so the delay with which expired grants and stalls are
+# noticed. While every trajectory is in its environment, the delay is half a second.
 TICK_S: Final = 0.05
 _count: Final = whole(0, COUNT_MAX)
 
 
 class ElasticRolloutScheduler:
-    """Decides which worker runs which turn of which trajectory, and returns every turn whole.
+    """Decides which worker runs which turn of which trajectory, and returns complete turns.
 
         async with ElasticRolloutScheduler(store=FileStore(path)) as scheduler:
             await scheduler.register(worker, Capabilities(seats=8, ...))
@@ -52,9 +52,10 @@ class ElasticRolloutScheduler:
             result = await scheduler.generate(7, turn=0, prompt=ids, sampling=Sampling(512))
             await scheduler.finish(7)
 
-    Every call but `consumed` may be repeated, after a restart or a lost answer: a finished turn is
-    returned, a running one is waited for, and neither runs twice. Cancelling a caller does not
-    cancel its turn; the result is kept until someone asks for it, or until `abort`.
+    Every call except `consumed` may be repeated after a restart or a lost answer. A repeated
+    `generate` returns a finished turn, waits for a running turn, and starts neither again.
+    Cancelling a caller does not cancel its turn; the result is kept until someone asks for it, or
+    until `abort`.
 
     A call raises InvalidArgument for invalid or contradictory input, which has no effect, and
     Unavailable once the scheduler is closed.
@@ -111,8 +112,8 @@ class ElasticRolloutScheduler:
         """Recall every turn, write a last checkpoint, and wake all waiting callers.
 
         Raises:
-            RoseError: the error that ended the scheduler, or prevented its last checkpoint; unless
-                another exception is being raised.
+            RoseError: an error ended the scheduler or prevented its last checkpoint. It is not
+                raised while another exception is being raised.
         """
         self._is_closing = True
         cancelled = None
@@ -157,7 +158,7 @@ class ElasticRolloutScheduler:
     # ---- workers --------------------------------------------------------------------------------
 
     def receive(self, event: WorkerEvent) -> None:
-        """Accept a worker's event, even an early one; never waits. Any thread may call."""
+        """Accept a worker's event, even before its registration; never waits. For any thread."""
         inbox = self._inbox
         if inbox is not None:
             inbox.receive(event)
@@ -165,9 +166,9 @@ class ElasticRolloutScheduler:
     async def register(self, worker: Worker, capabilities: Capabilities) -> None:
         """Add a worker; it gets turns once it reports a capacity grant.
 
-        A worker of an earlier scheduler process may return under its number after it has stopped
-        its turns: they resume at their last tokens. Its grant epochs must continue: a revoked epoch
-        stays dead.
+        A worker of an earlier scheduler process may register again under its number after it has
+        stopped its turns, which then resume at their last tokens. Its grant epochs must continue
+        from the old ones, because a revoked epoch never becomes valid again.
 
         Args:
             worker: worker whose events go to `receive`.
@@ -178,7 +179,7 @@ class ElasticRolloutScheduler:
         await self._send(entry, worker)
 
     async def lose(self, worker: int, reason: str) -> None:
-        """Treat a worker as gone, as if it had reported so."""
+        """Treat a worker as gone, as if it had reported its own loss."""
         await self._send(checked(WorkerLost(worker, one_of("reason", reason, str))))
 
     # ---- trajectories ---------------------------------------------------------------------------
@@ -198,8 +199,9 @@ class ElasticRolloutScheduler:
             trajectory: number that was never used, best counted up from 0.
             group: number shared by the trajectories of one task.
             job: number of its job.
-            seed: seed of its sampling; its number if None.
-            traceparent: W3C trace context of the caller's span, parent of its spans.
+            seed: seed of its sampling; None for the trajectory's number.
+            traceparent: W3C trace context of the caller's span, the parent of the trajectory's
+                spans; empty to begin a trace.
 
         Raises:
             InvalidArgument: the number was used for another trajectory.
@@ -222,16 +224,16 @@ class ElasticRolloutScheduler:
     async def generate(
         self, trajectory: int, *, turn: int, prompt: Sequence[int], sampling: Sampling
     ) -> TurnResult:
-        """Return all of a turn, on whichever workers and in however many parts it runs.
+        """Run a turn, on any workers and in any number of parts, and return it complete.
 
         Args:
             trajectory: number of an admitted trajectory.
-            turn: index from 0: the next turn, the running one, or a finished one.
+            turn: index from 0 of the next turn, the running turn, or a finished turn.
             prompt: token ids of the whole context, including earlier turns.
             sampling: sampling of the turn.
 
         Raises:
-            InvalidArgument: it is not the next turn, or it was requested differently before.
+            InvalidArgument: `turn` is not the next turn, or was requested differently before.
             TrajectoryDropped: the trajectory was dropped or given up.
         """
         number, place = _count("trajectory", trajectory), _count("turn", turn)
@@ -257,7 +259,7 @@ class ElasticRolloutScheduler:
         await self._end(Ended(trajectory, is_wanted=True))
 
     async def abort(self, trajectory: int) -> None:
-        """Give a trajectory up in any phase; waiting callers get TrajectoryDropped."""
+        """Give up a trajectory, in any phase; waiting callers get TrajectoryDropped."""
         await self._end(Ended(trajectory, is_wanted=False))
 
     async def _end(self, ended: Ended) -> None:
@@ -270,7 +272,7 @@ class ElasticRolloutScheduler:
     async def add_job(
         self, job: int, *, batch_trajectories: int, max_staleness: int, weight: float = 1.0
     ) -> None:
-        """Add a job, or change its values; other jobs use those of the settings.
+        """Add a job, or change its values; jobs that were not added have the settings' values.
 
         Args:
             job: number of the job, >= 0.
@@ -282,16 +284,20 @@ class ElasticRolloutScheduler:
         await self._send(checked(joined))
 
     async def publish(self, version: int, *, job: int = 0) -> None:
-        """Report a version of a job's trainer; one that is not newer is ignored."""
+        """Report a version that a job's trainer published; an older version is ignored."""
         await self._send(checked(VersionPublished(version, job)))
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
-        """Report that a job's trainer has used or discarded `trajectories` more finished ones.
+        """Report that a job's trainer has used or discarded finished trajectories.
 
-        A repetition counts twice: check `counts().jobs[job].consumed` after a lost answer.
+        A repeated call counts twice: check `counts().jobs[job].consumed` after a lost answer.
+
+        Args:
+            trajectories: number of trajectories since the last call.
+            job: number of the job.
 
         Raises:
-            InvalidArgument: fewer are finished.
+            InvalidArgument: fewer trajectories are finished and not consumed.
         """
         await self._send(checked(Consumed(trajectories, job)))
 
@@ -300,16 +306,16 @@ class ElasticRolloutScheduler:
 
         Raises:
             InvalidArgument: the scheduler has no store.
-            Unavailable: the disk fails; the old or the new checkpoint, and all steps since, are
-                there.
+            Unavailable: the disk fails. The old or the new checkpoint is on disk, with all steps
+                since then.
         """
         inbox = self._open_inbox()
         self._durable.want_checkpoint()
-        while self._durable.is_checkpoint_due():  # It begins between two steps.
+        while self._durable.is_checkpoint_due():  # A checkpoint begins between two steps.
             inbox.wake()
             await self._wait(STEP)
         if self._saving is None:
-            raise Unavailable(self.checkpoint_error or "no checkpoint was begun")
+            raise Unavailable(self.checkpoint_error or "the checkpoint could not be started")
         await asyncio.shield(self._saving)
 
     # ---- state ----------------------------------------------------------------------------------

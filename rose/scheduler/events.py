@@ -1,8 +1,8 @@
 """Events and actions of the scheduler's core.
 
 Three more events come unchanged from `rose.scheduler.worker`: GrantChanged, WorkerLost and
-VersionCommitted. A TurnOutput becomes a TurnProgress and, with an `end`, a TurnEnded after it in
-the same step: the core counts tokens, its driver keeps them.
+VersionCommitted. A TurnOutput becomes a TurnProgress; if it has an `end`, a TurnEnded follows in
+the same step. The core only counts tokens; its driver keeps them.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,9 @@ from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, Worke
 class WorkerJoined:
     """A worker joined; it may run turns once it reports a capacity grant.
 
-    A lost worker may join again under its number, but its grant epochs must continue: old ones stay
-    dead. The fields are those of `Capabilities`, plus the step time per token of all contexts.
+    A lost worker may join again under its number, but its grant epochs must continue from the old
+    ones, which never become valid again. The fields are those of `Capabilities`, plus the step time
+    in ms that each token of all contexts adds.
     """
 
     worker: int
@@ -39,7 +40,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class VersionPublished:
-    """A job's trainer has published a version; one not higher than before is ignored."""
+    """A job's trainer has published a version; a version that is not higher is ignored."""
 
     version: Count
     job: Count = 0
@@ -47,7 +48,7 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryCreated:
-    """A trajectory asks to start; Admit lets it. Its number was never used before."""
+    """A trajectory asks to start; the action Admit allows it. Its number was never used before."""
 
     trajectory: int
     group: int
@@ -66,7 +67,7 @@ class TurnReady:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryEnded:
-    """The environment has ended. During a turn this gives the trajectory up: Drop follows."""
+    """A trajectory's environment has ended. During a turn this gives it up, and Drop follows."""
 
     trajectory: int
 
@@ -81,7 +82,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class JobJoined:
-    """A job joined or has new values. Jobs without this event use those of the settings.
+    """A job joined or has new values. Jobs without this event have the settings' values.
 
     Args:
         job: number of the job.
@@ -116,8 +117,8 @@ class TurnProgress:
 class TurnEnded:
     """A turn left its worker.
 
-    `tokens` is the turn's length then, including tokens from other workers: so an end that
-    overtakes the last tokens is detected. None if events cannot overtake each other.
+    `tokens` is the turn's length at that time, including tokens from other workers. It shows
+    whether this event overtook the last tokens. None if events cannot overtake each other.
     """
 
     trajectory: int
@@ -149,8 +150,8 @@ Event: TypeAlias = (
 class DropReason(Enum):
     """Why a trajectory was dropped."""
 
-    FAILED = "a turn of it failed on every attempt"
-    GIVEN_UP = "it was ended in the middle of a turn, or before it was admitted"
+    FAILED = "one of its turns failed on every attempt"
+    GIVEN_UP = "it was given up before its environment finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +163,10 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a turn, or the rest of one; `first_token` of its tokens are in the prompt already.
+    """Run a turn, or the rest of a turn whose first `first_token` tokens are in the prompt already.
 
-    If the turn's last token is there already (a stop token was delivered, but the report of the end
-    was lost), answer TurnEnded(FINISHED) instead of running anything.
+    If the turn's last token is among them (a stop token was delivered, but the report of the end
+    was lost), the driver runs nothing, and answers with TurnEnded(FINISHED).
     """
 
     trajectory: int
@@ -178,7 +179,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Recall a turn from a worker; a worker without it ignores this."""
+    """Recall a turn from a worker; a worker that does not have the turn ignores this."""
 
     trajectory: int
     worker: int
@@ -193,8 +194,9 @@ class Deliver:
         trajectory: number of the trajectory.
         turn: index of the turn.
         event: index of the TurnProgress among the events of this step.
-        skip: number of its first tokens to skip, because they were delivered before.
-        tokens: number of tokens to take after those, > 0. Later ones exceed the turn's limit.
+        skip: number of leading tokens of the event to skip, because they were delivered before.
+        tokens: number of tokens to take after the skipped ones, > 0. Tokens of the event after
+            these exceed the turn's limit.
     """
 
     trajectory: int
@@ -258,8 +260,8 @@ class SchedulerStats:
         consumed: trajectories consumed by the trainer.
         done: trajectories ended by their environment.
         dropped: trajectories dropped, for any reason.
-        stale: done trajectories that were more than max_staleness versions old when consumed, if
-            consumed in the order in which they ended.
+        stale: done trajectories that were more than max_staleness versions old when consumed;
+            assumes that trajectories are consumed in the order in which they ended.
         recalls: turns recalled from a worker by the scheduler.
         outgrown: recalls that made room for a turn that became longer than expected.
         resumed: starts in the middle of a turn.
@@ -268,17 +270,17 @@ class SchedulerStats:
         tokens_ignored: tokens reported but not delivered.
         reprefill_tokens: prompt tokens that a worker computed again.
         turns_by_kind: finished turns, by kind of the worker that finished them.
-        used_kv_tokens: tokens promised of the capacity grant, by worker, now.
+        used_kv_tokens: tokens of the capacity grant that are promised to turns, by worker, now.
         lengths_by_fate: number of trajectories with 0, 1, 2 to 3, 4 to 7 ... tokens. Stale ones
             also count as done.
-        length_bias: mean tokens of dropped and stale trajectories, relative to that of all other
-            done ones. 1 if none was lost.
+        length_bias: mean tokens of dropped and stale trajectories, divided by the mean tokens of
+            all other done trajectories; 1 if none was dropped or stale.
         jobs: statistics by job.
-        hazards_per_s: expected revocations, by worker; 0 for dedicated ones.
-        exposure_s: largest loss of one failure domain and job, as the time in which the workers of
-            all other domains would compute it again; now.
+        hazards_per_s: expected revocations per second, by worker; 0 for dedicated workers.
+        exposure_s: largest loss of work that the failure of one domain would cause to one job now,
+            as the time in which the workers of all other domains would compute it again.
         recovery_bound_s: time within which each turn of a borrowed worker would run again if all
-            were revoked now. Infinite if a job has no dedicated worker.
+            borrowed workers were revoked now. Infinite if a job has no dedicated worker.
     """
 
     waiting: int

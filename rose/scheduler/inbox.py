@@ -1,4 +1,4 @@
-"""Worker threads' events for the task that steps the core."""
+"""Passes events of worker threads to the task that steps the core."""
 
 import asyncio
 import threading
@@ -9,9 +9,9 @@ from rose.scheduler.worker import WorkerEvent, WorkerLost
 class Inbox:
     """Keeps worker events in order. Senders never wait.
 
-    When too many events wait, a worker that sends one counts as lost: its events are dropped until
-    it registers again. That costs only time, as its turns resume elsewhere at the last known token;
-    and an engine's thread never waits for us.
+    When too many events wait, a worker that sends another one counts as lost: its events are
+    dropped until it registers again. That costs only time, because its turns resume elsewhere at
+    their last known tokens. In return, no thread of an engine ever waits for the scheduler.
 
     Args:
         loop: event loop of the consuming task.
@@ -22,14 +22,14 @@ class Inbox:
         self._loop = loop
         self._events_max = events_max
         self._woken = asyncio.Event()
-        # Guards all below.
+        # Guards all fields below.
         self._lock = threading.Lock()
         self._events: list[WorkerEvent] = []
         self._shut_out: set[int] = set()
         self._is_closed = False
 
     def receive(self, event: WorkerEvent) -> None:
-        """Keep a worker's event, from any thread; dropped after `close`."""
+        """Keep a worker's event, or drop it after `close`; any thread may call."""
         with self._lock:
             if self._is_closed or event.worker in self._shut_out:
                 return
@@ -46,7 +46,7 @@ class Inbox:
     # ---- the loop's thread ----------------------------------------------------------------------
 
     def let_in(self, worker: int) -> None:
-        """Accept a worker's events again: it registers anew."""
+        """Accept a worker's events again, when it registers anew."""
         with self._lock:
             self._shut_out.discard(worker)
 

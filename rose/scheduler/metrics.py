@@ -11,28 +11,28 @@ from rose.scheduler.elastic import ElasticRolloutScheduler
 _PREFIX: Final = "rose_scheduler_"
 _STATES: Final = ("waiting", "environment", "queued", "running", "recalled")
 _FATES: Final = ("finished", "given_up", "dropped")
-# By the fields of `SchedulerStats`.
+# Help texts by field of `SchedulerStats`.
 _COUNTERS: Final[Mapping[str, str]] = {
     "recalls": "Turns recalled from a worker.",
     "resumed": "Starts in the middle of a turn.",
     "reprefill_tokens": "Prompt tokens that were computed again.",
-    "tokens_delivered": "Generated tokens, each once.",
+    "tokens_delivered": "Generated tokens, each counted once.",
     "tokens_ignored": "Tokens reported but not next in order.",
     "stale_events": "Worker events without effect: late, repeated or invalid.",
     "stale": "Trajectories that were too old when consumed.",
 }
 _GAUGES: Final[Mapping[str, str]] = {
-    "length_bias": "Mean tokens of lost trajectories, relative to that of all others.",
+    "length_bias": "Mean tokens of lost trajectories, divided by the mean tokens of all others.",
     "exposure_s": "Seconds of computing that the loss of one failure domain would cost a job.",
-    "recovery_bound_s": "Seconds within which all turns would run again without borrowed workers.",
+    "recovery_bound_s": "Seconds until all turns would run again if all loans were revoked now.",
 }
 
 
 class SchedulerMetrics(Collector):
     """Exports the state of one scheduler to Prometheus.
 
-    Scrapes must run in the thread of the scheduler's event loop: `generate_latest` in a handler of
-    a server there.
+    Scrapes must run in the thread of the scheduler's event loop: call `generate_latest` in a
+    request handler that runs on this loop.
     """
 
     def __init__(self, scheduler: ElasticRolloutScheduler) -> None:
@@ -53,7 +53,7 @@ class SchedulerMetrics(Collector):
         )
         yield _gauge(
             "used_kv_tokens",
-            "Tokens promised of a worker's capacity grant.",
+            "Tokens of a worker's capacity grant that are promised to turns.",
             {(str(worker),): tokens for worker, tokens in stats.used_kv_tokens.items()},
             "instance",
         )

@@ -1,4 +1,4 @@
-"""A bounded queue between two threads that can be closed."""
+"""A bounded queue between two threads, which can be closed."""
 
 import threading
 from collections import deque
@@ -23,11 +23,11 @@ class Outbox(Generic[T]):
         self._items_max = items_max
         self._items: deque[T] = deque()
         self._is_closed = False
-        # Guards the items and the end.
+        # Guards `_items` and `_is_closed`.
         self._changed = threading.Condition()
 
     def put(self, item: T) -> bool:
-        """Put an item at the end; False if it is closed or full. Never waits."""
+        """Append an item; return False if the queue is closed or full. Never waits."""
         with self._changed:
             if self._is_closed or len(self._items) >= self._items_max:
                 return False
@@ -36,7 +36,7 @@ class Outbox(Generic[T]):
             return True
 
     def take(self, *, wait_s: float) -> T | Nothing:
-        """Remove the first item; wait at most `wait_s` for one."""
+        """Remove and return the first item; wait at most `wait_s` seconds for an item."""
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._is_closed, timeout=wait_s)
             if self._items:
@@ -45,7 +45,7 @@ class Outbox(Generic[T]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it accepts no more items."""
+        """Whether the queue accepts no more items."""
         with self._changed:
             return self._is_closed
 

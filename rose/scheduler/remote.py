@@ -25,22 +25,22 @@ from rose.scheduler.wire import (
 from rose.scheduler.worker import TurnRequest, WorkerEvent, WorkerKind, WorkerLost
 from rose.thread import Thread
 
-# A worker silent for longer is lost; it sends a heartbeat every second.
+# A worker that is silent for longer counts as lost; workers send a heartbeat every second.
 SILENCE_MAX_S: Final = 5.0
 # Interval of the scheduler's pings, well under the server's limit.
 PING_S: Final = 1.0
-# Commands that may wait to be sent; with one more the worker is lost.
+# Most commands that may wait to be sent. If one more would have to wait, the worker is lost.
 COMMANDS_MAX: Final = 4096
 # Longest wait of `close` for the threads, in seconds.
 CLOSE_S: Final = 10.0
 
 
 class RemoteWorker:
-    """Runs turns in the process that `rose.node.server` serves.
+    """Runs turns in a worker process, which uses `rose.node.server`.
 
     Connects in the background. Events come from one thread, in order. When the stream breaks or is
     silent for too long, the last event is a `WorkerLost`; no event follows, and later requests are
-    dropped. It never reconnects: a restarted worker is another one.
+    dropped. It never reconnects: a restarted worker counts as another worker.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class RemoteWorker:
             token: token of the worker's process, which it gave to its parent.
             number: number that the worker must report.
             kind: kind that the worker must report.
-            on_event: called from a thread of this object; must not raise. Until it returns nothing
-                more is read, and the worker's side ends the stream.
+            on_event: called from a thread of this object; must not raise. While it runs, nothing
+                more is read; if it blocks for too long, the worker ends the stream.
 
         Raises:
             InvalidArgument: the address is not on this machine.
@@ -72,7 +72,7 @@ class RemoteWorker:
         self._is_closing = False
         self._is_lost = False
         self._is_delivering = False
-        self._reason: str | None = None  # the first one
+        self._reason: str | None = None  # the first reason for the end of the stream
         self._activity = threading.Event()
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         stream = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
@@ -119,8 +119,8 @@ class RemoteWorker:
 
     def _send(self, command: Command) -> None:
         if not self._outbox.put(encode(command)):
-            # The mailbox is full, or the worker is lost already and this changes nothing.
-            self._give_up(f"it left {COMMANDS_MAX} commands untaken")
+            # The outbox is full; or the worker is lost already, and this changes nothing.
+            self._give_up(f"{COMMANDS_MAX} commands to it already waited to be sent")
 
     def _give_up(self, reason: str) -> None:
         """End the stream; the receiving thread reports `reason`."""
@@ -159,7 +159,7 @@ class RemoteWorker:
         self._lose(self._reason or reason)
 
     def _deliver(self, frame: bytes) -> str | None:
-        """Deliver the event of a frame; return the reason if it was the last."""
+        """Deliver the event of a frame; return the worker's reason if it was the last event."""
         match decode_news(frame):
             case Heartbeat():
                 return None
@@ -167,7 +167,8 @@ class RemoteWorker:
                 if (number, kind) == (self.number, self.kind):
                     return None
                 return (
-                    f"worker {number}, {kind.value}, answered for {self.number}, {self.kind.value}"
+                    f"{kind.value} worker {number} answered instead of {self.kind.value} worker "
+                    f"{self.number}"
                 )
             case WorkerLost(reason=reason):
                 return reason

@@ -1,8 +1,8 @@
 """All trajectories of a scheduler, its workers, and the core that places turns on them.
 
-The core counts tokens; they are kept here, the only place that moves them. The state depends on
-input and its times alone: a replay of the same input gives the same state. The journal relies on
-it.
+The core only counts tokens; this module keeps them, and no other module moves them. The state
+depends only on the input and its times: a replay of the same input gives the same state. The
+journal relies on that.
 """
 
 from collections.abc import Iterable
@@ -46,8 +46,8 @@ from rose.scheduler.worker import (
 )
 from rose.units import NS_PER_S
 
-# After a longer gap the process was suspended: workers renewed their grants unheard. They get this
-# much time to renew, because an expired grant is over for good.
+# After a longer gap between steps, the process was suspended, and renewals of grants were lost.
+# Workers then get `_HEAR_NS` to renew, because an expired grant never becomes valid again.
 _DEAF_NS: Final = NS_PER_S
 _HEAR_NS: Final = 2 * NS_PER_S
 
@@ -65,8 +65,8 @@ class Rollouts:
         self.state = state
         self.watches = watches
         self._core = core
-        # Workers that receive orders. Others of the state joined in an earlier process and are not
-        # back yet.
+        # Workers that receive requests. Other workers of `state` joined in an earlier process, and
+        # have not rejoined yet.
         self._workers: dict[int, Worker] = {}
         self._events: list[Event] = []
         self._outputs: dict[int, TurnOutput] = {}  # by index of their TurnProgress in the events
@@ -132,7 +132,7 @@ class Rollouts:
         return all(one.phase is Phase.THINKING for one in self.state.trajectories.values())
 
     def begin_copy(self) -> SlowCopy:
-        """Return a copy of all trajectories in their present state, still to be made.
+        """Return an object that copies all trajectories in their present state, slice by slice.
 
         An earlier copy in progress stops.
         """
@@ -153,7 +153,7 @@ class Rollouts:
         return state
 
     def register(self, registered: Registered, worker: Worker) -> None:
-        """Add a worker, which gets orders from the next step on.
+        """Add a worker, which gets requests from the next step on.
 
         Raises:
             InvalidArgument: the number is taken; nothing has changed.
@@ -164,15 +164,15 @@ class Rollouts:
         self._workers[registered.worker] = worker
 
     def is_here(self, worker: int) -> bool:
-        """Whether a worker is registered and not lost, including accepted entries."""
+        """Whether a worker is registered and not lost, after all accepted entries."""
         return worker in self._workers
 
     def absent(self) -> list[int]:
-        """Return the numbers of workers of an earlier process that are not back."""
+        """Return the numbers of workers of an earlier process that have not rejoined."""
         return [number for number in self.state.workers if number not in self._workers]
 
     def stop_turns(self, number: int | None = None) -> None:
-        """Recall every turn of a worker, or of all; errors of workers are ignored."""
+        """Recall every turn of a worker, or of all workers; errors of workers are ignored."""
         for state in self.state.trajectories.values():
             on = state.worker
             if on in self._workers and number in (None, on):
@@ -196,7 +196,7 @@ class Rollouts:
         is_thinking = state.phase is Phase.THINKING
         if ended.is_wanted and not is_thinking:
             raise InvalidArgument(
-                f"trajectory {state.number} cannot be finished now: {state.phase.value}"
+                f"trajectory {state.number} cannot be finished now, because {state.why_busy()}"
             )
         if state.phase is Phase.ENDING:
             return
@@ -235,12 +235,12 @@ class Rollouts:
             self._resume(registered)
         else:
             if number in self.state.workers:
-                self._lose(WorkerLost(number, "it came back as another"))
+                self._lose(WorkerLost(number, "it registered again with other capabilities"))
             self._events.append(registered.capabilities.joined(number, registered.kind))
         self.state.workers[number] = registered
 
     def _is_back(self, registered: Registered) -> bool:
-        """Whether the core knows this worker from an earlier process of the scheduler."""
+        """Whether this worker was registered before, with the same kind and capabilities."""
         before = self.state.workers.get(registered.worker)
         if before is None:
             return False
@@ -249,7 +249,7 @@ class Rollouts:
         return (before.kind, was) == (registered.kind, now)
 
     def _resume(self, registered: Registered) -> None:
-        """Let the worker go on; its turns resume at their last tokens."""
+        """Let the worker continue; its turns resume at their last tokens."""
         version = registered.capabilities.version
         self._events.append(VersionCommitted(registered.worker, version, True, 0.0))
         for state in self.state.trajectories.values():
@@ -318,7 +318,7 @@ class Rollouts:
         taken = slice(action.skip, action.skip + action.tokens)
         check(
             output.first_token + action.skip == len(state.tokens),
-            f"trajectory {action.trajectory}: a token would be missing or there twice",
+            f"trajectory {action.trajectory}: a token would be missing or appear twice",
         )
         state.append(output.tokens[taken], output.logprobs[taken], output.versions[taken])
         self.watches.show(lambda watch: watch.add(action.trajectory, action.tokens))
@@ -327,7 +327,7 @@ class Rollouts:
         state = self._known(start.trajectory)
         check(
             start.first_token == len(state.tokens),
-            f"trajectory {start.trajectory}: a turn would go on at the wrong token",
+            f"trajectory {start.trajectory}: a turn would resume at the wrong token",
         )
         if state.has_ended():
             # Its last token was delivered, but its worker was lost before reporting the end.
@@ -339,7 +339,7 @@ class Rollouts:
         self.watches.show(lambda watch: watch.begin(request, start.worker, kind))
         worker = self._workers.get(start.worker)
         if worker is None:
-            return ()  # Not back yet: when it is, it reports that it does not run this turn.
+            return ()  # The worker has not rejoined yet; when it does, this turn is interrupted.
         guard = ErrorGuard()
         with guard:
             worker.start_turn(request)

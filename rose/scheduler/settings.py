@@ -14,10 +14,11 @@ from rose.errors import InvalidArgument
 class PlacementPolicy(Enum):
     """Placement of turns, and their order; the baselines share everything else.
 
-    MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), known here only second-hand; level widths
-    and placement are ours. LEAST_LOADED_STICKY leaves a home with more than half as many turns
-    again plus two as the least loaded worker: the margin of two alone, which won in pull request
-    7435 of verl, loses more caches than it spreads on full engines.
+    MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), which we know only from descriptions by
+    others; level widths and placement are our own. LEAST_LOADED_STICKY keeps a turn at its home
+    unless the home has more than 1.5 n + 2 turns, where n is the number of the least loaded worker.
+    The margin of two alone was best in pull request 7435 of verl, but on full engines it loses more
+    by lost caches than it gains by balance.
     """
 
     JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"
@@ -31,11 +32,11 @@ class SchedulerSettings:
     """Limits of the scheduler.
 
     Args:
-        max_staleness: versions between the start of a trajectory and its use. Most off-policy
-            corrections stop hurting at one.
+        max_staleness: most versions between the start of a trajectory and its use. With one, most
+            off-policy corrections learn as well as without staleness.
         batch_trajectories: trajectories that the trainer uses per version.
-        worker_lag_max: versions that a worker may be behind the newest and still get turns. One
-            lets it work while a new version is on its way.
+        worker_lag_max: most versions that a worker may be behind the newest and still get turns.
+            One lets workers run turns while they receive a new version.
         tuning: changed constants of csrc/scheduler/standard.h, by name, for simulations and tests.
     """
 

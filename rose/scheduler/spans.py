@@ -1,6 +1,7 @@
 """Spans of OpenTelemetry: a trace per trajectory, a span per turn. It needs the extra `tracing`.
 
-Names follow its conventions for generative models where there is one; others begin with `rose.`.
+Names follow the conventions of OpenTelemetry for generative models where there are any. All other
+names begin with `rose.`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from rose.scheduler.worker import TurnRequest, WorkerKind
 
 
 class TurnSpans(DriverWatch):
-    """Makes spans of what it observes.
+    """Makes spans from the events that it observes.
 
     Args:
         provider: provider of tracers; None for the process's own.
@@ -31,7 +32,7 @@ class TurnSpans(DriverWatch):
 
     @override
     def opened(self, state: RolloutsState) -> None:
-        """Begin spans of an earlier process's trajectories, whose spans never ended."""
+        """Begin new spans for trajectories of an earlier process, which left theirs unfinished."""
         for one in state.trajectories.values():
             self._begin(one.number, one.group, one.job, one.traceparent, restarted=True)
             if one.phase is Phase.SPEAKING:
@@ -39,7 +40,7 @@ class TurnSpans(DriverWatch):
 
     @override
     def received(self, entry: Entry) -> None:
-        """Begin and end spans of trajectories, begin those of turns."""
+        """Begin and end spans of trajectories; begin spans of turns."""
         match entry:
             case Begun():
                 self._begin(entry.trajectory, entry.group, entry.job, entry.traceparent)

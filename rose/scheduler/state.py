@@ -13,7 +13,7 @@ from rose.scheduler.turns import TurnResult
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A trajectory was dropped. `error` is that of its last failed attempt."""
+    """A trajectory was dropped. `error` is the error of its last failed attempt."""
 
     trajectory: int
     reason: DropReason
@@ -68,7 +68,7 @@ class UsedNumbers:
     """A growing set of numbers >= 0; only numbers after a gap cost memory.
 
     Args:
-        below: all numbers below this are in the set, since trajectories count up.
+        below: all numbers below this one are in the set; most trajectories count up.
         others: further numbers in the set.
     """
 
@@ -90,7 +90,7 @@ class UsedNumbers:
 
 @dataclass(slots=True)
 class RolloutsState:
-    """The state without the core.
+    """The scheduler's state without its core.
 
     Args:
         now_ns: time of the last step, on the core's clock.
@@ -137,6 +137,6 @@ class SchedulerCheckpoint:
     rest: RolloutsState
 
     def state(self) -> RolloutsState:
-        """Return the state of a driver; it shares nothing with this."""
+        """Return the state of a driver, which shares no objects with this checkpoint."""
         copies = {one.number: one.copy() for one in self.trajectories}
         return replace(self.rest.copy(), trajectories=copies)

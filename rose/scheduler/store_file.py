@@ -1,17 +1,17 @@
 """The scheduler's store: a checkpoint in a file, and journals.
 
-A checkpoint is the whole state and replaces its predecessor atomically; a journal beside it holds
-each step since. The effects of a step follow its journal entry, so a restored checkpoint plus the
-journal's steps knows at least as much as anybody outside.
+A checkpoint is the whole state, and replaces its predecessor atomically. A journal beside it holds
+each step since then. The effects of a step follow its journal entry, so the checkpoint and the
+journal together contain everything that callers and workers have seen.
 
-docs/protocol.md has the layout. Reading executes nothing from the files. The one scheduler that
-writes them holds `NAME.lock`.
+docs/protocol.md has the layout. Reading a file never executes any of its content. Only one
+scheduler at a time may write the files; it holds `NAME.lock`.
 
-A crash can leave an incomplete step at the end of the last journal, which had no effects and is
-ignored: a truncated record, one of full length with a damaged body, or zeros where a record should
-begin, since a file's length may reach the disk before its content. A last body that is damaged
-later looks the same, and is ignored too. A last journal without a step is started anew; any other
-damage or missing file is an error.
+A crash can leave an incomplete step at the end of the last journal. Such a step had no effects, and
+is ignored. It is a truncated record, a record of full length with a damaged body, or zeros where a
+record should begin, because a file's length may reach the disk before its content. A last body that
+was damaged later looks the same, and is ignored too. A last journal without a step is started anew;
+any other damage or missing file is an error.
 """
 
 import errno
@@ -68,7 +68,7 @@ class _Step(msgspec.Struct, array_like=True):
 class _Head(msgspec.Struct, array_like=True):
     format: int
     body: msgspec.Raw  # a Checkpoint without trajectories
-    sizes: list[int] = []  # bytes of each trajectory after it
+    sizes: list[int] = []  # bytes of each trajectory after the head
 
 
 class FileStore:
@@ -78,8 +78,8 @@ class FileStore:
 
     Args:
         path: checkpoint file; its folder must exist.
-        is_synced: whether each step waits for the disk, to survive a power cut and not only this
-            process. Checkpoints always do.
+        is_synced: whether each step waits until it is on disk, so that it survives a power cut and
+            not only the end of this process. Checkpoints always wait.
 
     Raises:
         InvalidArgument: another scheduler uses the files.
@@ -92,8 +92,8 @@ class FileStore:
         self._sequence = 0
         self._journal: BinaryIO | None = None
         self._encoder = msgspec.msgpack.Encoder()
-        # Held while writing a checkpoint; guards the fields below. `close` waits for it, so that a
-        # writing thread does not meet the next scheduler.
+        # Held while writing a checkpoint; guards the fields below. `close` waits for it, so that no
+        # thread of this store still writes when the next scheduler opens the files.
         self._saving = threading.Lock()
         self._saved = 0  # number of the newest checkpoint
         self._is_closed = False
@@ -138,7 +138,7 @@ class FileStore:
     def _check_never_saved(self) -> None:
         """Raise if a journal proves that a checkpoint existed.
 
-        A first journal without a step does not: it is written before the first checkpoint.
+        A first journal without a step proves nothing: it is written before the first checkpoint.
         """
         for number, journal in sorted(self._journals_there().items()):
             if number > 1 or not _JOURNAL.startswith(journal.read_bytes().rstrip(b"\0")):
@@ -148,15 +148,15 @@ class FileStore:
                 )
 
     def _journals_there(self) -> dict[int, Path]:
-        """Return all journals by number."""
+        """Return the paths of all journals on disk, by number."""
         pattern = re.compile(rf"{re.escape(self._path.name)}\.journal-([1-9][0-9]*)")
         found = ((pattern.fullmatch(one.name), one) for one in self._path.parent.iterdir())
         return {int(name[1]): one for name, one in found if name}
 
     def _journals_from(self, sequence: int) -> list[tuple[Path, bytes]]:
-        """Return the journals' content, without those at the end that hold no step.
+        """Return path and content of journals from `sequence` on, without final ones without steps.
 
-        The first must exist and be valid, since it was written before its checkpoint.
+        The first journal must exist and be valid, since it was written before its checkpoint.
         """
         journals: list[tuple[Path, bytes]] = []
         while (journal := self._journal_path(sequence + len(journals))).exists():
@@ -176,7 +176,7 @@ class FileStore:
             if whole < len(data):
                 if journal != journals[-1][0]:
                     raise CorruptData(f"the journal '{journal}' is damaged at byte {whole}")
-                os.truncate(journal, whole)  # Further journals follow it.
+                os.truncate(journal, whole)  # It must be valid once another journal follows it.
             steps += found
         return steps
 
@@ -192,7 +192,7 @@ class FileStore:
             head = msgspec.msgpack.decode(body[:length], type=_Head)
             if head.format != FORMAT:
                 raise CorruptData(
-                    f"'{self._path}' has format {head.format}, this rose reads {FORMAT}"
+                    f"'{self._path}' has format {head.format}, but this rose reads format {FORMAT}"
                 )
             checkpoint = msgspec.msgpack.decode(head.body, type=SchedulerCheckpoint)
             ends = list(accumulate(head.sizes, initial=length))
@@ -255,19 +255,19 @@ class FileStore:
     def save(self, checkpoint: SchedulerCheckpoint) -> None:
         """Write a checkpoint, and remove the journals before it; any thread may call.
 
-        It survives a power cut once this returns.
+        The checkpoint survives a power cut once this returns.
 
         Raises:
-            InvalidArgument: a newer one is stored, or the store is closed.
-            Unavailable: the disk failed. The old checkpoint is unchanged; or, if only the last sync
-                failed, the new one is there, and a power cut may restore the old one. The journals
-                of both are kept.
+            InvalidArgument: a newer checkpoint is stored, or the store is closed.
+            Unavailable: the disk failed. The old checkpoint is unchanged. But if only the last sync
+                failed, the file holds the new checkpoint, and a power cut may bring back the old
+                one. The journals of both are kept.
         """
         with self._saving:
             if self._is_closed or checkpoint.sequence < self._saved:
                 raise InvalidArgument(
                     f"cannot save checkpoint {checkpoint.sequence} to '{self._path}': "
-                    f"{'it is closed' if self._is_closed else f'it has {self._saved} already'}"
+                    f"{'it is closed' if self._is_closed else f'it has the newer {self._saved}'}"
                 )
             self._save(checkpoint)
 
@@ -282,7 +282,7 @@ class FileStore:
             sync_file(self._journal_path(checkpoint.sequence))
             sync_folder(self._path.parent)
             write_whole(self._path, start, *pieces, sha.digest())
-            sync_folder(self._path.parent)  # Older journals may go only after this.
+            sync_folder(self._path.parent)  # Older journals may be removed only after this.
         self._saved = checkpoint.sequence
         with suppress(OSError):
             self._forget_journals()
@@ -310,7 +310,7 @@ class FileStore:
 def _pieces_of(checkpoint: SchedulerCheckpoint) -> list[bytes]:
     """Return the head and the trajectories, encoded one by one.
 
-    An encoder lets no other thread run until it is done.
+    No other thread runs during a call of an encoder, so each call must be short.
     """
     encode = msgspec.msgpack.encode
     states = [encode(one) for one in checkpoint.trajectories]
@@ -322,7 +322,7 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[DriverStep], int]:
     """Return the steps of a journal, and the number of its valid bytes.
 
     Raises:
-        CorruptData: the journal is damaged, other than truncated at its end.
+        CorruptData: the journal is damaged, and not only by an incomplete step at its end.
     """
     if not data.startswith(_JOURNAL):
         raise CorruptData(f"'{journal}' is not a journal of a scheduler")
@@ -332,7 +332,7 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[DriverStep], int]:
         length, length_crc, crc = _RECORD.unpack_from(data, at)
         if zlib.crc32(data[at : at + _SIZE.size]) != length_crc:
             if len(data[at:].rstrip(b"\0")) < _RECORD.size:
-                break  # Its length reached the disk, but not its bytes.
+                break  # The file's length reached the disk, but not its content.
             raise CorruptData(f"the journal '{journal}' is damaged at byte {at}")
         end = at + _RECORD.size + length
         body = data[at + _RECORD.size : end]
@@ -365,7 +365,7 @@ def _step_of(body: bytes, journal: Path, at: int) -> DriverStep:
 
 @contextmanager
 def _disk(path: Path, what: str) -> Iterator[None]:
-    """Turn an OSError into a sentence that names the file; a held lock passes through."""
+    """Turn an OSError into an Unavailable that names the file, except that of a held lock."""
     try:
         yield
     except BlockingIOError:

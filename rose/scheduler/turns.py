@@ -9,7 +9,7 @@ from rose.scheduler.coerce import COUNT_MAX, Checked, Cost, Count, Counts, Some,
 from rose.scheduler.events import WorkerJoined
 from rose.scheduler.worker import WorkerKind
 
-# As in csrc/scheduler/batch_check.cpp: results computed from larger rates are finite.
+# The limits of csrc/scheduler/batch_check.cpp, within which all computed times are finite.
 Rate: TypeAlias = Annotated[float, real(1e-6, COUNT_MAX)]
 
 
@@ -40,7 +40,7 @@ class Capabilities(Checked):
         seats: turns that it runs at once, > 0.
         prefill_tokens_per_s: prompt throughput, > 0.
         decode_step_ms: time of a step without sequences, > 0.
-        decode_ms_per_sequence: time that each sequence adds, >= 0.
+        decode_ms_per_sequence: time that each sequence adds to a step, >= 0.
         version: version of its weights, >= 0.
         domain: failure domain, whose workers fail or are revoked together.
         job: job whose trajectories it runs.
@@ -67,7 +67,7 @@ def capabilities_of(line: Mapping[str, Any]) -> Capabilities:
     """Return the capabilities of a worker that runs as a program, in a failure domain of its own.
 
     Args:
-        line: JSON line of `python -m rose.node.worker` when it is ready.
+        line: JSON object that `python -m rose.node.worker` prints when it is ready.
 
     Raises:
         KeyError: a field is missing.
@@ -85,7 +85,7 @@ def capabilities_of(line: Mapping[str, Any]) -> Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """All of one turn.
+    """A finished turn.
 
     Args:
         trajectory: number of the trajectory.
@@ -93,8 +93,8 @@ class TurnResult:
         tokens: token ids, at most as many as requested.
         logprobs: natural log probability of each token, at the requested temperature.
         versions: version of the weights for each token.
-        workers: numbers of the workers that ran a part of it, in order.
-        is_cut: whether it reached its limit without a stop token.
+        workers: numbers of the workers that ran a part of the turn, in order.
+        is_cut: whether the turn reached its limit without a stop token.
     """
 
     trajectory: int
@@ -107,7 +107,7 @@ class TurnResult:
 
     @property
     def resumed(self) -> int:
-        """Number of times that it resumed after an interruption."""
+        """Number of times that the turn resumed after an interruption."""
         return max(0, len(self.workers) - 1)
 
 

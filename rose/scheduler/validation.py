@@ -17,15 +17,15 @@ from rose.scheduler.worker import (
 
 # Logprobs of near-certain tokens are rounded, and may be slightly above 0.
 _LOGPROB_MAX: Final = 1e-6
-# Limits memory for invented worker numbers.
+# Limits the memory that invented worker numbers can take.
 _WORKERS_MAX: Final = 4096
 
 
 def validated(event: object) -> WorkerEvent | None:
     """Return an event with checked fields; None if it is invalid.
 
-    Numbers become Python's. An output with unusable tokens becomes a failed one: the worker could
-    not run the turn, whatever it reports.
+    Numbers are converted to types of Python. An output with invalid tokens becomes a failed output,
+    whatever end the worker reports.
     """
     try:
         if isinstance(event, TurnOutput):
@@ -38,7 +38,7 @@ def validated(event: object) -> WorkerEvent | None:
 def _output(event: TurnOutput) -> TurnOutput:
     row = _row(event)
     if row is None:
-        why = "its tokens, logprobs and versions do not fit each other, or are none"
+        why = "its tokens, logprobs or versions are invalid, or differ in number"
         row = {"tokens": (), "logprobs": (), "versions": (), "end": TurnEnd.FAILED, "error": why}
     valid = checked(replace(event, **row))
     if valid.end is TurnEnd.FINISHED and valid.first_token + len(valid.tokens) == 0:
@@ -63,16 +63,15 @@ def _row(event: TurnOutput) -> dict[str, Any] | None:
 class PreRegistrationBuffer:
     """Pre-registration buffer: a worker's event stream may start before its registration.
 
-    Keeps of each worker the newest capacity grant and the last version event.
-
-    The grant with the highest epoch is the newest, and within an epoch the last.
+    Keeps, for each worker, the newest capacity grant and the last version event. The newest grant
+    has the highest epoch; of several grants with this epoch, it is the last.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[type, WorkerEvent]] = {}
 
     def keep(self, event: WorkerEvent) -> bool:
-        """Keep an event of an unregistered worker; False for one that cannot wait."""
+        """Keep an event of an unregistered worker; return False if the event cannot wait."""
         if isinstance(event, WorkerLost):
             self._kept.pop(event.worker, None)
             return False

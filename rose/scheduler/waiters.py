@@ -10,14 +10,14 @@ from rose.scheduler.events import Admit
 from rose.scheduler.state import Gone, Outcome
 from rose.scheduler.turns import TrajectoryDropped, TurnResult
 
-# Turn number of those who wait for admission.
+# Turn number of callers that wait for admission.
 ADMISSION: Final = -1
-# Trajectory number of those who wait for the next step.
+# Trajectory number of callers that wait for the next step.
 STEP: Final = -1
 
 
 class Waiters:
-    """Futures by trajectory and turn; each caller has its own, so it can leave alone."""
+    """Futures by trajectory and turn. Each caller has its own, so it is cancelled alone."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[tuple[int, asyncio.Future[Any]]]] = defaultdict(list)
@@ -64,5 +64,5 @@ class Waiters:
 def _refuse(waiting: Iterable[tuple[int, asyncio.Future[Any]]], error: RoseError) -> None:
     for _, future in waiting:
         if not future.done():
-            # A separate exception for each, since raising changes it.
+            # A separate exception for each future, because raising an exception changes it.
             future.set_exception(type(error)(*error.args))

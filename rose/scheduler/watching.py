@@ -14,10 +14,10 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class ErrorGuard:
-    """Keeps any exception of foreign code: of workers and observers.
+    """Catches and keeps any exception of foreign code, which means workers and observers.
 
-    A worker that raises is lost; without this it would end the scheduler of all others. An
-    interrupt is not an error, and passes.
+    A worker that raises is lost; without this guard its exception would end the scheduler for all
+    workers. An interrupt is not an error, and passes.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,15 @@ class ErrorGuard:
 
 
 def broken_worker(number: int, error: Exception) -> WorkerLost:
-    """Return the loss of a worker that raised."""
+    """Return the event for a worker that raised an exception."""
     return WorkerLost(number, f"it is broken: {sentence(error)}")
 
 
 class DriverWatch:
-    """Observes everything and does nothing; subclasses override. Called by the driver's task."""
+    """Observes all events and does nothing; subclasses override its methods.
+
+    The driver's task calls the methods.
+    """
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
         """A worker was asked for a turn, or for the rest of one."""
@@ -53,7 +56,7 @@ class DriverWatch:
         """Tokens of a turn were accepted, possibly after `end` or `end_all` for its worker."""
 
     def end(self, trajectory: int, worker: int) -> None:
-        """A worker reported the end of a turn; it may not have had it."""
+        """A worker reported the end of a turn; a faulty worker may never have had that turn."""
 
     def end_all(self, worker: int) -> None:
         """A worker is gone."""
@@ -86,4 +89,4 @@ class Watches:
             if guard.error is not None:
                 self._watches.remove(watch)
                 kind = type(watch).__name__
-                _LOG.error("%s has failed, and sees nothing more", kind, exc_info=guard.error)
+                _LOG.error("observer %s failed and was removed", kind, exc_info=guard.error)

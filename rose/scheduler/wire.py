@@ -1,8 +1,9 @@
 """Messages between a scheduler and a worker in another process, and their bytes.
 
 A message is a msgpack array `[format, word, body]`: the format number, the word that names the
-body's type, and a dataclass of `rose.scheduler.worker` or of this file as a map. Enums are encoded
-as their values. The layout of a body may change only together with `FORMAT`.
+body's type, and the body. A body is a dataclass of `rose.scheduler.worker` or of this file, encoded
+as a map. Enums are encoded as their values. The layout of a body may change only together with
+`FORMAT`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from rose.scheduler.worker import (
 )
 
 FORMAT: Final = 2
-# A context of half a million tokens; a longer one is a mistake or an attack.
+# Enough for a context of half a million tokens; a longer message is a mistake or an attack.
 MESSAGE_BYTES_MAX: Final = 4 << 20
 
 # gRPC names of the stream.
@@ -113,14 +114,14 @@ def decode_command(frame: bytes) -> Command:
     """Decode a command.
 
     Raises:
-        CorruptData: the frame is not a command, or of another format.
+        CorruptData: the frame is not a command, or has another format.
     """
     command: Command = _decode(_COMMANDS, frame)
     return command
 
 
 def decode_news(frame: bytes) -> News:
-    """Decode a message of a worker; as `decode_command`."""
+    """Decode a message of a worker; errors are those of `decode_command`."""
     news: News = _decode(_NEWS, frame)
     return news
 
@@ -134,7 +135,7 @@ def _decode(words: Mapping[str, type], frame: bytes) -> Any:
         envelope = msgspec.msgpack.decode(frame, type=_Envelope)
         if envelope.format != FORMAT:
             raise CorruptData(
-                f"a message of format {envelope.format}: this rose speaks format {FORMAT}; "
+                f"a message of format {envelope.format}: this rose uses format {FORMAT}; "
                 "run the same version on both sides"
             )
         if envelope.word not in words:

@@ -1,7 +1,7 @@
 """The scheduler's interface to workers: turns in, tokens and grant changes out.
 
-A worker never waits for the scheduler. Whoever revokes a turn does so first and reports afterwards,
-with all tokens so far: revocation is local.
+A worker never waits for the scheduler. Revocation is local: a worker loses a turn first, and the
+scheduler gets the report afterwards, with all tokens so far.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class TurnRequest:
         trajectory: number of the trajectory.
         turn: index from 0 within the trajectory.
         grant_epoch: epoch of the worker's capacity grant; every output repeats it.
-        prompt: token ids: the whole context, and tokens of this turn from other workers.
+        prompt: token ids of the whole context, then of this turn's tokens from other workers.
         first_token: number of tokens of this turn in `prompt`.
         max_new_tokens: tokens that may still be generated, > 0.
         stop_tokens: ids that end the turn, and are part of the output.
@@ -68,7 +68,7 @@ class TurnOutput:
         logprobs: natural log probability of each token, at the request's temperature.
         versions: version of the weights for each token.
         end: reason of the end; None while more may follow.
-        error: why it failed.
+        error: why the turn failed; None if it did not.
     """
 
     worker: Count
@@ -95,9 +95,9 @@ class GrantChanged:
 
     Args:
         worker: number of the worker.
-        grant_epoch: a higher epoch is a new grant; a lower one than before is ignored.
-        kv_tokens: tokens of context that it can hold now; 0 revokes the grant.
-        ttl_ms: life from the time of the report; 0 for unlimited.
+        grant_epoch: number of the grant. A higher number is a new grant; a lower one is ignored.
+        kv_tokens: tokens of context that the worker can hold now; 0 revokes the grant.
+        ttl_ms: life of the grant from the time of the report; 0 for unlimited.
     """
 
     worker: Count
@@ -112,8 +112,8 @@ class VersionCommitted:
 
     Args:
         worker: number of the worker.
-        version: its current version.
-        is_match: whether the digest was the trainer's. If not, `version` is the old one, or the
+        version: version of the weights that the worker has now.
+        is_match: whether the digest equals the trainer's. If not, `version` is the old one, or the
             worker is quarantined and revokes its grant.
         pause_ms: time for which no step could run.
     """
@@ -157,7 +157,9 @@ class Worker(Protocol):
         ...
 
     def stop_turn(self, trajectory: int) -> None:
-        """Recall a turn: its last output is INTERRUPTED. Unknown ones are ignored.
+        """Recall a trajectory's turn: its last output ends it as INTERRUPTED.
+
+        A trajectory without a turn on this worker is ignored.
 
         Any exception loses the worker.
         """

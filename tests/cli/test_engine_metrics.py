@@ -65,7 +65,7 @@ def test_ranks_of_one_engine_are_summed_and_the_fullest_pool_counts():
         (vllm().replace('le="+Inf"', 'le="9"'), "must have a bucket with the bound"),
         (vllm().replace('le="+Inf"', 'le="many"'), "has no upper bound"),
         (vllm(ttft=(0.05,)).replace('le="0.25"} 1.0', 'le="0.25"} 0.0'), "descend"),
-        (vllm().replace('le="0.25"} 0.0', 'le="0.25"} nan'), "not a number of at least 0"),
+        (vllm().replace('le="0.25"} 0.0', 'le="0.25"} nan'), "must be finite and at least 0"),
         (vllm().replace('le="0.25"} 0.0', 'le="0.25"} lots'), "not the text format of Prometheus"),
         (vllm().replace('le="0.25"} 0.0', 'le="0.25'), "not the text format of Prometheus"),
         (vllm() + "vllm:num_requests_running 1\n" * 20_001, "no engine has more than 20000"),

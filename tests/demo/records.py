@@ -169,8 +169,8 @@ def tiny_broker():
         ("REFUSE", 0, 0, "calm must last 2 s more"),
         ("LEND", 16, 0, "serving has all it needs"),
         ("GROW", 32, 16, "serving has all it needs"),
-        ("KEEP", 32, 30, "it has just grown"),
-        ("SHRINK", 16, 30, "4 requests wait for serving"),
+        ("KEEP", 32, 30, "the loan has just grown"),
+        ("SHRINK", 16, 30, "4 requests wait to be served"),
         ("END", 0, 16, "first tokens <are> late"),
     )
     return BrokerRecord(

@@ -164,7 +164,7 @@ def test_the_broker_is_told_what_serving_took_back_and_what_is_left(open_world) 
     world.rig.serving.settle()
     decision = world.round()
     assert (decision.move, decision.lend_bytes) == (LoanChange.SHRINK, left * SLAB)
-    assert decision.why == "its executor took a loan back"
+    assert decision.why == "the device's executor revoked a loan"
     assert world.lent == left
     # What goes home over a cap is the broker's own doing, and no revocation.
     assert world.round().why.startswith("calm must last")
@@ -186,11 +186,14 @@ def test_serving_that_takes_back_more_than_ebbs_at_once_or_bit_by_bit_is_a_revoc
     at_once, bit_by_bit = open_world(), open_world()
     at_once.grown()
     decisions = [at_once.ebb(8) for _ in range(3)]  # 3 of 11 slabs, again and again
-    assert {one.why for one in decisions} == {"its executor took a loan back"}
+    assert {one.why for one in decisions} == {"the device's executor revoked a loan"}
     assert [one.retry_after_ms for one in decisions] == pytest.approx([20e3, 40e3, 80e3])
     bit_by_bit.grown()
     decision = bit_by_bit.ebb(6, flows=False)  # 1 of 11 each second, and none comes back
-    assert (decision.move, decision.why) == (LoanChange.SHRINK, "its executor took a loan back")
+    assert (decision.move, decision.why) == (
+        LoanChange.SHRINK,
+        "the device's executor revoked a loan",
+    )
     assert decision.retry_after_ms == pytest.approx(20e3)
 
 

@@ -72,7 +72,7 @@ def test_a_reading_that_is_old_says_nothing():
     broker = Broker(device())
     last, now_ms = grown(broker)
     kept = broker.decide(calm(now_ms - 12e3), now_ms + 4e3)
-    assert (kept.move, kept.why) == (LoanChange.KEEP, "not renewed: its last reading is 16 s old")
+    assert (kept.move, kept.why) == (LoanChange.KEEP, "not renewed: the last reading is 16 s old")
     assert kept.ttl_ms == last.ttl_ms - 4e3
 
 
@@ -93,7 +93,7 @@ def test_serving_that_grows_within_the_rest_takes_nothing_back():
     assert (kept.move, kept.lend_bytes) == (LoanChange.KEEP, last.lend_bytes)
     cut = broker.decide(calm(now_ms + 2e3, kv_used=used + 0.02), now_ms + 2e3)
     assert cut.move is LoanChange.SHRINK
-    assert cut.why == "serving's requests and its reserve need what is lent"
+    assert cut.why == "serving's requests and reserve need the lent memory"
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_serving_that_grows_within_the_rest_takes_nothing_back():
     [
         ({"ttft_ms_p99": 501.0}, 0.0, "first tokens have a P99 of 501 ms, with a target of 500"),
         ({"tpot_ms_p99": float("inf")}, 0.0, "later tokens have a P99 of inf ms"),
-        ({"preempted": 1}, 0.0, "1 requests were put back for want of KV"),
+        ({"preempted": 1}, 0.0, "1 requests were preempted for want of KV"),
         ({"ttft_ms_p99": 451.0}, 0.5, "first tokens have a P99 of 451 ms, with a target of 500"),
         ({"tpot_ms_p99": 56.0}, 0.5, "later tokens have a P99 of 56 ms, with a target of 50 ms"),
-        ({"waiting": 4}, 0.5, "4 requests wait for serving"),
-        ({"kv_used": 0.85}, 1.6 / 22.4, "serving's requests and its reserve need"),
+        ({"waiting": 4}, 0.5, "4 requests wait to be served"),
+        ({"kv_used": 0.85}, 1.6 / 22.4, "serving's requests and reserve need"),
     ],
 )
 def test_pressure_takes_back_as_much_as_its_kind_asks_for(pressed, left, why):
@@ -150,7 +150,7 @@ def test_what_the_executor_takes_back_by_itself_is_a_revocation_too():
     after = broker.decide(reading, now_ms + 1e3)
     assert (after.move, after.lend_bytes) == (LoanChange.SHRINK, 5 * GIB)
     assert after.retry_after_ms == 20e3
-    assert after.why == "its executor took a loan back"
+    assert after.why == "the device's executor revoked a loan"
     # An executor that starts anew counts from zero: that is no revocation.
     reading = calm(now_ms + 2e3, lent_bytes=5 * GIB, revocations=0)
     after = broker.decide(reading, now_ms + 2e3)

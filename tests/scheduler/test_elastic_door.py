@@ -122,7 +122,7 @@ def test_an_output_whose_tokens_are_none_has_failed(event) -> None:
     valid = validated(event)
     assert (valid.tokens, valid.logprobs, valid.versions) == ((), (), ())
     assert (valid.end, valid.trajectory) == (TurnEnd.FAILED, 1)
-    assert "do not fit" in valid.error
+    assert "are invalid, or differ in number" in valid.error
 
 
 @pytest.mark.parametrize("end", TurnEnd)

@@ -176,6 +176,6 @@ def test_a_watch_that_fails_sees_nothing_more_and_all_else_goes_on(name, caplog)
     assert broken.calls[name] == 1
     assert set(whole.calls) == set(CALLS)
     assert [one.message for one in caplog.records] == [
-        "BrokenWatch has failed, and sees nothing more"
+        "observer BrokenWatch failed and was removed"
     ]
     assert "a bug of whoever watches" in caplog.text

@@ -103,8 +103,14 @@ def connect(play) -> Iterator[Callable[..., RemoteWorker]]:
         ([GREETING], "it ended the stream"),
         ([GREETING, b"garbage"], "cannot be read"),
         ([GREETING, b"\x93\x03\xa4what\x80"], "a message of format 3"),
-        ([encode(Greeting(2, WorkerKind.DEDICATED))], "worker 2, dedicated, answered for 1"),
-        ([encode(Greeting(1, WorkerKind.BORROWED))], "worker 1, borrowed, answered for 1"),
+        (
+            [encode(Greeting(2, WorkerKind.DEDICATED))],
+            "dedicated worker 2 answered instead",
+        ),
+        (
+            [encode(Greeting(1, WorkerKind.BORROWED))],
+            "borrowed worker 1 answered instead",
+        ),
         ([GREETING, b"x" * (MESSAGE_BYTES_MAX + 1)], "RESOURCE_EXHAUSTED"),
         ([GREETING, encode(WorkerLost(1, "its loop died"))], "its loop died"),
     ],
@@ -202,7 +208,7 @@ def test_a_worker_that_takes_no_commands_is_lost_and_nobody_waited(
         if scheduler.losses():
             break
     wait_for(scheduler.losses)
-    assert "left 4 commands untaken" in scheduler.losses()[0].reason
+    assert "4 commands to it already waited" in scheduler.losses()[0].reason
 
 
 def test_nothing_comes_after_close(play, connect) -> None:

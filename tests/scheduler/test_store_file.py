@@ -354,7 +354,7 @@ def test_an_older_checkpoint_does_not_take_the_place_of_a_newer_one(tmp_path) ->
     assert loaded(path) == (checkpoint(2), [])
     store = FileStore(path)
     store.load()
-    with pytest.raises(InvalidArgument, match="it has 2 already"):
+    with pytest.raises(InvalidArgument, match="it has the newer 2"):
         store.save(checkpoint(1))
     store.close()
 

@@ -110,7 +110,7 @@ def test_a_damaged_message_is_never_of_another_type(news, data) -> None:
 @pytest.mark.parametrize("number", [0, FORMAT + 1, 2**40])
 def test_another_format_is_refused_by_its_number(number: int) -> None:
     frame = msgspec.msgpack.encode([number, "ping", {}, "what a later format adds"])
-    with pytest.raises(CorruptData, match=f"format {number}: this rose speaks format {FORMAT}"):
+    with pytest.raises(CorruptData, match=f"format {number}: this rose uses format {FORMAT}"):
         decode_command(frame)
 
 

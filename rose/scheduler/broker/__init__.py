@@ -1,4 +1,4 @@
-"""Size of the loans from serving devices: read their load, decide, and repeat."""
+"""Decides the size of loans from serving devices, again after each reading of their load."""
 
 from rose.scheduler.broker.broker import Broker, Decision, LoanChange
 from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread

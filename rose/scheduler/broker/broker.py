@@ -1,4 +1,4 @@
-"""The broker of a serving device: how much of it to borrow, for how long, and when more."""
+"""The broker of a serving device: decides how much to borrow, and for how long."""
 
 import math
 from collections import deque
@@ -19,38 +19,38 @@ from rose.scheduler.broker.observation import (
 )
 from rose.units import GIB, MS_PER_S
 
-# Older readings are ignored; of one reading every 5 s, three may be lost.
+# Older readings are ignored. With a reading every 5 s, three in a row may be lost.
 STALE_AFTER_MS: Final = 15_000.0
 # Serving is assumed to need its highest KV use of this period. A minute covers the second-scale
 # bursts of chat traffic.
 PEAK_WINDOW_MS: Final = 60_000.0
-# Share of the memory left by peak and reserve. The rest absorbs growth between two readings,
-# without a revocation.
+# Lendable share of the memory that peak and reserve leave. The rest absorbs growth between two
+# readings without a revocation.
 LEND_SHARE: Final = 0.8
 # Share of the lendable memory that one decision adds, so that a wrong guess costs a quarter.
 _GROW_SHARE: Final = 0.25
 # Shortest time between two growths of a device, however often readings come.
 GROW_EVERY_MS: Final = 5_000.0
-# Share of a loan that is kept when serving is under pressure but not late: halves vanish within a
-# few readings, and a false alarm costs one half.
+# Share of a loan that is kept when serving is under pressure but not late. Repeated halving ends a
+# loan within a few readings, and a false alarm costs only half of it.
 _KEEP_SHARE: Final = 0.5
-# Share of a loan that may return to serving between two readings as normal fluctuation: not a
-# revocation, which shrinks the loan and lengthens holds. As much as one growth adds.
+# Up to this share of a loan may return to serving between two readings as normal fluctuation. That
+# is no revocation, which would shrink the loan and lengthen holds. One growth adds as much.
 _EBB_SHARE: Final = 0.25
-# Calm required before the first loan, and after failed readings; two readings.
+# Calm that is required before the first loan and after failed readings: two readings.
 SETTLE_MS: Final = 10_000.0
-# No growth for this long after pressure: two readings show whether it was one burst. Each recent
-# revocation doubles it, up to a longest hold that costs at most a tenth of an idle night's hour.
+# After pressure nothing grows for this long; two readings show whether it was a single burst. Each
+# recent revocation doubles the hold, up to ten minutes, which are little of an idle night.
 HOLD_MIN_MS: Final = 10_000.0
 HOLD_MAX_MS: Final = 600_000.0
 _LEVEL_MAX: Final = math.ceil(math.log2(HOLD_MAX_MS / HOLD_MIN_MS))
-# Calm after a hold that cancels one revocation.
+# This much calm after a hold cancels one revocation.
 FORGIVE_MS: Final = 300_000.0
-# Shortest life of a loan, in readings: two and a retry, or it would expire between renewals.
+# Shortest life of a loan, in readings: two and a retry. A shorter loan could expire unrenewed.
 _READINGS_OF_TTL: Final = 3
 _READING_MS_MIN: Final = 5_000.0
-# Longest life of a dead broker's loans, if readings are that far apart. Each recent revocation
-# halves it.
+# Life of a loan that is not renewed, for example because the broker died. Each recent revocation
+# halves it, down to the shortest life.
 TTL_MAX_MS: Final = 60_000.0
 
 
@@ -88,18 +88,18 @@ class Decision:
 
 
 class Broker:
-    """Decides what to borrow of one device.
+    """Decides how much to borrow from one serving device.
 
     It has no thread, clock or randomness: equal calls give equal answers. It is not on serving's
-    path. The executor on the device takes back what serving needs, at once and without asking; the
-    broker learns of it from readings and, beyond normal fluctuation, waits longer before it lends
-    there again.
+    path. The executor on the device takes back what serving needs, at once and without asking. The
+    broker learns of that from readings. After more than normal fluctuation, it waits longer before
+    it lends there again.
 
     Invariants:
     1. A loan that begins, grows or stays after a usable reading fits beside serving's KV and
     reserve.
-    2. A reading under pressure shrinks a loan; nothing begins or grows before its hold ends.
-    3. Without a usable reading nothing begins, grows or is renewed.
+    2. A reading under pressure shrinks a loan; none begins or grows before the hold after it ends.
+    3. Without a usable reading no loan begins, grows or is renewed.
 
     `lent_bytes` is a promise: it counts as lent until its TTL ends, used or not.
 
@@ -123,12 +123,12 @@ class Broker:
         self._decided_ms = -math.inf
         self._ends_ms = 0.0
         self._grown_ms = -math.inf
-        self._seen: Observation | None = None  # the last one, if usable
+        self._seen: Observation | None = None  # the last reading, if usable
         self._pressure: Pressure | None = None
         self._blind: str | None = None  # why the last reading is unusable
-        self._was_taken = False  # by the executor, since the reading before
+        self._was_taken = False  # whether the executor revoked a loan since the previous reading
         self._executor_revocations: int | None = None
-        self._peaks: deque[tuple[float, int]] = deque()  # (time, used): descending
+        self._peaks: deque[tuple[float, int]] = deque()  # (time, used bytes), bytes descending
         self._hold = _Hold()
 
     def decide(self, reading: Reading, now_ms: float) -> Decision:
@@ -142,7 +142,10 @@ class Broker:
             InvalidArgument: `now_ms` is before that of the last decision.
         """
         if not (math.isfinite(now_ms) and now_ms >= self._decided_ms):
-            raise InvalidArgument(f"now_ms must be at least {self._decided_ms}, got {now_ms}")
+            raise InvalidArgument(
+                f"now_ms must be at least {self._decided_ms}, the time of the last decision, "
+                f"got {now_ms}"
+            )
         before_bytes = self.lent_bytes
         self._decided_ms = now_ms
         has_lapsed = self.lent_bytes > 0 and now_ms >= self._ends_ms  # It was not renewed in time.
@@ -181,7 +184,7 @@ class Broker:
     def _taken_back(self, seen: Observation) -> bool:
         """Whether the executor revoked more of a loan by itself than normal fluctuation.
 
-        A lower count than before is that of a new executor.
+        A count that is lower than before comes from a new executor.
         """
         before, self._executor_revocations = self._executor_revocations, seen.revocations
         if before is None or seen.revocations <= before:
@@ -201,7 +204,7 @@ class Broker:
         if self._pressure is None and not self._was_taken:
             self._hold.rest(now_ms)
             return
-        # A second reading under the same pressure is the same revocation.
+        # A second reading under the same pressure belongs to the same revocation.
         costs_loan = self._was_taken or (self.lent_bytes > 0 and not was_pressed)
         self._hold.press(now_ms, is_revocation=costs_loan)
 
@@ -235,7 +238,7 @@ class Broker:
     def _why_shrunk(self) -> str | None:
         if self._pressure is not None:
             return self._pressure.why
-        return "its executor took a loan back" if self._was_taken else self._blind
+        return "the device's executor revoked a loan" if self._was_taken else self._blind
 
     def _why_not(self, now_ms: float) -> str | None:
         """Return why the loan of a calm device may not begin or grow yet; None if it may."""
@@ -244,11 +247,11 @@ class Broker:
         if wait_ms > 0:
             return f"calm must last {wait_ms / MS_PER_S:.0f} s more"
         if now_ms - self._grown_ms < GROW_EVERY_MS:
-            return "it has just grown"
+            return "the loan has just grown"
         return None
 
     def _grown_bytes(self) -> int:
-        """Return the size of the loan after one growth; unchanged without room."""
+        """Return the size of the loan after one growth; without room, the size now."""
         most_bytes = self._ceiling_bytes()
         step_bytes = max(_GROW_SHARE * most_bytes, self._loan_bytes_min)
         target_bytes = min(most_bytes, self.lent_bytes + step_bytes)
@@ -281,10 +284,9 @@ class Broker:
 class _Hold:
     """Decides when growth is safe again: a hold after pressure, longer after revocations.
 
-    At first it acts as after pressure, so there must be a calm first. Each revocation raises a
-    level that doubles the hold. The level falls by one for each `FORGIVE_MS` of calm after the
-    hold. The hold itself does not count as calm, because otherwise a long hold would end its own
-    level.
+    Before the first loan, too, there must be calm. Each revocation raises a level, and each level
+    doubles the hold. The level falls by one for each `FORGIVE_MS` of calm after the hold. The hold
+    itself does not count as calm, because otherwise a long hold would lower its own level.
     """
 
     def __init__(self) -> None:
@@ -299,7 +301,7 @@ class _Hold:
         self._calm_ms = None
 
     def lose_sight(self) -> None:
-        """Record a failed reading, which ends a calm."""
+        """Record a failed reading, which ends the calm."""
         self._calm_ms = None
 
     def rest(self, now_ms: float) -> None:
@@ -331,7 +333,7 @@ def _blindness(reading: Reading, now_ms: float) -> str | None:
     if isinstance(reading, Unread):
         return reading.why
     age_ms = now_ms - reading.at_ms
-    return f"its last reading is {age_ms / MS_PER_S:.0f} s old" if age_ms > STALE_AFTER_MS else None
+    return f"the last reading is {age_ms / MS_PER_S:.0f} s old" if age_ms > STALE_AFTER_MS else None
 
 
 def _move_of(before_bytes: int, after_bytes: int) -> LoanChange:

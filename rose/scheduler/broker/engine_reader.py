@@ -10,7 +10,7 @@ from rose.scheduler.broker.observation import Observation, ServingDevice
 from rose.units import MS_PER_S
 
 WINDOW_MS: Final = 15_000.0
-"""Period for P99 latencies: hundreds of tokens, yet outdated after three readings."""
+"""Period over which P99 latencies are taken: hundreds of tokens, but only three readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class LatencyHistogram:
         if list(self.bounds_s) != sorted(set(self.bounds_s)):
             raise CorruptData("the bounds of a histogram must be ascending and distinct")
         if not all(math.isfinite(one) and one >= 0 for one in self.counts):
-            raise CorruptData("a histogram has a count that is not a number of at least 0")
+            raise CorruptData("the counts of a histogram must be finite and at least 0")
         if list(self.counts) != sorted(self.counts):
-            raise CorruptData("the counts of a histogram descend")
+            raise CorruptData("the counts of a histogram must not descend")
 
     def since(self, before: "LatencyHistogram") -> "LatencyHistogram":
         """Return the counts after `before`; all of them, if the engine restarted."""
@@ -52,8 +52,9 @@ class LatencyHistogram:
     def p99_ms(self) -> float | None:
         """Return the 99th percentile of the latency; None without observations.
 
-        Latencies are taken to be uniform inside a bucket, as in Prometheus. Beyond the last bound
-        it is infinite: Prometheus would return that bound, and a target above it would seem met.
+        Latencies are taken to be uniform inside a bucket, as in Prometheus. A percentile beyond the
+        last finite bound is infinite. Prometheus would return that bound instead, and a target
+        above the bound would seem to be met.
         """
         rank = 0.99 * self.counts[-1]
         if not rank:
@@ -78,7 +79,7 @@ class EngineMetrics:
         kv_tokens: capacity of the pool over all ranks, in tokens; None if unknown.
         running: number of running requests.
         waiting: number of requests not started.
-        preempted: number of preemptions for want of KV, since the start.
+        preempted: number of preemptions for want of KV, since the engine started.
         ttft: times to first token.
         tpot: times between tokens.
     """
@@ -95,7 +96,7 @@ class EngineMetrics:
 
 
 class EngineReader:
-    """Keeps the readings of a window, because engines count from their start."""
+    """Keeps the readings of a window, because engines report counts since their start."""
 
     def __init__(self, device: ServingDevice) -> None:
         """Start without readings of `device`, on which the engine serves."""

@@ -7,15 +7,16 @@ from typing import Final, TypeAlias
 
 from rose.slo.targets import SLO
 
-# Ratios of P99 latency to its target. At NEAR serving is under pressure; at LATE it has missed its
-# target. Rollouts spend the slack of later tokens on purpose, so P99 of TPOT lies close to its
-# target, and engines count latencies in buckets: TPOT is late only where quanta cannot explain it.
+# Ratios of P99 latency to its target. Above NEAR serving is under pressure; above LATE it has
+# missed its target. Rollouts use the slack of later tokens on purpose, so the P99 of TPOT lies
+# close to its target, and engines report latencies in buckets. So TPOT counts as late only beyond
+# both effects.
 _TTFT_NEAR: Final = 0.9
 _TTFT_LATE: Final = 1.0
 _TPOT_NEAR: Final = 1.1
 _TPOT_LATE: Final = 1.5
-# Waiting requests of serving beyond which it is under pressure. On an idle engine, too, requests
-# that arrive during a step wait for its end.
+# With more waiting requests, serving is under pressure. Some requests wait even on an idle engine:
+# those that arrive during a step wait for its end.
 _WAITING_MAX: Final = 3
 
 
@@ -26,7 +27,7 @@ class ServingDevice:
     Args:
         name: unique name.
         kv_bytes: size of serving's KV pool, lent parts included.
-        reserve_bytes: KV that is always serving's; never lent.
+        reserve_bytes: part of the pool that only serving may use; never lent.
         slab_bytes: unit of loans.
         slo: latency targets of serving's requests.
     """
@@ -49,13 +50,13 @@ class Observation:
     Args:
         device: device that was read.
         at_ms: time of the reading, on the clock of the decisions.
-        kv_used: share of the pool held by serving's own requests, 0 to 1, without lent memory.
+        kv_used: share of the pool that serving's own requests hold, 0 to 1; lent memory excluded.
         running: number of running requests.
         waiting: number of requests not started.
         preempted: number of preemptions for want of KV since the last reading.
         ttft_ms_p99: P99 time to first token of the last seconds; infinite beyond the measured
             range, None without such a request.
-        tpot_ms_p99: P99 time between tokens; likewise.
+        tpot_ms_p99: P99 time between tokens of the last seconds; infinite or None as above.
         lent_bytes: memory on loan now, from the device's executor; None if unknown.
         revocations: loans that the executor revoked by itself since it started.
         revoked_share: share of the loan revoked since the last reading, 0 to 1; None if unknown.
@@ -121,7 +122,7 @@ def pressure_of(seen: Observation, lent_bytes: int) -> Pressure | None:
 
     Args:
         seen: reading of the device.
-        lent_bytes: memory on loan there.
+        lent_bytes: bytes on loan from that device.
     """
     slo = seen.device.slo
     tails = (
@@ -137,13 +138,13 @@ def pressure_of(seen: Observation, lent_bytes: int) -> Pressure | None:
             return Pressure(Severity.LATE, why)
         near.append(why)
     if seen.preempted:
-        return Pressure(Severity.LATE, f"{seen.preempted} requests were put back for want of KV")
+        return Pressure(Severity.LATE, f"{seen.preempted} requests were preempted for want of KV")
     if near:
         return Pressure(Severity.NEAR, near[0])
     if seen.waiting > _WAITING_MAX:
-        return Pressure(Severity.NEAR, f"{seen.waiting} requests wait for serving")
+        return Pressure(Severity.NEAR, f"{seen.waiting} requests wait to be served")
     if lent_bytes > free_bytes(seen):
-        return Pressure(Severity.MEMORY, "serving's requests and its reserve need what is lent")
+        return Pressure(Severity.MEMORY, "serving's requests and reserve need the lent memory")
     return None
 
 
