@@ -1,4 +1,4 @@
-// The scheduler's actions, to be done in order. The fields are those of rose/scheduler/events.py.
+// The scheduler's actions, to be carried out in order. rose/scheduler/events.py has their fields.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ struct Stop {
   std::int64_t grant_epoch;
 };
 
-// Take `tokens` tokens of the TurnProgress at index `event` of this step, after skipping `skip`.
+// Skips the first `skip` tokens of the TurnProgress at index `event` of this step, and takes the
+// next `tokens` tokens.
 struct Deliver {
   TrajectoryId trajectory;
   std::int64_t turn;

@@ -1,5 +1,7 @@
 #include "scheduler/batch_check.h"
 
+#include <array>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -14,45 +16,62 @@ constexpr std::int64_t kStalenessMax = std::int64_t{1} << 20;
 // With rates and costs within these limits, every derived number is finite.
 constexpr double kRateMin = 1e-6;
 constexpr auto kRateMax = static_cast<double>(kCountMax);
-// Tokens divided by a weight stay far below the integers that a double holds exactly.
+// Weights are from this value to its inverse, so tokens divided by a weight fit a double easily.
 constexpr double kJobWeightMin = 1e-6;
 
 bool is_rate(double value) noexcept { return value >= kRateMin && value <= kRateMax; }
 bool is_cost(double value) noexcept { return value >= 0 && value <= kRateMax; }
+
+std::string got(const char* rule, std::int64_t value) {
+  return std::string{rule} + ", got " + std::to_string(value);
+}
+
+std::string got(const char* rule, double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), ", got %g", value);
+  return rule + std::string{text.data()};
+}
 
 Status refuse(const char* event, const char* subject, std::int64_t number, std::string why) {
   return Status::invalid_argument(std::string{event} + "(" + subject + "=" +
                                   std::to_string(number) + "): " + std::move(why));
 }
 
-// The book as the front's events so far will leave it. Events of workers in between do not restrict
-// the front, because it has not seen their effects yet.
+// The book as the driver's events so far will leave it. Events of workers in between do not
+// restrict the driver, because it has not seen their effects yet.
 class Checker {
  public:
   explicit Checker(const Book& book) noexcept : book_{book} {}
 
   Status operator()(const WorkerJoined& event) {
-    const auto refuse_it = [&](const char* why) {
-      return refuse("WorkerJoined", "worker", event.worker, why);
+    const auto refuse_it = [&](std::string why) {
+      return refuse("WorkerJoined", "worker", event.worker, std::move(why));
     };
-    if (!is_count(event.worker)) return refuse_it("its number must be in [0, 2^40]");
+    if (!is_count(event.worker)) return refuse_it("its number must be from 0 to 2^40");
     if (is_joined(event.worker)) return refuse_it("it exists already");
-    if (!is_count(event.seats) || event.seats == 0) return refuse_it("seats must be > 0");
+    if (!is_count(event.seats) || event.seats == 0) {
+      return refuse_it(got("seats must be from 1 to 2^40", event.seats));
+    }
     if (!is_rate(event.prefill_tokens_per_s)) {
-      return refuse_it("prefill_tokens_per_s must be from 1e-6 to 2^40");
+      return refuse_it(
+          got("prefill_tokens_per_s must be from 1e-6 to 2^40", event.prefill_tokens_per_s));
     }
     if (!is_rate(event.decode_step_ms)) {
-      return refuse_it("decode_step_ms must be from 1e-6 to 2^40");
+      return refuse_it(got("decode_step_ms must be from 1e-6 to 2^40", event.decode_step_ms));
     }
     if (!is_cost(event.decode_ms_per_sequence)) {
-      return refuse_it("decode_ms_per_sequence must be from 0 to 2^40");
+      return refuse_it(
+          got("decode_ms_per_sequence must be from 0 to 2^40", event.decode_ms_per_sequence));
     }
     if (!is_cost(event.decode_ms_per_context_token)) {
-      return refuse_it("decode_ms_per_context_token must be from 0 to 2^40");
+      return refuse_it(got("decode_ms_per_context_token must be from 0 to 2^40",
+                           event.decode_ms_per_context_token));
     }
-    if (!is_count(event.version)) return refuse_it("version must be >= 0");
-    if (event.job < 0) return refuse_it("its job must be >= 0");
-    if (event.device < kOwnDevice) return refuse_it("its device must be >= 0");
+    if (!is_count(event.version)) {
+      return refuse_it(got("version must be from 0 to 2^40", event.version));
+    }
+    if (event.job < 0) return refuse_it(got("its job must be >= 0", event.job));
+    if (event.device < kOwnDevice) return refuse_it(got("its device must be >= 0", event.device));
     workers_[event.worker] = true;
     return {};
   }
@@ -63,11 +82,11 @@ class Checker {
   }
 
   Status operator()(const VersionPublished& event) {
-    const auto refuse_it = [&](const char* why) {
-      return refuse("VersionPublished", "version", event.version, why);
+    const auto refuse_it = [&](std::string why) {
+      return refuse("VersionPublished", "version", event.version, std::move(why));
     };
-    if (!is_count(event.version)) return refuse_it("it must be >= 0");
-    if (event.job < 0) return refuse_it("its job must be >= 0");
+    if (!is_count(event.version)) return refuse_it("it must be from 0 to 2^40");
+    if (event.job < 0) return refuse_it(got("its job must be >= 0", event.job));
     return {};
   }
 
@@ -79,7 +98,8 @@ class Checker {
       return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it exists already");
     }
     if (event.job < 0) {
-      return refuse("TrajectoryCreated", "trajectory", event.trajectory, "its job must be >= 0");
+      return refuse("TrajectoryCreated", "trajectory", event.trajectory,
+                    got("its job must be >= 0", event.job));
     }
     seen_[event.trajectory] = Seen{.state = TrajectoryState::kWaiting, .turn = 0, .job = event.job};
     return {};
@@ -97,9 +117,11 @@ class Checker {
       return refuse_it("its next turn is " + std::to_string(seen->turn) + ", not " +
                        std::to_string(event.turn));
     }
-    if (!is_count(event.context_tokens)) return refuse_it("context_tokens must be >= 0");
+    if (!is_count(event.context_tokens)) {
+      return refuse_it(got("context_tokens must be from 0 to 2^40", event.context_tokens));
+    }
     if (!is_count(event.max_new_tokens) || event.max_new_tokens == 0) {
-      return refuse_it("max_new_tokens must be > 0");
+      return refuse_it(got("max_new_tokens must be from 1 to 2^40", event.max_new_tokens));
     }
     seen_[event.trajectory] =
         Seen{.state = TrajectoryState::kQueued, .turn = seen->turn, .job = seen->job};
@@ -124,28 +146,28 @@ class Checker {
     const std::int64_t left = before + left_[event.job];
     if (event.trajectories < 0 || event.trajectories > left) {
       return refuse("Consumed", "trajectories", event.trajectories,
-                    std::to_string(left) + " are done and not consumed");
+                    "only " + std::to_string(left) + " are done and not consumed");
     }
     left_[event.job] -= event.trajectories;
     return {};
   }
 
   Status operator()(const JobJoined& event) {
-    const auto refuse_it = [&](const char* why) {
-      return refuse("JobJoined", "job", event.job, why);
+    const auto refuse_it = [&](std::string why) {
+      return refuse("JobJoined", "job", event.job, std::move(why));
     };
     if (event.job < 0) return refuse_it("its number must be >= 0");
     if (!is_count(event.batch_trajectories) || event.batch_trajectories == 0) {
-      return refuse_it("batch_trajectories must be > 0");
+      return refuse_it(got("batch_trajectories must be from 1 to 2^40", event.batch_trajectories));
     }
     if (event.max_staleness < 0 || event.max_staleness > kStalenessMax) {
-      return refuse_it("max_staleness must be from 0 to 2^20");
+      return refuse_it(got("max_staleness must be from 0 to 2^20", event.max_staleness));
     }
     if (event.max_staleness >= kTotalMax / event.batch_trajectories) {
-      return refuse_it("max_staleness batches must be fewer than 2^60 trajectories");
+      return refuse_it("max_staleness * batch_trajectories must be below 2^60");
     }
     if (!(event.weight >= kJobWeightMin && event.weight <= 1 / kJobWeightMin)) {
-      return refuse_it("weight must be from 1e-6 to 1e6");
+      return refuse_it(got("weight must be from 1e-6 to 1e6", event.weight));
     }
     return {};
   }

@@ -9,9 +9,9 @@
 
 namespace rose::scheduler {
 
-// InvalidArgument for an event of the driver that contradicts its earlier events, in this batch or
-// before, or that has invalid numbers. Events of workers are not checked, because EventRules
-// tolerates all of them.
+// Returns InvalidArgument if an event of the driver has invalid numbers, or contradicts an earlier
+// event of the driver, in this batch or before. Events of workers are not checked, because
+// EventRules tolerates all of them.
 Status check(std::span<const Event> events, const Book& book);
 
 }  // namespace rose::scheduler

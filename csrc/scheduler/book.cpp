@@ -10,11 +10,11 @@ namespace rose::scheduler {
 
 namespace {
 
-// Range of the ratio that one turn may report of its worker's pace; outside it something else has
-// happened.
+// Range of the measured over the predicted duration of one turn. A ratio outside this range has
+// other causes than the worker's pace, so it is clamped.
 constexpr double kPaceMin = 0.25;
 constexpr double kPaceMax = 16;
-// Longest time for a prompt before its worker counts as stalled.
+// Longest time that a prompt may take before its worker counts as stalled.
 constexpr double kPrefillMaxS = 3600;
 // The epoch of no grant.
 constexpr std::int64_t kNoEpoch = -1;
@@ -98,7 +98,7 @@ void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
   }
   const double spare_before = workers.columns().spare_tokens[slot];
   workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted, used);
-  // The caches that it evicted may have been larger than its own needs.
+  // The start may have evicted caches that were larger than the turn's needs.
   has_changed = has_changed || workers.columns().spare_tokens[slot] > spare_before;
   // Includes all turns on the device: prompts of another job's turns are computed before this one,
   // too.
@@ -165,7 +165,7 @@ void Book::note_progress(Trajectory& trajectory) {
 
 void Book::compute(Run& run) noexcept {
   if (run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens, run.restart_tokens);
-  has_changed = has_changed || run.restart_tokens > 0;  // another may restart there
+  has_changed = has_changed || run.restart_tokens > 0;  // another turn may restart there
   run.prefill_tokens = 0;
   run.restart_tokens = 0;
 }
@@ -247,7 +247,7 @@ void Book::drop(Trajectory& trajectory, DropReason reason) {
   if (trajectory.state == TrajectoryState::kRunning) stop(trajectory);
   if (trajectory.state == TrajectoryState::kQueued) {
     leave_queue(trajectory);
-    has_changed = true;  // room may have been kept for it
+    has_changed = true;  // room may have been kept for this turn
   }
   release(trajectory);
   leave_cache(trajectory);
@@ -288,7 +288,7 @@ void Book::set_grant(std::size_t slot, const GrantChanged& event) {
 
 void Book::end_grant(std::size_t slot) {
   if (workers[slot].grant.is_live) risk.end(workers, slot, now_ns);
-  has_changed = true;  // others on its device may have room now
+  has_changed = true;  // other workers on its device may have room now
   for (const TrajectoryId id : workers.end_grant(slot)) {
     Trajectory* const trajectory = trajectories.find(id);
     if (trajectory == nullptr) continue;
@@ -329,10 +329,10 @@ std::int64_t Book::live_max(std::size_t place) const noexcept {
   const Job& job = jobs[place];
   if (policy != PlacementPolicy::kJoint || settings.displaced_share >= 1) return kCountMax;
   const double fit = job.outlook.live_max(workers.lent_tokens(place));
-  // Without capacity or a known length this is no number, and there is no limit.
+  // Without capacity or a known length, `fit` is infinite or NaN, and there is no limit.
   if (!(fit < static_cast<double>(kCountMax))) return kCountMax;
-  // If no turn waits or runs, memory limits nothing: a trajectory whose tool never returns must not
-  // limit the others.
+  // If no turn waits or runs, memory does not limit admission. Otherwise trajectories whose tools
+  // never return could block all others.
   const bool has_turns = !job.wants.empty() || workers.has_turns(place);
   const std::int64_t least = has_turns ? 0 : job.outlook.live() + 1;
   return std::max(least, static_cast<std::int64_t>(std::llround(fit)));
@@ -347,7 +347,7 @@ double Book::lag(const Trajectory& trajectory) const {
 
 bool Book::is_tail(std::size_t place) const noexcept {
   const Job& job = jobs[place];
-  // Trajectories that wait only for memory are no tail.
+  // Trajectories that only wait for memory will start soon, so they count as live here.
   const std::size_t held_back = job.can_admit() ? job.waiting.size() : 0;
   const auto live = static_cast<double>(job.outlook.live()) + static_cast<double>(held_back);
   return settings.tail_seats * live < static_cast<double>(workers.free_seats(place));
@@ -355,7 +355,7 @@ bool Book::is_tail(std::size_t place) const noexcept {
 
 Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
   const Job& job = jobs[trajectory.job];
-  // Without this trajectory the trainer cannot fill its next batch, so it will wait for it.
+  // Without this trajectory the trainer cannot fill its next batch, so the trainer waits for it.
   if (job.could_be_ahead() <= job.batch_trajectories) return Freshness::kSafe;
   const std::int64_t versions_left = trajectory.version_min + job.max_staleness - job.published;
   return job.outlook.freshness(trajectory, versions_left, now_ns);
@@ -365,7 +365,7 @@ std::int64_t Book::version_floor(const Trajectory& trajectory) const noexcept {
   const Job& job = jobs[trajectory.job];
   const std::int64_t lagging = version_floor(trajectory.job);
   const std::int64_t oldest = job.oldest_version(trajectory.place_in_line);
-  // A trajectory that is already too old gains nothing from waiting.
+  // A trajectory that is already too old gains nothing from waiting for newer weights.
   if (trajectory.version_min < oldest) return lagging;
   return std::max(lagging, oldest);
 }
@@ -418,7 +418,7 @@ void Book::keep_cache(Trajectory& trajectory) {
   const auto slot = workers.find(home.worker);
   const bool is_there = slot && home.is_at(workers[*slot]);
   home.cache = is_there ? workers.keep(*slot, home.cached_tokens) : kForgotten;
-  has_changed = true;  // others may have been evicted for it
+  has_changed = true;  // other caches may have been evicted for this one
 }
 
 void Book::leave_cache(const Trajectory& trajectory) noexcept {
@@ -426,7 +426,7 @@ void Book::leave_cache(const Trajectory& trajectory) noexcept {
   const auto slot = workers.find(home.worker);
   if (home.cache == kNoCache || !slot || !home.is_warm(workers[*slot])) return;
   workers.remove_cache(*slot, home.cache);
-  has_changed = true;  // another may use the memory
+  has_changed = true;  // another turn may use the memory
 }
 
 void Book::begin_grace(Trajectory& trajectory) {

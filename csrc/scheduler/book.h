@@ -41,21 +41,23 @@ class Book {
   void queue(Trajectory& trajectory, const TurnReady& event);
   // `is_urgent`: whether its lag exceeds kUrgentLag.
   void start(Trajectory& trajectory, std::size_t slot, bool is_urgent);
-  // Takes `tokens` tokens of a turn from the TurnProgress at index `event`, after skipping `skip`.
+  // Skips the first `skip` tokens of the TurnProgress at index `event`, and takes the next `tokens`
+  // tokens.
   void deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip, std::int64_t tokens);
   // Records that the worker is alive and has computed the prompt.
   void note_progress(Trajectory& trajectory);
-  // Tokens that a start of the turn reserves of a grant.
+  // Tokens of a grant that the turn reserves when it starts.
   std::int64_t reserve_tokens(const Trajectory& trajectory) const noexcept {
     return jobs[trajectory.job].outlook.reserve_tokens(trajectory, settings.reserve_ahead_tokens);
   }
-  // Raises a turn's reservation to stay ahead of its output, even without room. True if it grew.
+  // Raises a turn's reservation so that it stays ahead of the turn's output, even if there is no
+  // room. Returns whether the reservation grew.
   bool extend(Trajectory& trajectory);
   // Recalls a RUNNING turn from its worker.
   void recall(Trajectory& trajectory);
   // The worker has ended the turn, but some of its output has not arrived yet.
   void await_rest(Trajectory& trajectory, TurnEnd end, std::int64_t tokens);
-  // Puts the turn at the front of the queue, with its known tokens.
+  // Queues the turn again, before all fresh turns, with its known tokens.
   void requeue(Trajectory& trajectory);
   void finish(Trajectory& trajectory);
   // Counts a failed attempt, and queues or drops the turn.
@@ -69,13 +71,14 @@ class Book {
   void set_grant(std::size_t slot, const GrantChanged& event);
   void end_grant(std::size_t slot);
   void lose(std::size_t slot);
-  // Trajectories whose grace period is over.
+  // Returns the recalled trajectories whose grace period is over; each period is returned once.
   std::vector<TrajectoryId> take_overdue();
 
   // Limit of a job's live trajectories. If memory cannot hold their final contexts, they evict one
   // another's caches and compute the same contexts repeatedly.
   std::int64_t live_max(std::size_t job) const noexcept;
-  // Urgency from 0 to 1: lag behind other trajectories, or risk of going stale.
+  // Urgency from 0 to 1: the lag behind other trajectories or the progress to the limit of
+  // staleness, whichever is larger.
   double lag(const Trajectory& trajectory) const;
   // True if so many seats are free that all turns of the job are urgent, whatever their lag.
   bool is_tail(std::size_t job) const noexcept;
@@ -146,7 +149,7 @@ class Book {
   void act(const Action& action) { actions_->push_back(action); }
 
   std::vector<Action>* actions_{nullptr};
-  std::deque<Grace> graces_;  // by end, as all have the same length
+  std::deque<Grace> graces_;  // in the order of their ends, since all have the same length
 };
 
 }  // namespace rose::scheduler

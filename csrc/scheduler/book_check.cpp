@@ -1,4 +1,4 @@
-// Whether a book can result from events: an image may contain anything.
+// Checks whether a book can result from events, because an image may contain anything.
 #include <algorithm>
 #include <cstddef>
 #include <map>

@@ -1,4 +1,4 @@
-// Bounds on the numbers of a state from any source: within them, no sum overflows 64 bits.
+// Bounds on the numbers of a state, whatever its source. Within them no sum overflows 64 bits.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@ inline constexpr std::int64_t kTotalMax = std::int64_t{1} << 60;
 // Whether a value is a valid sum of counts.
 constexpr bool is_total(std::int64_t value) noexcept { return value >= 0 && value <= kTotalMax; }
 
-// Whether a value is a valid time, past or future; kNever is later than all of them.
+// Whether a value is a valid time, past or future. kNever is later than all valid times.
 constexpr bool is_time(Nanoseconds time_ns) noexcept {
   return time_ns >= -4 * kTotalMax && time_ns <= 4 * kTotalMax;
 }

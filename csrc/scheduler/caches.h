@@ -13,18 +13,18 @@ inline constexpr CacheId kForgotten = -1;
 
 // Contexts of trajectories between two turns, least recently used first: engines evict them in that
 // order when turns need the memory. Contexts of trajectories that are over are not listed. Engines
-// cannot tell which trajectories are over, so they may evict a live one first.
+// cannot tell which trajectories are over, so they may evict the context of a live one first.
 //
 // Invariants:
 //   1. Ids ascend and are unique.
-//   2. tokens() is the sum of all.
+//   2. tokens() is the sum over all caches.
 class Caches {
  public:
   CacheId put(std::int64_t tokens);
   bool has(CacheId id) const noexcept;
   // Whether a cache has or had this id.
   bool has_had(CacheId id) const noexcept { return id <= last_; }
-  // Removes a cache that a turn uses again, or whose trajectory is over. No effect if evicted.
+  // Removes a cache that a turn uses again, or whose trajectory is over. An evicted one is ignored.
   void remove(CacheId id) noexcept;
   // Evicts the least recently used caches until at most `tokens` tokens are left.
   void shrink_to(std::int64_t tokens) noexcept;
@@ -32,7 +32,7 @@ class Caches {
 
   std::int64_t tokens() const noexcept { return tokens_; }
   std::int64_t count() const noexcept { return static_cast<std::int64_t>(kept_.size()); }
-  // 0 for an evicted cache.
+  // Tokens of one cache; 0 if it was evicted.
   std::int64_t tokens_of(CacheId id) const noexcept;
 
   template <typename Image>

@@ -9,16 +9,16 @@ namespace rose::scheduler {
 
 namespace {
 
-// A deadline after any time up to this one still fits 64 bits.
+// Latest time of a step, so that deadlines after it still fit 64 bits.
 constexpr Nanoseconds kNowMax = std::numeric_limits<Nanoseconds>::max() / 4;
 
 }  // namespace
 
 Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions) {
   if (now_ns < book_.now_ns || now_ns > kNowMax) {
-    return Status::invalid_argument("step(now_ns=" + std::to_string(now_ns) +
-                                    "): time must not decrease, it was " +
-                                    std::to_string(book_.now_ns) + " before");
+    return Status::invalid_argument("step(now_ns=" + std::to_string(now_ns) + "): must be from " +
+                                    std::to_string(book_.now_ns) +
+                                    ", the time of the last step, to " + std::to_string(kNowMax));
   }
   ROSE_TRY(check(events, book_));
   book_.begin_step(now_ns, actions);

@@ -27,11 +27,12 @@ namespace rose::scheduler {
 // stalled turns.
 //
 // Staleness, for each job: a trainer that takes B trajectories per version has consumed c = v B at
-// version v. If trajectories are used in the order of their starts, then the k-th one that started
-// and was not consumed is used in the ceil(k / B)-th version from now; the version in the making
-// is the first. So it is used at most S versions after the one it started with if
-//   started - consumed <= (S + 1) B, itself included,
-// which is AReaL's started <= (S + v + 1) B without the assumption that c is exactly v B.
+// version v. Suppose that trajectories are used in the order of their starts. Then the k-th one
+// that started and was not consumed is used in the ceil(k / B)-th version from now, where the first
+// is the version that is being made. So a trajectory is used at most S versions after the version
+// with which it started if, at its start and counting itself,
+//   started - consumed <= (S + 1) B.
+// This is AReaL's rule started <= (S + v + 1) B without the assumption that c is exactly v B.
 class Core {
  public:
   Core(const Settings& settings, PlacementPolicy policy) noexcept

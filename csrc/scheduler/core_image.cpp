@@ -54,8 +54,8 @@ Result<std::unique_ptr<Core>> Core::restored(std::span<const std::byte> bytes) {
   ImageReader{bytes.first(kHeaderBytes)}(header);
   if (header.magic != Header{}.magic) return corrupt_image("its magic number differs");
   if (header.version != kImageVersion) {
-    return corrupt_image("it has version " + std::to_string(header.version) + ", this rose reads " +
-                         std::to_string(kImageVersion));
+    return corrupt_image("it has version " + std::to_string(header.version) +
+                         ", but this rose reads version " + std::to_string(kImageVersion));
   }
   const std::span<const std::byte> body = bytes.subspan(kHeaderBytes);
   if (body.size() != header.size_bytes) return corrupt_image("its length differs from its header");

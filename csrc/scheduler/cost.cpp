@@ -11,7 +11,7 @@ struct Turn {
   double prompt_tokens;
   double missing_tokens;
   double expected_tokens;
-  double context_steps;  // its context, summed over its steps
+  double context_steps;  // tokens of the turn's context, summed over its steps
   double own_weight;
   double risk_weight;
   double gap_weight_s;
@@ -20,7 +20,7 @@ struct Turn {
 };
 
 Turn turn_of(const Settings& settings, const CostQuery& query, double cached_tokens) noexcept {
-  // Its context grows; on average half of the expected tokens are there.
+  // The context grows: on average it has half of the expected tokens.
   const double context = query.prompt_tokens + query.expected_tokens / 2;
   return {.prompt_tokens = query.prompt_tokens,
           .missing_tokens = query.prompt_tokens - cached_tokens,
@@ -61,10 +61,10 @@ template <typename Number>
   const Number own_work_s = turn.missing_tokens * worker.per_prompt_token_s +
                             turn.context_steps * worker.per_context_token_s;
   const Number own_s = worker.backlog_s + own_work_s + turn.expected_tokens * worker.per_token_s;
-  // The others wait while its prompt is computed, and read its context in each of their steps.
+  // The other turns wait while this prompt is computed, and their steps also read this context.
   const Number others_s =
       worker.turns * own_work_s + turn.expected_tokens * worker.others_per_token_s;
-  // x / (1 + x) instead of 1 - exp(-x): the same for small and large x, and exp would be too slow.
+  // x / (1 + x) instead of 1 - exp(-x): nearly equal for small and large x, and exp is too slow.
   const Number revocations = worker.hazard_per_s * own_s;
   const Number redo_s = turn.prompt_tokens * worker.redo_per_token_s + turn.requeue_s;
   const Number risk_s = revocations / (1 + revocations) * redo_s;
@@ -75,7 +75,7 @@ template <typename Number>
 [[gnu::always_inline]] inline void scan_lanes(const Turn& same,
                                               const std::vector<WorkerRates<Lanes>>& workers,
                                               double* __restrict costs_s) noexcept {
-  const Turn turn = same;  // a copy shows the compiler that nothing overlaps
+  const Turn turn = same;  // a copy shows the compiler that `costs_s` does not overlap it
   for (const WorkerRates<Lanes>& some : workers) {
     Lanes costs;
     put_cost(turn, some, costs);

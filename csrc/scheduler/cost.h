@@ -9,7 +9,7 @@
 
 namespace rose::scheduler {
 
-// The cost's inputs of a turn. Token counts and versions are doubles, as in the columns.
+// What the cost needs to know of a turn. Token counts and versions are doubles, as in the columns.
 struct CostQuery {
   double prompt_tokens{0};    // to compute if nothing is cached
   double expected_tokens{0};  // still to be generated
@@ -28,26 +28,27 @@ struct CostQuery {
 double cost_s(const Settings& settings, const WorkerColumns& workers, std::size_t slot,
               const CostQuery& query, double cached_tokens) noexcept;
 
-// Several workers at once; the compiler maps lanes to the processor's vectors. Without AVX in the
-// flags it aligns them to half their size, but functions with AVX assume full alignment. So types
-// that hold lanes in memory set their alignment themselves.
+// Values of several workers at once; the compiler maps lanes to the processor's vectors. Without
+// AVX in its flags, the compiler aligns lanes to half their size, but functions with AVX assume
+// full alignment. So types that hold lanes in memory set their alignment themselves.
 inline constexpr std::size_t kLanes = 4;
 using Lanes = double __attribute__((vector_size(kLanes * sizeof(double))));
 // Rows per block. Columns by row are padded to whole blocks.
 inline constexpr std::size_t kBlock = 8 * kLanes;
 
-// The cost's inputs of one worker or several. Except for the risk, the cost is a sum of these rates
-// times values of the turn, so most work is done when a worker changes.
+// What the cost needs to know of one worker, or of several. Except for the risk, the cost is a sum
+// of these rates times values of the turn. So most of the work is done when a worker changes, and
+// not when a turn is placed.
 template <typename Number>
 struct alignas(sizeof(Number)) WorkerRates {
   Number backlog_s;            // until the turn's prompt starts
   Number per_prompt_token_s;   // at the worker's measured pace
   Number per_token_s;          // a step with one more turn, without that turn's context
   Number per_context_token_s;  // step time per token of that context
-  Number others_per_token_s;   // delay of the other turns by one more, without its context
+  Number others_per_token_s;   // delay of the other turns by one more turn, without its context
   Number turns;
   Number hazard_per_s;
-  Number redo_per_token_s;  // on another worker, at this worker's nominal speed
+  Number redo_per_token_s;  // prefill on another worker; assumes this worker's nominal speed
   Number version;
 
   template <typename Rate>

@@ -11,9 +11,9 @@ namespace rose::scheduler {
 
 namespace {
 
-// Holder of the room that a rescue promises; no trajectory has this number.
+// Number under which a rescue reserves promised room; no trajectory has this number.
 constexpr TrajectoryId kPromise = -1;
-// Number of turns without a worker that are kept, to skip turns that need at least as much.
+// Most failed searches that are remembered, to skip turns that need at least as much.
 constexpr std::size_t kFailuresMax = 8;
 
 }  // namespace
@@ -68,7 +68,7 @@ void Dispatch::place_fairly() {
     cursor->waits = !try_start(key);
     if (cursor->waits) continue;
     cursor->next = after;
-    // After a start, jobs that waited may no longer be behind.
+    // After a start, jobs that waited may no longer be too far ahead.
     if (starts_ == starts) continue;
     for (Cursor& other : cursors_) other.waits = false;
   }
@@ -85,7 +85,7 @@ Dispatch::Cursor* Dispatch::first_cursor() noexcept {
     return best;
   };
   if (Cursor* const found = first()) return found;
-  // All others wait for one another: their next turns are skipped in favour of smaller ones.
+  // All remaining jobs wait for one another, so their next turns are skipped for smaller ones.
   for (Cursor& cursor : cursors_) {
     if (cursor.next != end) cursor.next = skip_to(std::next(cursor.next), cursor.next->job);
     cursor.waits = false;
@@ -110,18 +110,18 @@ bool Dispatch::try_start(const QueueKey& key) {
   if (const auto slot = placement_.choose(book_.workers, query)) {
     book_.start(trajectory, *slot, query.is_urgent);
     ++starts_;
-    // the turn may have left one of them
+    // the turn may have left a cache on a kept worker, which shows that worker's room again
     for (const std::size_t kept : kept_) book_.workers.hide(kept);
     refresh_bars(*slot);
     return true;
   }
   if (const double wait_s = placement_.wait_s(); wait_s > 0) {
-    // Rounded up, so that by then the worker is late if it has not committed.
+    // Rounded up, so that a worker that has not committed by then counts as late.
     const auto wait_ns = static_cast<Nanoseconds>(std::llround(wait_s * kNsPerS));
     place_at_ns_ = std::min(place_at_ns_, book_.now_ns + 1 + wait_ns);
     return true;
   }
-  query.prefers_dedicated = false;  // choose() has asked the borrowed workers too
+  query.prefers_dedicated = false;  // choose() has tried the borrowed workers too
   wait(trajectory, query, key.rank);
   if (is_barred_only(query)) return false;
   if (key.rank == QueueRank::kStarved && !is_stopped_by_caches(query)) keep_for(query);
@@ -160,7 +160,7 @@ void Dispatch::refresh_bars(std::size_t slot) {
   const Worker& worker = book_.workers[slot];
   const auto& wants = book_.jobs[worker.job].wants;
   const std::int64_t least = wants.empty() ? kCountMax : wants.begin()->first;
-  // A job that now needs more, or nothing, may be backlogged on fewer devices.
+  // If the smallest need of a job has changed, it may be backlogged on other devices than before.
   if (std::exchange(least_wants_[worker.job], least) != least) {
     book_.fairness.refresh(book_.jobs, book_.workers);
   } else {
@@ -180,9 +180,9 @@ bool Dispatch::is_hopeless(const Query& query) const noexcept {
 }
 
 void Dispatch::note_failure(const Query& query) {
-  // A failed search is not kept if the turn avoids a worker, because that worker might take others;
-  // if it is urgent, because urgent turns may find room when others start elsewhere; or if it has a
-  // warm home, because it then needs more room on all other workers.
+  // Some failed searches do not apply to other turns, and are not remembered. If the turn avoids a
+  // worker, that worker might take other turns. If it is urgent, each start elsewhere raises the
+  // limit for urgent turns. If it has a warm home, it needs more room on all other workers.
   const bool says_little = query.avoid || query.is_urgent || query.resident_tokens > 0;
   if (says_little || failures_.size() == kFailuresMax) return;
   failures_.push_back({.job = query.job,
@@ -226,7 +226,7 @@ void Dispatch::rescue_from(std::size_t slot) {
     query.spares_caches = false;
     const auto elsewhere = placement_.choose(book_.workers, query);
     if (!elsewhere) continue;
-    // The same room is promised only once: the next stalled turn needs other room.
+    // The same room is promised only once; the next stalled turn must find other room.
     const auto tokens = static_cast<std::int64_t>(query.need_tokens);
     promises_.push_back({*elsewhere, tokens});
     book_.workers.hold(*elsewhere, kPromise, tokens, 0);
@@ -252,7 +252,7 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
                                                         : book_.version_floor(trajectory));
   query.home = workers.find(trajectory.home.worker);
   query.avoid = avoided_slot(trajectory);
-  // Caps make turns wait; a turn that has waited for too long is exempt.
+  // Limits on restarts and on exposure make turns wait. A starved turn is exempt from them.
   query.restart_tokens = !has_starved && trajectory.tries > 0 ? query.prompt_tokens : 0;
   query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
   query.is_urgent = lag > kUrgentLag;

@@ -19,7 +19,7 @@ class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
 
-  // Starts turns in queue order. A turn that does not fit lets smaller ones pass until it starves.
+  // Starts turns in queue order. Smaller turns may pass a turn that does not fit, until it starves.
   void place();
   // Recalls turns without progress from borrowed workers, if other workers have room for them.
   void rescue();
@@ -65,11 +65,11 @@ class Dispatch {
   void refresh_bars(std::size_t slot);
   // Sets the time at which the turn lowers its demands without another event.
   void wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept;
-  // Whether only room is missing at its warm home.
+  // Whether the turn's warm home can run it as soon as there is room.
   bool can_go_home(const Query& query) const noexcept;
   // Whether only spared caches prevent its start.
   bool is_stopped_by_caches(Query query);
-  // Whether a turn with no higher demand has already found no worker.
+  // Whether a turn that needs as much or less has already found no worker.
   bool is_hopeless(const Query& query) const noexcept;
   void note_failure(const Query& query);
 

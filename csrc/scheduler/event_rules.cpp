@@ -15,7 +15,7 @@ void EventRules::apply(std::span<const Event> events) {
     std::visit(*this, event);
     ++place_;
   }
-  // Last, because turns that the worker gave up may be reported after its grant.
+  // After all events, because a worker may report a smaller grant before the turns that it gave up.
   for (const std::size_t slot : shrunk_) fit(slot);
   for (const std::size_t slot : outgrown_) book_.counters.outgrown += fit(slot);
 }
@@ -116,8 +116,8 @@ void EventRules::operator()(const TurnEnded& event) {
     ++book_.counters.stale_events;
     return;
   }
-  // A duplicated report of an earlier try may end a later try on the same worker, which still runs.
-  // So the worker is told to stop before the turn goes elsewhere; if it is done it ignores this.
+  // A duplicate report of an earlier try may end a later try that still runs on the same worker. So
+  // the worker must stop before the turn goes elsewhere; a worker that is done ignores the Stop.
   const bool may_still_run =
       trajectory->state == TrajectoryState::kRunning && trajectory->tries > 1;
   if (may_still_run) book_.stop(*trajectory);
@@ -144,14 +144,14 @@ void EventRules::operator()(const Consumed& event) {
   Job& job = book_.jobs[book_.jobs.place_of(event.job)];
   job.outlook.consume(event.trajectories, job.published, job.max_staleness);
   job.consumed += event.trajectories;
-  // the job's next trajectory is used sooner, so an older worker may run it
+  // the trainer will use the next trajectories sooner, so workers with older weights may run them
   book_.has_changed = true;
   book_.counters.consumed += event.trajectories;
 }
 
 void EventRules::operator()(const JobJoined& event) {
   book_.jobs.join(event);
-  book_.has_changed = true;  // it may run older trajectories
+  book_.has_changed = true;  // its new limits may allow workers with older weights
 }
 
 template <typename E>
@@ -190,7 +190,7 @@ std::int64_t EventRules::fit(std::size_t slot) {
   const WorkerTable& workers = book_.workers;
   const Share share = workers.share(slot);
   std::int64_t tokens = 0;
-  // lag, lost tokens, newest first, id
+  // lag, tokens to compute again, negative time of admission, id
   std::vector<std::tuple<double, std::int64_t, Nanoseconds, TrajectoryId>> victims;
   for (const std::size_t peer : workers[slot].peers) {
     for (const TrajectoryId id : workers[peer].held) {

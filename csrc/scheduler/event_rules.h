@@ -40,8 +40,8 @@ class EventRules {
   void prefetch(std::span<const Event> events, std::size_t begin) const noexcept;
   void deliver_news(Trajectory& trajectory, const TurnProgress& event);
   void conclude(Trajectory& trajectory, TurnEnd end);
-  // Recalls turns until the others fit the grant; returns how many. Turns with the least lag go
-  // first, then those that are cheapest to recompute, then the youngest.
+  // Recalls turns until the others fit the grant, and returns the number of recalls. Turns with the
+  // least lag go first, then those that are cheapest to recompute, then the youngest trajectories.
   std::int64_t fit(std::size_t slot);
 
   Book& book_;

@@ -1,4 +1,4 @@
-// The scheduler's input. The fields are those of rose/scheduler/events.py and worker.py.
+// The scheduler's input. rose/scheduler/events.py and worker.py have the fields.
 //
 // Events of the driver must not contradict earlier ones; events of workers may be late, duplicated
 // or obsolete.
@@ -102,7 +102,7 @@ struct TurnEnded {
   WorkerId worker;
   std::int64_t grant_epoch;
   TurnEnd end;
-  std::int64_t tokens;  // of the turn so far, on all workers; or kTokensUnknown
+  std::int64_t tokens;  // length of the turn so far, over all workers; or kTokensUnknown
 };
 
 struct TrajectoryEnded {

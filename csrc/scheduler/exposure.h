@@ -12,7 +12,7 @@
 
 namespace rose::scheduler {
 
-// Sums of one job, in one domain or in all.
+// Sums of one job, in one domain or over all domains.
 struct Exposed {
   std::int64_t tokens{0};                // prompts and answers of running turns
   std::int64_t urgent{0};                // running turns that were urgent at their start
@@ -31,11 +31,12 @@ struct Exposed {
   }
 };
 
-// Survivors are the job's workers in all other domains. A turn may join domain d only if
-//   (tokens on d + its prompt) / (prefill rate of the survivors) <= exposure_max_s, or d is empty,
-//   and
-//   if it is urgent: urgent turns on d, with it, <= urgent_share_max of the job's, rounded up.
-// Without survivors it may always join, as there is no alternative.
+// Survivors are the job's workers in all other domains. A turn may join domain d only if both hold:
+//   1. d is empty, or
+//      (tokens on d + prompt of the turn) / (prefill rate of the survivors) <= exposure_max_s;
+//   2. the turn is not urgent, or the urgent turns on d, this one included, are at most the share
+//      urgent_share_max of the job's urgent turns, rounded up.
+// Without survivors any turn may join, because there is no alternative.
 //
 // Invariant: all() of a job is the sum of its domains.
 class ExposureTable {

@@ -14,10 +14,10 @@
 
 namespace rose::scheduler {
 
-// One device. The start of a turn adds its promised tokens over the job's weight to the job's
-// counter. A job is backlogged while one of its turns waits that the empty device could run, unless
-// that turn waits for newer weights. A job that is more than `lead` ahead of a backlogged job is
-// barred: it starts nothing here.
+// The jobs on one device. The start of a turn adds the turn's maximum tokens, divided by the job's
+// weight, to the job's counter. A job is backlogged while it has a waiting turn that the empty
+// device could run, unless that turn waits for newer weights. A job whose counter is more than
+// `lead` above that of a backlogged job is barred: none of its turns starts here.
 //
 // Bound: in any interval in which jobs j and k are both backlogged,
 //   | served_j / w_j - served_k / w_k | <= 2 lead + need_j / w_j + need_k / w_k
@@ -82,7 +82,7 @@ inline void FairDevice::serve(std::size_t job, double tokens_over_weight) {
   account.served += tokens_over_weight;
 }
 
-// All devices that several jobs share. It stores bars in the workers' columns.
+// All devices that several jobs share. Writes to the workers' columns which jobs are barred.
 class Fairness {
  public:
   explicit Fairness(const Settings& settings) noexcept

@@ -36,13 +36,14 @@ class OutputLengthCounts {
 
 // Invariants:
 //   1. An admitted trajectory that is over is in exactly one of done() and dropped().
-//   2. A trajectory in stale() is in done(), and was consumed.
+//   2. A trajectory in stale() is also in done(), and was consumed.
 class Fates {
  public:
   void drop(std::int64_t tokens) noexcept { dropped_.add(tokens); }
   // `version_min`: oldest weight version that generated one of its tokens.
   void end(std::int64_t tokens, std::int64_t version_min);
-  // The trainer took `trajectories` in the order of their ends; `published` is the newest version.
+  // The trainer used `trajectories` more of them, in the order in which they ended; `published` is
+  // the newest version.
   void consume(std::int64_t trajectories, std::int64_t published, std::int64_t max_staleness);
 
   // Adds the counts of another job.
@@ -55,8 +56,9 @@ class Fates {
   const OutputLengthCounts& done() const noexcept { return done_; }
   const OutputLengthCounts& stale() const noexcept { return stale_; }
   const OutputLengthCounts& dropped() const noexcept { return dropped_; }
-  // Mean length of dropped and stale trajectories over that of all others that ended; 1 while
-  // either mean is unknown. Above 1, long trajectories are lost more often; below 1, short ones.
+  // Mean length of dropped and stale trajectories, divided by the mean length of all others that
+  // ended; 1 while either mean is unknown. Above 1, long trajectories are lost more often; below 1,
+  // short ones.
   double length_bias() const noexcept;
 
   template <typename Image>

@@ -12,12 +12,12 @@ class TrainerClock {
  public:
   explicit TrainerClock(std::int64_t window) noexcept : window_{window} {}
 
-  // Records that `versions` more were published at once.
+  // Records that `versions` more versions were published at once.
   void publish(std::int64_t versions, Nanoseconds now_ns) noexcept;
   // Mean interval; 0 before the second publication.
   double version_s() const noexcept { return version_s_; }
-  // Predicted publications within `in_s` from now; 0 while the interval is unknown. An overdue
-  // version counts as due now: while the trainer stands still, nothing ages.
+  // Predicted publications within `in_s` seconds from now; 0 while the interval is unknown. An
+  // overdue version counts as due now, so nothing ages further while the trainer is stuck.
   double versions_in(double in_s, Nanoseconds now_ns) const noexcept;
 
   template <typename Image>
@@ -37,7 +37,7 @@ class TrainerClock {
 enum class Freshness : std::uint8_t {
   kSafe = 0,  // nine of ten such trajectories end in time
   kAtRisk,    // it may end in time
-  kLost,      // it will more likely not end in time, on any worker
+  kLost,      // it will probably not end in time, on any worker
 };
 
 // `versions_left`: versions that may still be published before it ends. `left_s`, `left_s_high`:

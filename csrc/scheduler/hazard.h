@@ -15,7 +15,7 @@
 namespace rose::scheduler {
 
 // Revocations within an exposure time: a Gamma-Poisson estimate with a memory. The prior rate has
-// the weight of `prior_s` of exposure, and observations older than `window_s` fade.
+// the weight of `prior_s` seconds of exposure, and observations older than `window_s` seconds fade.
 struct Revocations {
   double count{0};
   double exposed_s{0};
@@ -38,7 +38,7 @@ struct Revocations {
 };
 
 // Hazards of borrowed workers. A worker's prior is its domain's estimate; a domain's prior comes
-// from the settings. Workers are remembered for ever, so a worker that rejoins keeps its record.
+// from the settings. Records are never removed, so a worker that rejoins keeps its record.
 class HazardTable {
  public:
   explicit HazardTable(const Settings& settings) noexcept
@@ -51,7 +51,7 @@ class HazardTable {
 
   // The worker has a live grant from now on.
   void begin(WorkerId worker, std::size_t domain, Nanoseconds now_ns);
-  // Counts the exposure since the last of these calls.
+  // Counts the exposure since the last call of begin(), expose() or revoke().
   void expose(WorkerId worker, std::size_t domain, Nanoseconds now_ns);
   // Serving has taken back all or part of the grant.
   void revoke(WorkerId worker, std::size_t domain, Nanoseconds now_ns);
@@ -60,8 +60,8 @@ class HazardTable {
 
   double per_s(WorkerId worker, std::size_t domain) const noexcept;
   double domain_per_s(std::size_t domain) const noexcept;
-  // Time until which a new grant gets no turns. From the second revocation within the flap window
-  // on, each doubles the hold time, up to its maximum.
+  // Time before which a new grant gets no turns. The second revocation within the flap window sets
+  // the minimum hold time; each further one doubles it, up to the maximum.
   Nanoseconds hold_until_ns(WorkerId worker, Nanoseconds now_ns) const noexcept;
 
   template <typename Image>

@@ -7,7 +7,8 @@
 //     image(first, second);
 //   }
 //
-// A new member is one word there; a changed layout needs a new kImageVersion in core_image.cpp.
+// A new member adds one word to that list. A changed layout needs a new kImageVersion in
+// core_image.cpp.
 // Numbers are little-endian, as in memory. Hash tables are written in key order, so that equal
 // states give equal bytes.
 #pragma once
@@ -196,7 +197,8 @@ class ImageReader {
     take_entries<K>(values);
   }
 
-  // Every counted item takes at least one byte, so the bytes left bound the memory of a bad count.
+  // Every counted item takes at least one byte. So the number of bytes left limits the memory that
+  // a bad count can take.
   std::uint64_t take_count() noexcept {
     std::uint64_t count = 0;
     take(count);

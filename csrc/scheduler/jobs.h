@@ -24,7 +24,7 @@ struct Job {
 
   std::int64_t created{0};
   std::int64_t published{0};
-  Nanoseconds published_ns{0};  // when that event came
+  Nanoseconds published_ns{0};  // time at which `published` was reported
   std::int64_t admitted{0};
   std::int64_t dropped_admitted{0};  // dropped after admission
   std::int64_t done{0};
@@ -47,18 +47,18 @@ struct Job {
   std::int64_t ahead_max() const noexcept { return (max_staleness + 1) * batch_trajectories; }
   // Trajectories that started and were not consumed.
   std::int64_t ahead() const noexcept { return admitted - dropped_admitted - consumed; }
-  // Minimum number of versions published before a running trajectory is learned from: trajectories
-  // that were admitted before it, or are done, come first.
+  // Minimum number of versions that are published before the trainer uses a running trajectory. The
+  // trainer first uses the trajectories that were admitted before it or are done.
   std::int64_t versions_before(std::int64_t place_in_line) const noexcept {
     const std::int64_t before = (place_in_line > done ? place_in_line : done) - consumed;
     const std::int64_t others = ahead() - 1;
     return (before < others ? before : others) / batch_trajectories;
   }
-  // The oldest version that may generate a token of it without becoming stale before its use.
+  // The oldest version that may generate tokens of the trajectory and is not stale at their use.
   std::int64_t oldest_version(std::int64_t place_in_line) const noexcept {
     return published + versions_before(place_in_line) - max_staleness;
   }
-  // Whether one more may start: see Core.
+  // Whether one more trajectory may start. Core explains the rule.
   bool can_admit() const noexcept { return ahead() < ahead_max(); }
   // Possible value of ahead() before the next consumption, if all waiting trajectories start.
   std::int64_t could_be_ahead() const noexcept {
@@ -81,7 +81,7 @@ struct Job {
 };
 
 // Jobs in the order of their first event. A job that never joined has the values of the settings.
-// No job is ever forgotten, because its counts bound the valid events of its driver.
+// No job is ever removed, because the validity of later events depends on its counts.
 class JobTable {
  public:
   explicit JobTable(const Settings& settings) noexcept : settings_{settings} {}

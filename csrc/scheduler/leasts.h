@@ -17,16 +17,16 @@ struct PricedRows {
   const std::vector<double>& numbers;  // exact, up to kCountMax
 };
 
-// The minimum of each block of rows. While the query and the rows stay the same, as for the turns
-// of a group, only blocks with changed rows are read again.
+// Keeps the minimum of each block of rows. While the query and the number of rows stay the same, as
+// for the turns of a group, only blocks with changed rows are read again.
 class Leasts {
  public:
   // Marks a changed row.
   void touch(std::size_t row) { touched_.push_back(row / kBlock); }
   void touch_all() noexcept { count_.reset(); }
   // The cheapest row with room for `need_tokens`; among equals, the one with the smallest number.
-  // The caller has touched every row that changed since the last call, unless the count differs,
-  // and passes the same columns every time, except for the tokens.
+  // The caller must have touched every row that changed since the last call, unless the count
+  // differs. It must pass the same columns every time; only `tokens` may be another column.
   std::optional<std::size_t> find(const PricedRows& rows, double need_tokens);
   // The minimum cost of the block's rows with room; infinity without any.
   double cost_s(std::size_t block) const noexcept;

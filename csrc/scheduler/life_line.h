@@ -17,7 +17,7 @@ class LifeLine {
   void leave(std::size_t number) noexcept;
 
   std::size_t size() const noexcept { return lives_s_.size(); }
-  // 0 up to the median, 1 from the 95th percentile on.
+  // Rank of a lifetime: 0 up to the median, 1 from the 95th percentile on, linear in between.
   double lag(double life_s) const;
 
   template <typename Image>

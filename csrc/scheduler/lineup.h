@@ -20,7 +20,8 @@ class Lineup {
  public:
   static constexpr std::size_t kNoRow = std::numeric_limits<std::size_t>::max();
 
-  // Applies the table's changes. Always the same table; no other caller takes its changes.
+  // Applies the table's changes. Every call must pass the same table, and nobody else may call its
+  // each_changed().
   void settle(WorkerTable& workers);
   // The slots whose rows may have changed or moved in the last settle().
   const std::vector<std::size_t>& changed() const noexcept { return changed_; }

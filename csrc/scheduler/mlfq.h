@@ -9,9 +9,9 @@
 
 namespace rose::scheduler {
 
-// After the C-MLFQ of Libra (arXiv 2606.03077), known here only at second hand: an elastic pool,
-// levels by service, and promotion when a tool returns. Level widths and promotion distance are
-// ours.
+// Follows the C-MLFQ of Libra (arXiv 2606.03077), which we know only from descriptions by others:
+// an elastic pool, levels by service, and promotion when a tool returns. Level widths and promotion
+// distance are our own.
 //
 // Level 0 ends at one quantum of output tokens over all turns of the trajectory; each further level
 // is as wide as all levels below it together.

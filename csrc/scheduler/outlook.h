@@ -36,16 +36,17 @@ class Outlook {
   std::int64_t reserve_tokens(const Trajectory& trajectory,
                               std::int64_t ahead_tokens) const noexcept;
   // Rank of its predicted lifetime, from start to end: 0 up to the median of live trajectories, 1
-  // from the 95th percentile on. The predicted end time would not do: it would make the older of
-  // two batches, which the trainer waits for, less urgent.
+  // from the 95th percentile on. The predicted end time cannot replace it: it would make the older
+  // of two batches, for which the trainer waits, less urgent.
   double lag(const Trajectory& trajectory, Nanoseconds now_ns) const;
-  // Queueing time that orders a turn queued now.
+  // Position in the queue of a turn that is queued now: the current time minus the turn's credit.
   Nanoseconds order_ns(const Trajectory& trajectory, Nanoseconds now_ns) const;
   // `versions_left`: as in freshness().
   Freshness freshness(const Trajectory& trajectory, std::int64_t versions_left,
                       Nanoseconds now_ns) const noexcept;
 
-  // Number of trajectories that `lent_tokens` are assumed to hold; infinite before the first end.
+  // Number of trajectories for which `lent_tokens` are assumed to suffice; infinite before the
+  // first trajectory has ended.
   double live_max(double lent_tokens) const noexcept {
     return overcommit_.value() * lent_tokens / contexts_.mean();
   }

@@ -8,7 +8,7 @@ namespace rose::scheduler {
 
 // Contexts grow until their trajectories end, but not all of them are at their ends at once. The
 // value learns how far memory can be overcommitted: it shrinks with each trajectory that lost a
-// cache for lack of memory, and grows with each other one. It is stable when the share of
+// cache for lack of memory, and grows with each other trajectory. It is stable when the share of
 // trajectories that lose a cache equals `share`.
 class Overcommit {
  public:
@@ -30,7 +30,7 @@ class Overcommit {
   }
 
  private:
-  static constexpr double kRate = 1.0 / 64;  // halves the value in some fifty trajectories
+  static constexpr double kRate = 1.0 / 64;  // 44 displaced trajectories halve the value
   static constexpr double kFirst = 4;
 
   double value_{kFirst};

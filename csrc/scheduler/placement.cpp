@@ -7,14 +7,15 @@ namespace rose::scheduler {
 
 namespace {
 
-// A home is kept while it has at most this many more turns than another worker: half as many again,
-// plus two. A home that is always kept overloads the first workers with new weights. Two alone, the
-// best value in verl's #7435, loses more caches than it spreads where engines run many turns.
+// A turn stays at its home while the home has at most 1.5 n + 2 turns, where n is the number of the
+// least loaded worker. If turns always stayed, the first workers with new weights would be
+// overloaded. The margin of two alone, the best value in verl's #7435, loses more by lost caches
+// than it gains by balance where engines run many turns.
 constexpr double kStickyTurnsMax = 2;
 constexpr double kStickyRatioMax = 1.5;
 
-// Few prompts restart at the same time after a revocation, because decodes would starve otherwise;
-// a single one always may.
+// After a revocation only a few prompts may restart on a worker at the same time, because decodes
+// would starve otherwise. A single prompt always may.
 bool can_restart(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
   const double under_way = workers.restart_tokens[slot];
   if (query.restart_tokens <= 0 || under_way <= 0) return true;
@@ -149,8 +150,8 @@ std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const 
   double chosen_s = chosen ? costs_s_[*chosen] : std::numeric_limits<double>::infinity();
   if (query.hit_tokens > 0 && can_home_take(workers, query)) {
     const double home_s = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
-    // A home with a warm cache is left only for a clear gain, because noise would move turns back
-    // and forth.
+    // A turn leaves a home with a warm cache only for a clear gain, because otherwise noise would
+    // move turns back and forth.
     if (home_s - chosen_s <= settings_.leave_home_margin_s) {
       chosen = lineup_.row(*query.home);
       chosen_s = home_s;
@@ -187,7 +188,7 @@ double Placement::soon_s(const WorkerColumns& workers, const Query& query,
     // A worker that is late already may stay late for ever.
     const double wait_s = workers.commit_s[slot] - query.since_published_s;
     if (wait_s <= 0 || workers.is_barred[slot] != 0) continue;
-    // After its commit it is not behind any more.
+    // After its commit the worker is no longer behind.
     const double behind_s =
         settings_.staleness_s_per_version * (query.published - workers.version[slot]);
     const bool is_better = costs_s_[row] - behind_s + own_weight * wait_s < cost_s;

@@ -50,10 +50,10 @@ class Placement {
   static bool could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
                                   const Query& query) noexcept;
   // The slot of the best worker that can take the turn now; none if the turn must wait.
-  // Always the same table.
+  // Every call must pass the same table.
   std::optional<std::size_t> choose(WorkerTable& workers, const Query& query);
-  // After choose() found nothing: time to wait for a worker that will be the best after its commit;
-  // 0 if no such worker is awaited.
+  // After choose() found nothing: time until the commit of a worker that will then be the best; 0
+  // if there is no such worker.
   double wait_s() const noexcept { return wait_s_; }
 
  private:
@@ -61,9 +61,9 @@ class Placement {
   std::optional<std::size_t> choose_by_policy(WorkerTable& workers, const Query& query);
   // Computes the cost of every worker of the lineup with nothing cached.
   void price(const WorkerColumns& workers, const CostQuery& query);
-  // A row of the lineup.
+  // The row of the cheapest worker of the lineup that can take the turn.
   std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& query);
-  // The row of the cheapest worker that can take the turn, if the cheapest one with room cannot.
+  // The same by a full search, for when the cheapest worker with room cannot take the turn.
   std::optional<std::size_t> cheapest_able(const WorkerColumns& workers,
                                            const Query& query) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);

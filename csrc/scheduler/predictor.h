@@ -38,7 +38,7 @@ struct OutputSoFar {
 
 // Prediction for a trajectory with a current turn.
 struct LengthForecast {
-  double turn_tokens_left{0};  // mean, regardless of the turn's limit
+  double turn_tokens_left{0};  // mean tokens still to come, regardless of the turn's limit
   double turn_tokens_high{0};  // settings.reserve_quantile of the whole turn's length
   double left_s{0};            // median time until the trajectory is over
   double left_s_high{0};       // 90th percentile of that time
@@ -59,7 +59,7 @@ class Predictor {
  public:
   explicit Predictor(const Settings& settings) noexcept;
 
-  // Adds, removes a live member of the group.
+  // Add or remove a live member of the group.
   void enter(GroupId group);
   void leave(GroupId group) noexcept;
 

@@ -15,7 +15,7 @@ constexpr int kBits = 3;  // bits of a length that select its bin within the oct
 constexpr std::int64_t kBins = std::int64_t{1} << kBits;
 // A smaller weight is no evidence: it was halved too often.
 constexpr double kWeightMin = 1e-6;
-// Larger weights do not occur.
+// A larger weight can only come from a damaged image.
 constexpr double kWeightMax = 1e15;
 // The means of eight equal parts of an exponential distribution with mean 1.
 constexpr std::array<double, 8> kExponential{0.0674152, 0.2168945, 0.3913948, 0.60101,
@@ -72,7 +72,7 @@ class Above {
   }
 
   double weight() const noexcept { return total_; }
-  // Of the remaining lengths; requires a total weight above 0.
+  // Mean of the remaining lengths; requires a total weight above 0.
   double mean() const noexcept { return sum_ / total_; }
   // The remaining length at the first bin whose cumulative weight reaches `due`.
   double left_at(double due) const noexcept {
@@ -105,7 +105,7 @@ class Above {
   std::size_t end_{0};
   double total_{0};
   double sum_{0};
-  // Written from first_ to end_; nobody reads the part before.
+  // Only the elements from first_ to end_ are written and read.
   std::array<double, kBinsMax> weights_;
   std::array<double, kBinsMax> ends_;
 };

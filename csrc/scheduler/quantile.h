@@ -9,8 +9,8 @@
 
 namespace rose::scheduler {
 
-// Lengths below 16 have a bin each; above, each octave has eight bins, so a bin is at most an
-// eighth of its values wide. Integer arithmetic gives the same bin on every machine.
+// Each length below 16 has its own bin. Above, each octave has eight bins, so the width of a bin is
+// at most an eighth of its lengths. Integer arithmetic gives the same bin on every machine.
 std::size_t bin_of(std::int64_t length) noexcept;
 std::int64_t bin_begin(std::size_t bin) noexcept;
 inline constexpr std::size_t kBinsMax = 305;  // of lengths up to kCountMax

@@ -10,7 +10,7 @@ namespace rose::scheduler {
 
 namespace {
 
-// Smallest relative change of an estimate that is worth updating placements.
+// Smallest relative change of an estimate for which the columns are updated.
 constexpr double kMaterial = 1.0 / 16;
 
 bool differs(double now, double shown) noexcept {
@@ -67,8 +67,8 @@ struct Recovery {
     const bool has_room = borrowed_needs <= room_tokens;
     const bool has_seats = borrowed_turns <= free_seats;
     if (has_room && has_seats) return prefill_s;
-    // A turn that ends on a full worker frees room for one of its size, so each round fills all
-    // tokens or all seats of a worker.
+    // A turn that ends on a full worker frees room for another turn of its size, so each round
+    // fills all tokens or all seats of a worker.
     const double of_tokens =
         has_room ? 0 : std::ceil(borrowed_needs / std::max(1.0, capacity_tokens));
     const double of_seats = has_seats ? 0 : std::ceil(borrowed_turns / std::max(1.0, seats));

@@ -1,4 +1,4 @@
-// Expected revocations, and the cost of the next ones.
+// Expected revocations, and how much the next ones would cost.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,9 @@ namespace rose::scheduler {
 
 // Maintains hazards and holds in the workers' columns, and the exposure of every domain.
 //
-// A revocation is the early end of a borrowed worker's grant, for any reason, or a shrink that
-// evicts turns or leaves less than half. Smaller changes of a grant harm no turn and do not count.
+// A revocation is the early end of a borrowed worker's grant, for any reason, or a shrink of the
+// grant that evicts turns or leaves less than half of it. Smaller changes of a grant harm no turn
+// and do not count.
 class Risk {
  public:
   explicit Risk(const Settings& settings) noexcept : hazards_{settings}, exposures{settings} {}
@@ -58,10 +59,10 @@ class Risk {
 };
 
 // Upper bound on the time until every turn on a borrowed worker runs again, if all borrowed workers
-// are revoked now. It adds the grace period, the dedicated workers' backlog, all moved prompts with
-// the longest one last on the slowest worker, and, where dedicated workers lack room or seats for
-// all turns at once, the necessary rounds of the longest turn. Infinite if a job with borrowed
-// workers has no dedicated one.
+// are revoked now. It is the sum of the grace period, the dedicated workers' backlog, and all moved
+// prompts, with the longest prompt last on the slowest worker. Where dedicated workers lack room or
+// seats for all turns at once, it also has the necessary rounds of the longest turn. Infinite if a
+// job with turns on borrowed workers has no dedicated worker.
 double recovery_bound_s(const WorkerTable& workers, const TrajectoryTable& trajectories,
                         std::size_t jobs, const Settings& settings);
 

@@ -8,7 +8,7 @@
 
 namespace rose::scheduler {
 
-// Placement policy. The baselines differ only in the choice of the worker, and kMlfq in the order.
+// Placement policy. The baselines differ only in the choice of the worker, kMlfq also in the order.
 enum class PlacementPolicy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue

@@ -70,17 +70,35 @@ constexpr std::array kKnobs{
     Knob{"mlfq_quantum_tokens", &Settings::mlfq_quantum_tokens, kCount, 1},
 };
 
+std::string text_of(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%g", value);
+  return text.data();
+}
+
+bool is_whole_number(const Knob& knob) {
+  return std::holds_alternative<std::int64_t Settings::*>(knob.at) && knob.scale == kCount;
+}
+
+std::string rule_of(const Knob& knob) {
+  const std::string kind = is_whole_number(knob) ? "a whole number " : "a number ";
+  const std::string low =
+      knob.least == kAboveZero ? "above 0" : "of at least " + text_of(knob.least);
+  const std::string high =
+      knob.most == kBelowOne ? " and below 1" : " and at most " + text_of(knob.most);
+  return kind + low + high;
+}
+
 }  // namespace
 
 Status tune(Settings& settings, std::string_view name, double value) {
   for (const Knob& knob : kKnobs) {
     if (knob.name != name) continue;
     const auto* const count = std::get_if<std::int64_t Settings::*>(&knob.at);
-    const bool is_whole = count == nullptr || knob.scale != kCount || value == std::floor(value);
+    const bool is_whole = !is_whole_number(knob) || value == std::floor(value);
     if (!(value >= knob.least && value <= knob.most) || !is_whole) {
-      std::array<char, 32> text{};
-      std::snprintf(text.data(), text.size(), "=%g) is out of range", value);
-      return Status::invalid_argument("SchedulerSettings(" + std::string{name} + text.data());
+      return Status::invalid_argument("SchedulerSettings(" + std::string{name} + "=" +
+                                      text_of(value) + "): must be " + rule_of(knob));
     }
     if (count != nullptr) {
       settings.*(*count) = std::llround(value * knob.scale);

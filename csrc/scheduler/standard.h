@@ -18,8 +18,8 @@ inline constexpr Nanoseconds kMs = 1'000'000;
 inline constexpr Nanoseconds kSeconds = 1000 * kMs;
 
 inline constexpr Settings kStandard{
-    // Versions between the start of a trajectory and its use. One is where most off-policy
-    // corrections stop hurting.
+    // Most versions between the start of a trajectory and its use. With one, most off-policy
+    // corrections learn as well as without staleness.
     .max_staleness = 1,
     // Trajectories that the trainer uses for one version.
     .batch_trajectories = 8,
@@ -27,30 +27,31 @@ inline constexpr Settings kStandard{
     // new version is being sent.
     .worker_lag_max = 1,
     // Grace period during which output of a recalled turn is still accepted. Must exceed the
-    // reporting latency. Each millisecond delays the turn, each lost token is generated again.
+    // reporting latency. A longer period delays the turn; after a shorter one, more tokens are lost
+    // and generated again.
     .recall_grace_ns = 200 * kMs,
     // Time for which an unfinished turn does not return to the grant that it left. Must exceed the
     // delay of a duplicate report.
     .retry_ns = 500 * kMs,
     // After this many failures of a turn, its trajectory is dropped.
     .attempts_max = 3,
-    // A borrowed worker has stalled after this time without progress, besides the time for its
-    // prompts. The paper waits two seconds; in the drawn scenarios that misjudged prompts waiting
-    // for others, and ten seconds lost nothing.
+    // A borrowed worker counts as stalled after this time without progress, in addition to the time
+    // for its prompts. The paper waits two seconds. In the drawn scenarios, two seconds were too
+    // short for prompts that waited for other prompts, and ten seconds cost nothing.
     .stall_ns = 10 * kSeconds,
     // A turn that waits longer comes before all others, and room is kept for it. Turns take
     // seconds, so such a turn was passed over many times.
     .wait_max_ns = 30 * kSeconds,
-    // With this many free seats per live trajectory, all turns are urgent: two leave a choice for
-    // each. 0: always, 1e9: never.
+    // With more than this many free seats per live trajectory, all turns are urgent: two seats
+    // leave each turn a choice. 0: always, 1e9: never.
     .tail_seats = 2,
     // Extra weights of an urgent turn's own time and revocation risk, which otherwise weigh 1.
     .urgent_time_weight = 1,
     .urgent_risk_weight = 1,
     // Cost in seconds per version that a worker is behind.
     .staleness_s_per_version = 0.5,
-    // A turn leaves its cache only for a larger gain: predictions are that inaccurate, and a moved
-    // prompt is computed again.
+    // A turn leaves its cache only for a larger gain, in seconds: predictions are that inaccurate,
+    // and a moved prompt is computed again.
     .leave_home_margin_s = 0.3,
     // Prior revocation rate of a borrowed grant.
     .hazard_per_s = 1.0 / 60,
@@ -75,8 +76,8 @@ inline constexpr Settings kStandard{
     // Maximum tokens of restarted prompts, or one prompt, that a worker computes at once, so that
     // decodes continue: about a second of an 8B model on one device.
     .burst_prefill_tokens = 32'768,
-    // Maximum lead of a job over another that waits for the same device, in tokens per unit of
-    // weight. A larger value keeps turns at their caches, a smaller one shares more evenly.
+    // Maximum lead of a job over another job that waits for the same device, in tokens per unit of
+    // weight. A larger value keeps more turns at their caches; a smaller value shares more evenly.
     .fair_lead_tokens = 16'384,
     // Expected delay of a revoked turn until its next worker starts its prompt: the report takes
     // milliseconds, and a busy engine starts the turn after a step or two.
@@ -112,8 +113,8 @@ inline constexpr Settings kStandard{
     // figures predict lowers the pace, a shorter one raises it. The pace covers interference by
     // serving and all other errors of the figures. 0 trusts the figures.
     .pace_rate = 0.1,
-    // Target share, in (0, 1], of trajectories that lose a cache for lack of memory; a higher
-    // observed share admits fewer trajectories. Contexts grow, so a batch that fits at its start
+    // Target share, in (0, 1], of trajectories that lose a cache for lack of memory; above it
+    // fewer trajectories are admitted. Contexts grow, so a batch that fits at its start
     // may not fit half an hour later, and then recomputes contexts repeatedly. A fifth was best in
     // the drawn scenarios. 1 admits all that staleness allows.
     .displaced_share = 0.2,
@@ -126,8 +127,8 @@ inline constexpr Settings kStandard{
     // mean; where they do not fit, each turn evicts the next one's cache. 0: moves anywhere.
     .move_contexts = 2,
     // Output tokens of a trajectory in the first level of kMlfq; each further level is as wide as
-    // all before. A few turns of a short trajectory: with fewer tokens all are soon in low levels,
-    // with more the long ones are not told apart.
+    // all before it. A short trajectory has about that many in a few turns. With fewer, all
+    // trajectories would soon leave the first levels; with more, long ones would stay there too.
     .mlfq_quantum_tokens = 1024,
 };
 

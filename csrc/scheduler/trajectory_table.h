@@ -33,7 +33,7 @@ struct Run {
   Nanoseconds started_ns{0};
   std::int64_t first_token{0};  // index within the turn of the first token generated here
   double foreseen_wait_s{0};    // predicted time to that token, by the worker's figures
-  double foreseen_token_s{0};   // predicted time per token, likewise
+  double foreseen_token_s{0};   // predicted time per token, by the worker's figures
   bool is_held{false};          // whether it counts against the worker's seats and tokens
 
   template <typename Image>
@@ -68,7 +68,7 @@ struct Home {
   }
 };
 
-// An unfinished turn does not return to the grant that it left for a while: the worker may be
+// For a while, an unfinished turn does not return to the grant that it left: the worker may be
 // unable to run it, and a duplicate report of the first end would also end the second try.
 struct Avoided {
   WorkerId worker{kNobody};
@@ -86,8 +86,8 @@ struct Trajectory {
   std::size_t job{0};  // index of the job
   TrajectoryState state{TrajectoryState::kWaiting};
   GroupId group{0};
-  std::int64_t ticket{0};         // trajectories of its job created before it
-  std::int64_t place_in_line{0};  // trajectories of its job admitted before it, less dropped ones
+  std::int64_t ticket{0};         // number of trajectories of its job created before it
+  std::int64_t place_in_line{0};  // number of those admitted before it and not dropped by then
   Nanoseconds started_ns{0};      // time of admission
   std::int64_t version_min{0};
   std::int64_t said_tokens{0};  // delivered, in all turns
@@ -114,12 +114,14 @@ struct Trajectory {
   Home home;
   Avoided avoided;
 
-  // RECALLED ends at this time, or once `awaited_tokens` are known if the end came before them.
+  // RECALLED ends at this time. If the report of the end overtook tokens, it ends earlier, as soon
+  // as `awaited_tokens` tokens are known.
   Nanoseconds recalled_until_ns{0};
   std::int64_t awaited_tokens{kTokensUnknown};
   TurnEnd awaited_end{TurnEnd::kInterrupted};
 
-  // Maximum tokens of a grant. The same for a resumed turn, whose output became context.
+  // Most tokens of a grant that the turn can take. A resume does not change it: known output
+  // becomes part of the prompt.
   std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
   std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
   bool is_sound() const noexcept;
@@ -143,8 +145,8 @@ class TrajectoryTable {
  public:
   Trajectory* find(TrajectoryId id) noexcept;
   const Trajectory* find(TrajectoryId id) const noexcept;
-  // Prefetches the result of find() into the processor's cache. In a burst of thousands all lookups
-  // miss; a few prefetched together take the time of one.
+  // Prefetches the result of find() into the processor's cache. In a burst of thousands of events,
+  // all lookups miss the cache; a few that are prefetched together take the time of one.
   void prefetch(TrajectoryId id) const noexcept;
   Trajectory& create(TrajectoryId id, std::int64_t group = 0, std::size_t job = 0);
   // False, without a change, for a move that is not in the table. A trajectory that is over is

@@ -23,10 +23,10 @@ struct EnumSize<QueueRank> {
   static constexpr std::size_t value = 3;
 };
 
-// Within a rank the earliest order_ns comes first. It is the earlier, the more time is left of the
-// trajectory and the more urgent it is. So the longest goes first, and a waiting turn gains on all
-// later ones, although its key stays the same. The policy MLFQ orders by level first, then by
-// arrival.
+// Within a rank the turn with the earliest order_ns comes first. The more time its trajectory still
+// needs, and the more urgent the trajectory is, the earlier is order_ns. So the longest trajectory
+// goes first, and a waiting turn gains on all later ones although its key stays the same. The
+// policy MLFQ orders by level first, then by arrival.
 struct QueueKey {
   QueueRank rank{QueueRank::kFresh};
   std::int64_t level{0};
@@ -49,7 +49,7 @@ class TurnQueue {
   void push(const QueueKey& key, Nanoseconds queued_ns);
   // Takes the arguments of push(); the turn may have starved since.
   void remove(const QueueKey& key, Nanoseconds queued_ns);
-  // Moves turns queued by `until_ns` before all others.
+  // Moves turns that were queued at `until_ns` or before to the front of the queue.
   void starve(Nanoseconds until_ns);
 
   Place begin() const noexcept { return order_.begin(); }

@@ -1,4 +1,4 @@
-// Whether a table of workers can result from events: an image may contain anything.
+// Checks whether a table of workers can result from events, because an image may contain anything.
 #include <algorithm>
 #include <cmath>
 
@@ -94,7 +94,7 @@ bool WorkerTable::are_columns_sound() {
     free_seats[worker.job] += seats_left_[slot];
   }
   if (free_seats != free_seats_) return false;
-  // Computes everything derived from the records again, and compares.
+  // Computes all derived values again from the records, and compares them.
   const WorkerColumns columns = columns_;
   const std::vector<std::int64_t> seats_left = seats_left_;
   for (std::size_t slot = 0; slot < workers_.size(); ++slot) refresh(slot);

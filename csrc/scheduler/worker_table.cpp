@@ -8,7 +8,7 @@ namespace rose::scheduler {
 
 namespace {
 
-// Learning rate of the error common to all workers; lower, because more turns report it.
+// Factor on the learning rate for the error that is common to all workers, which more turns report.
 constexpr double kMeanPaceRate = 0.25;
 constexpr double kSlownessMin = 0.25;
 constexpr double kSlownessMax = 16;
@@ -302,8 +302,8 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
     residents += caches.count();
   }
   const auto room = static_cast<double>(left);
-  // On a device shared by several workers nobody knows whose caches are evicted first, so none
-  // count as spared there.
+  // On a device that several workers share, it is unknown whose caches are evicted first. So there
+  // all caches count as room.
   const bool is_shared = workers_[slot].peers.size() > 1;
   const auto spare = static_cast<double>(is_shared ? left : left - cached);
   for (const std::size_t peer : workers_[slot].peers) {

@@ -15,7 +15,8 @@
 
 namespace rose::scheduler {
 
-// Initial times of a pace, with ratio 1: the worker's figures are trusted.
+// Initial measured and predicted times of a pace. Their ratio is 1, so that the figures of a new
+// worker are trusted.
 inline constexpr double kPacePriorS = 10;
 inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
@@ -31,7 +32,7 @@ struct CapacityGrant {
   }
 };
 
-// Measured and predicted durations of turns; old ones fade.
+// Means of the measured and the predicted durations of turns; old durations fade.
 struct Pace {
   double took_s{kPacePriorS};
   double foreseen_s{kPacePriorS};
@@ -59,8 +60,8 @@ struct Worker {
   std::int64_t version{0};
   CapacityGrant grant;
   std::int64_t used_tokens{0};
-  std::int64_t backlog_tokens{0};  // started prompts that are not computed yet
-  std::int64_t restart_tokens{0};  // part of the backlog of turns that ran before
+  std::int64_t backlog_tokens{0};  // prompt tokens of started turns, not computed yet
+  std::int64_t restart_tokens{0};  // the part of backlog_tokens of turns that ran before
   std::int64_t prefill_tokens_per_s{0};
   Nanoseconds held_off_until_ns{0};
   bool is_held_off{false};  // starts nothing until held_off_until_ns
@@ -77,7 +78,7 @@ struct Worker {
   }
 };
 
-// Inputs of placement, one value per slot, so that a scan reads only the needed columns in order.
+// Inputs of placement: columns with one value per slot, so that a scan reads only those it needs.
 // Numbers are doubles for vector instructions; counts are exact in them.
 struct WorkerColumns {
   std::vector<WorkerId> number;
@@ -91,8 +92,8 @@ struct WorkerColumns {
   std::vector<double> residents;     // turns and caches on its device
   std::vector<double> backlog_tokens;
   std::vector<double> context_tokens;   // held on its device, reservations included
-  std::vector<double> restart_tokens;   // part of the backlog of turns that ran before
-  std::vector<std::uint8_t> is_barred;  // its job is ahead of others on its device
+  std::vector<double> restart_tokens;   // the part of backlog_tokens of turns that ran before
+  std::vector<std::uint8_t> is_barred;  // its job is too far ahead of others on its device
   std::vector<double> version;
   std::vector<double> prefill_s_per_token;
   std::vector<double> step_s;
@@ -100,7 +101,8 @@ struct WorkerColumns {
   std::vector<double> step_s_per_context_token;
   std::vector<double> slowness;  // measured over predicted duration of its turns
   std::vector<double> hazard_per_s;
-  // Last time from a version's publication to its commit there; 0 before the first.
+  // Seconds from the publication of a version to its commit on this worker, for the last such
+  // commit; 0 before the first.
   std::vector<double> commit_s;
 
   bool operator==(const WorkerColumns&) const = default;
@@ -201,7 +203,7 @@ class WorkerTable {
     columns_.is_barred[slot] = is_barred ? 1 : 0;
     note_change(slot);
   }
-  // Lets the worker start nothing until `until_ns`.
+  // Lets no turn start on the worker before `until_ns`.
   void hold_off(std::size_t slot, Nanoseconds until_ns, Nanoseconds now_ns) noexcept;
   // Ends holds that are over; true if there were any.
   bool take_back(Nanoseconds now_ns) noexcept;
@@ -216,7 +218,7 @@ class WorkerTable {
     note_change(slot);
   }
 
-  // Records measured and predicted duration of a turn; earlier ones fade by `rate`.
+  // Records the measured and the predicted duration of a turn; earlier durations fade by `rate`.
   void observe_pace(std::size_t slot, double took_s, double foreseen_s, double rate) noexcept;
 
   // Makes the columns show no room on the worker's device, until show().

@@ -47,7 +47,7 @@ JOINED = WorkerJoined(3, DEDICATED, 0, 1, 1.0, 1.0, 0.0, 0)
         ([Consumed(1)], "0 are done"),
         ([TrajectoryEnded(2), Consumed(2)], "1 are done"),
         ([Consumed(-1)], "done and not consumed"),
-        ([VersionPublished(-1)], ">= 0"),
+        ([VersionPublished(-1)], "from 0 to 2^40"),
         ([replace(JOINED, worker=0)], "it exists already"),
         ([JOINED, JOINED], "it exists already"),
         ([replace(JOINED, worker=-1)], "its number"),
@@ -77,7 +77,7 @@ def test_contradiction_is_refused_and_nothing_of_the_batch_is_applied(events, sa
 def test_time_does_not_go_backwards() -> None:
     rig = Rig()
     rig.step(after_ms=10)
-    with pytest.raises(InvalidArgument, match="before"):
+    with pytest.raises(InvalidArgument, match="the time of the last step"):
         rig.step(after_ms=-1)
 
 

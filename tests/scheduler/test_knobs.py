@@ -18,7 +18,7 @@ def is_refused(name: str, value: float) -> bool:
     try:
         tuned(**{name: value})
     except InvalidArgument as error:
-        return str(error) == f"SchedulerSettings({name}={value:g}) is out of range"
+        return str(error).startswith(f"SchedulerSettings({name}={value:g}): must be a")
     return False
 
 

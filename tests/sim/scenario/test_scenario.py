@@ -61,7 +61,7 @@ BAD = [
     ("stress", [{"kind": "revoke-all", "at_s": 5}], "for_s: is missing"),
     ("scheduler", {"stall": 5}, "is not a setting; choose one of"),
     ("scheduler", {"max_staleness": 5}, "is a field of each job"),
-    ("scheduler", {"stall_ms": -5}, "out of range"),
+    ("scheduler", {"stall_ms": -5}, "must be a number above 0 and at most"),
     ("scheduler", {"worker_lag_max": 1.5}, "1.5 is not a whole number"),
     ("scheduler", {5: 5}, "expected `str`, got `int`"),
 ]
