@@ -7,10 +7,10 @@ namespace rose::scheduler {
 
 namespace {
 
-// A turn stays at its home while the home has at most 1.5 n + 2 turns, where n is the number of the
-// least loaded worker. If turns always stayed, the first workers with new weights would be
-// overloaded. The margin of two alone, the best value in verl's #7435, loses more by lost caches
-// than it gains by balance where engines run many turns.
+// A turn stays at its home while the home has at most 1.5 n + 2 turns, where n is the number of
+// turns on the least loaded worker. If turns always stayed, the first workers with new weights
+// would be overloaded. The margin of two alone, the best value in verl's #7435, loses more by lost
+// caches than it gains by balance where engines run many turns.
 constexpr double kStickyTurnsMax = 2;
 constexpr double kStickyRatioMax = 1.5;
 

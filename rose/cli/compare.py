@@ -63,7 +63,7 @@ def _loads(load: float | None, sweep: str | None, *, standard: float) -> tuple[f
     "--load",
     type=float,
     show_default="0.9 virtual, 0.3 otherwise",
-    help="Share of time that serving alone is busy; without --virtual, of its measured capacity.",
+    help="Busy share of serving's time; without --virtual, share of its measured capacity.",
 )
 @click.option("--sweep", metavar="A,B,…", help="Several loads instead of one.")
 @click.option(
@@ -106,7 +106,7 @@ def _loads(load: float | None, sweep: str | None, *, standard: float) -> tuple[f
     "--noise",
     type=float,
     show_default=f"{_NOISE:g}",
-    help="Standard deviation of the logarithm of step times, in virtual time.",
+    help="Standard deviation of the logarithm of step times; only with --virtual.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of traffic, prompts and noise.")
 @click.option(

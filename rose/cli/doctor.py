@@ -47,7 +47,8 @@ class Finding:
 _EXIT_BROKEN: Final = 1
 
 _DISTRIBUTION: Final = "rose-rl"
-# Python's fcntl lacks this constant of Linux 5.1: it forbids new writable mappings, keeps old ones.
+# Python's fcntl lacks this constant of Linux 5.1. The seal forbids new writable mappings, and keeps
+# existing ones.
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 
 

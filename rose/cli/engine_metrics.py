@@ -134,7 +134,7 @@ def _values(samples: _Samples, names: Iterable[str]) -> list[float]:
     for name in names:
         values = [sample.value for sample in samples.get(name, [])]
         if any(not (math.isfinite(value) and value >= 0) for value in values):
-            raise CorruptData(f"{name} is not a number of at least 0")
+            raise CorruptData(f"{name} must be a finite number of at least 0")
         if values:
             return values
     return []

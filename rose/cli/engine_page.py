@@ -9,7 +9,7 @@ from rose.clock import Clock
 from rose.errors import InvalidArgument, Unavailable
 from rose.units import MIB, NS_PER_S
 
-# Engines answer within milliseconds; one that takes longer than a second has stalled.
+# Engines answer within milliseconds; an engine that takes seconds has stalled.
 TIMEOUT_S: Final = 2.0
 _BODY_BYTES_MAX: Final = 4 * MIB  # Engines send some 100 KiB.
 _CHUNK_BYTES: Final = 1 << 16
@@ -37,7 +37,7 @@ def endpoint_of(url: str) -> SplitResult:
         or parts.username is not None
         or not (url.isascii() and url.isprintable() and " " not in url)
     ):
-        raise InvalidArgument(f"'{url}' is not a URL such as http://localhost:8000/metrics")
+        raise InvalidArgument(f"'{url}' must be a URL such as http://localhost:8000/metrics")
     return parts._replace(path=_PATH) if parts.path in {"", "/"} else parts
 
 

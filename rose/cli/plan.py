@@ -148,7 +148,7 @@ def plan(
 
     Each is the name of a model that rose knows (Qwen3-8B), or the path of a config.json or of its
     folder. The exit status is 1 when the models do not fit; the command then prints a size that
-    would. It is 2 when a model cannot be read.
+    would. The status is 2 when a model cannot be read.
     """
     setting = Setting(
         serving=find_model(serving),

@@ -48,7 +48,7 @@ class Setting:
         tp: devices per model.
         block_tokens: tokens per KV block of both models.
         kv: KV dtype of both models.
-        weights: weight dtype of both models; None for the published one.
+        weights: weight dtype of both models; None for the dtype in which each was published.
         activation_bytes: memory of each engine besides weights and KV.
         load: serving's maximum load.
         rollout_tokens: maximum tokens of one rollout.

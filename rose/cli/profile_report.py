@@ -25,8 +25,8 @@ class ProfileAsked:
         seconds: duration.
         every_s: interval between readings.
         slos: targets to evaluate, at least one.
-        model: model that determines KV sizes; None for the one that the engine reports.
-        kv_bytes: size of serving's KV pool; None for the one that the engine reports.
+        model: model that determines KV sizes; None for the model that the engine reports.
+        kv_bytes: size of serving's KV pool; None for the size that the engine reports.
         reserve_bytes: part of the pool that is never lent.
     """
 

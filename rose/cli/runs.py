@@ -75,7 +75,7 @@ def try_folder(folder: Path) -> None:
 
 @contextmanager
 def ends_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` in the main thread for SIGTERM too."""
+    """Raise `KeyboardInterrupt` in the main thread on SIGTERM, as on SIGINT."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -147,7 +147,7 @@ def load_trace(
         InvalidArgument: path and profile are both given, or the file cannot be read.
     """
     if path is not None and profile is not None:
-        raise InvalidArgument("--trace and --profile both define the traffic; give one of them")
+        raise InvalidArgument("--trace and --profile both define the traffic; give only one")
     trace = (
         generate(profile or "chat", duration_s=generated_s, seed=seed)
         if path is None

@@ -34,7 +34,7 @@ _EXPECTED: Final = f"expected request rates, with the first columns {','.join(_R
 
 
 def read_inputs(scenarios: Iterable[Scenario], *, beside: Path) -> Inputs:
-    """Read every file that scenarios name, once.
+    """Read each file that the scenarios name, once.
 
     Args:
         scenarios: scenarios to read files for.
@@ -71,7 +71,7 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
                 )
             if not 0 <= rate < math.inf:
                 raise InvalidArgument(
-                    f"{path} line {line}: the rate {rate} is not a number of at least 0"
+                    f"{path} line {line}: the rate must be finite and at least 0, got {rate}"
                 )
             of_model.append(rate)
     if not rates or any(max(of_model) == 0 for of_model in rates.values()):

@@ -40,7 +40,7 @@ _MARKS: Final = {
 
 
 def draw(ledger: LedgerView, reported: Ledger, *, clock: Clock) -> Group:
-    """Return a table of partitions, the cap, the refusals, and a strip of the slabs.
+    """Return the view: a table of partitions, the cap, the refusals, and a strip of the slabs.
 
     Args:
         ledger: the device's ledger.

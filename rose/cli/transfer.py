@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rose.transfer.plan.files import ShardFile
 
 _PATH: Final = click.Path(path_type=Path)
-# Cluster names for files that name none.
+# Cluster names for files that do not name their cluster.
 _TRAINING: Final = "training"
 _SERVING: Final = "serving"
 

@@ -26,8 +26,8 @@ _EXIT_VIOLATED: Final = 1
 def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
     """Check every certificate of LOG again, independently of the code that granted it.
 
-    The exit status is 0 when all hold, 1 when one does not or a mechanism was switched off, 2 when
-    LOG cannot be read.
+    The exit status is 0 when all certificates hold, 1 when one does not hold or a mechanism was
+    switched off, 2 when LOG cannot be read.
     """
     verification = verify_log(log)
     misses = audit(log) if is_audited else None

@@ -57,7 +57,7 @@ def vllm() -> None:
     help="Share by which rollouts may slow running requests down; 0: idle time only.",
 )
 @click.option(
-    "--revoke-ms", default=50.0, show_default=True, help="Deadline by which loans are back."
+    "--revoke-ms", default=50.0, show_default=True, help="Deadline for the return of a loan."
 )
 @click.option(
     "--epsilon", default=0.01, show_default=True, help="Share of steps that may miss a bound."

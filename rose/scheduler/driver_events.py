@@ -27,7 +27,7 @@ class Begun(Checked):
         trajectory: number that was never used.
         group: number shared by the trajectories of one task.
         job: number of its job.
-        seed: seed of its sampling, by which a turn that moves to another worker stays the same.
+        seed: seed of its sampling. A turn that moves to another worker continues identically.
         traceparent: W3C trace context of its parent span; empty to begin a trace.
     """
 
@@ -67,7 +67,7 @@ class Ended(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Registered(Checked):
-    """A worker joined, for the first time or again. It runs nothing."""
+    """A worker joined, for the first time or again. It runs no turn yet."""
 
     worker: Count
     kind: WorkerKind

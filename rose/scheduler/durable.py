@@ -20,7 +20,7 @@ from rose.units import NS_PER_S
 if TYPE_CHECKING:
     from rose.scheduler.store_file import FileStore
 
-# Seconds between checkpoints. A restart replays the journal of at most this time.
+# Seconds between checkpoints, so a restart replays a journal of at most about this length.
 CHECKPOINT_S: Final = 30.0
 # After a restart, workers have this many seconds to rejoin before they count as lost. Their turns,
 # and turns that are placed on them in the meantime, wait as long.
@@ -142,7 +142,10 @@ class Durable:
     # ---- steps ----------------------------------------------------------------------------------
 
     def receive(self, event: WorkerEvent) -> None:
-        """Accept a worker's event; its grant and version wait until it is registered."""
+        """Accept a worker's event.
+
+        Reports of a grant or version are kept until their worker is registered.
+        """
         valid = validated(event)
         if valid is None:
             self.invalid_events += 1
@@ -204,7 +207,7 @@ class Durable:
         return outcomes
 
     def needs_step(self) -> bool:
-        """Whether there is work, or time alone may cause some."""
+        """Whether there are entries to process, or time alone may change the state."""
         return (
             bool(self._entries)
             or bool(self.rollouts.refusals)

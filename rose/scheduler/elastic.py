@@ -158,7 +158,10 @@ class ElasticRolloutScheduler:
     # ---- workers --------------------------------------------------------------------------------
 
     def receive(self, event: WorkerEvent) -> None:
-        """Accept a worker's event, even before its registration; never waits. For any thread."""
+        """Accept a worker's event, even before its registration.
+
+        Never waits; any thread may call it.
+        """
         inbox = self._inbox
         if inbox is not None:
             inbox.receive(event)

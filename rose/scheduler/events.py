@@ -67,7 +67,10 @@ class TurnReady:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryEnded:
-    """A trajectory's environment has ended. During a turn this gives it up, and Drop follows."""
+    """A trajectory's environment has ended.
+
+    During a turn, this event gives up the trajectory, and Drop follows.
+    """
 
     trajectory: int
 

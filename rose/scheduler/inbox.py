@@ -51,7 +51,7 @@ class Inbox:
             self._shut_out.discard(worker)
 
     async def wait(self, seconds: float) -> None:
-        """Wait for an event, at most this long."""
+        """Wait for an event, for at most `seconds`."""
         alarm = self._loop.call_later(seconds, self._woken.set)
         try:
             await self._woken.wait()

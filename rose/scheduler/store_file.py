@@ -154,7 +154,9 @@ class FileStore:
         return {int(name[1]): one for name, one in found if name}
 
     def _journals_from(self, sequence: int) -> list[tuple[Path, bytes]]:
-        """Return path and content of journals from `sequence` on, without final ones without steps.
+        """Return path and content of the journals from `sequence` on.
+
+        Journals at the end that hold no step are left out.
 
         The first journal must exist and be valid, since it was written before its checkpoint.
         """
@@ -365,7 +367,7 @@ def _step_of(body: bytes, journal: Path, at: int) -> DriverStep:
 
 @contextmanager
 def _disk(path: Path, what: str) -> Iterator[None]:
-    """Turn an OSError into an Unavailable that names the file, except that of a held lock."""
+    """Raise Unavailable with the file's name for an OSError, except for a held lock's."""
     try:
         yield
     except BlockingIOError:

@@ -17,7 +17,10 @@ STEP: Final = -1
 
 
 class Waiters:
-    """Futures by trajectory and turn. Each caller has its own, so it is cancelled alone."""
+    """Futures by trajectory and turn.
+
+    Each caller has a future of its own, so cancelling one caller does not affect the others.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[tuple[int, asyncio.Future[Any]]]] = defaultdict(list)

@@ -161,7 +161,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_left_behind(
 def test_what_is_no_url_is_one_sentence(capsys, tmp_path):
     status, text, error = run(capsys, "trace.csv", "--out", tmp_path / "out")
     assert (status, text) == (2, "")
-    assert "'trace.csv' is not a URL" in error
+    assert "'trace.csv' must be a URL" in error
 
 
 def test_a_pool_is_as_large_as_the_model_makes_it():

@@ -52,7 +52,7 @@ class CheckpointPublisher:
     Single-threaded.
 
     Args:
-        checkpoint: first checkpoint; used only if `state_path` names no newer one that exists.
+        checkpoint: first checkpoint; used only if `state_path` names none that still exists.
         state_path: file that records the published checkpoints.
         run: name of the run; used only if `state_path` does not exist yet.
         plan: plan that cuts checkpoints into tiles; None for a plain layout.

@@ -40,7 +40,7 @@ _EBB_SHARE: Final = 0.25
 # Calm that is required before the first loan and after failed readings: two readings.
 SETTLE_MS: Final = 10_000.0
 # After pressure nothing grows for this long; two readings show whether it was a single burst. Each
-# recent revocation doubles the hold, up to ten minutes, which are little of an idle night.
+# recent revocation doubles the hold, up to ten minutes, which is a small part of an idle night.
 HOLD_MIN_MS: Final = 10_000.0
 HOLD_MAX_MS: Final = 600_000.0
 _LEVEL_MAX: Final = math.ceil(math.log2(HOLD_MAX_MS / HOLD_MIN_MS))
@@ -98,7 +98,7 @@ class Broker:
     Invariants:
     1. A loan that begins, grows or stays after a usable reading fits beside serving's KV and
     reserve.
-    2. A reading under pressure shrinks a loan; none begins or grows before the hold after it ends.
+    2. A reading under pressure shrinks a loan; none begins or grows until the next hold is over.
     3. Without a usable reading no loan begins, grows or is renewed.
 
     `lent_bytes` is a promise: it counts as lent until its TTL ends, used or not.
@@ -182,7 +182,7 @@ class Broker:
         self._look(reading, now_ms)
 
     def _taken_back(self, seen: Observation) -> bool:
-        """Whether the executor revoked more of a loan by itself than normal fluctuation.
+        """Return whether the executor revoked more of a loan than normal fluctuation explains.
 
         A count that is lower than before comes from a new executor.
         """

@@ -9,8 +9,8 @@ from rose.slo.targets import SLO
 
 # Ratios of P99 latency to its target. Above NEAR serving is under pressure; above LATE it has
 # missed its target. Rollouts use the slack of later tokens on purpose, so the P99 of TPOT lies
-# close to its target, and engines report latencies in buckets. So TPOT counts as late only beyond
-# both effects.
+# close to its target, and engines report latencies in buckets. So TPOT counts as late only at a
+# ratio that neither effect explains.
 _TTFT_NEAR: Final = 0.9
 _TTFT_LATE: Final = 1.0
 _TPOT_NEAR: Final = 1.1
