@@ -40,7 +40,8 @@ class Core {
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  // Appends to `actions`. InvalidArgument: the driver contradicts itself; nothing has changed.
+  // Appends its actions to `actions`. InvalidArgument: the driver contradicts itself; nothing has
+  // changed.
   // Internal: a bug in the scheduler.
   Status step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions);
   Stats stats() const;

@@ -42,8 +42,8 @@ class Fates {
   void drop(std::int64_t tokens) noexcept { dropped_.add(tokens); }
   // `version_min`: oldest weight version that generated one of its tokens.
   void end(std::int64_t tokens, std::int64_t version_min);
-  // The trainer used `trajectories` more of them, in the order in which they ended; `published` is
-  // the newest version.
+  // The trainer used `trajectories` more of the ended trajectories, in the order in which they
+  // ended; `published` is the newest version.
   void consume(std::int64_t trajectories, std::int64_t published, std::int64_t max_staleness);
 
   // Adds the counts of another job.

@@ -54,7 +54,8 @@ struct Job {
     const std::int64_t others = ahead() - 1;
     return (before < others ? before : others) / batch_trajectories;
   }
-  // The oldest version that may generate tokens of the trajectory and is not stale at their use.
+  // The oldest version whose tokens, generated now for this trajectory, will not be stale when the
+  // trainer uses them.
   std::int64_t oldest_version(std::int64_t place_in_line) const noexcept {
     return published + versions_before(place_in_line) - max_staleness;
   }

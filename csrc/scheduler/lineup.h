@@ -20,8 +20,8 @@ class Lineup {
  public:
   static constexpr std::size_t kNoRow = std::numeric_limits<std::size_t>::max();
 
-  // Applies the table's changes. Every call must pass the same table, and nobody else may call its
-  // each_changed().
+  // Applies the table's changes. Every call must pass the same table, and only this class may call
+  // the table's each_changed().
   void settle(WorkerTable& workers);
   // The slots whose rows may have changed or moved in the last settle().
   const std::vector<std::size_t>& changed() const noexcept { return changed_; }

@@ -36,8 +36,8 @@ class Outlook {
   std::int64_t reserve_tokens(const Trajectory& trajectory,
                               std::int64_t ahead_tokens) const noexcept;
   // Rank of its predicted lifetime, from start to end: 0 up to the median of live trajectories, 1
-  // from the 95th percentile on. The predicted end time cannot replace it: it would make the older
-  // of two batches, for which the trainer waits, less urgent.
+  // from the 95th percentile on. The predicted end time cannot replace the lifetime, because it
+  // would make the older of two batches, for which the trainer waits, less urgent.
   double lag(const Trajectory& trajectory, Nanoseconds now_ns) const;
   // Position in the queue of a turn that is queued now: the current time minus the turn's credit.
   Nanoseconds order_ns(const Trajectory& trajectory, Nanoseconds now_ns) const;

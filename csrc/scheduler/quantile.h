@@ -10,7 +10,7 @@
 namespace rose::scheduler {
 
 // Each length below 16 has its own bin. Above, each octave has eight bins, so the width of a bin is
-// at most an eighth of its lengths. Integer arithmetic gives the same bin on every machine.
+// at most an eighth of the lengths in it. Integer arithmetic gives the same bin on every machine.
 std::size_t bin_of(std::int64_t length) noexcept;
 std::int64_t bin_begin(std::size_t bin) noexcept;
 inline constexpr std::size_t kBinsMax = 305;  // of lengths up to kCountMax

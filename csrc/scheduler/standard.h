@@ -23,8 +23,8 @@ inline constexpr Settings kStandard{
     .max_staleness = 1,
     // Trajectories that the trainer uses for one version.
     .batch_trajectories = 8,
-    // A worker that is more versions behind the newest gets no turns. With 1 it can work while a
-    // new version is being sent.
+    // A worker that is more than this many versions behind the newest gets no turns. With 1 it can
+    // run turns while a new version is being sent.
     .worker_lag_max = 1,
     // Grace period during which output of a recalled turn is still accepted. Must exceed the
     // reporting latency. A longer period delays the turn; after a shorter one, more tokens are lost
@@ -55,14 +55,15 @@ inline constexpr Settings kStandard{
     .leave_home_margin_s = 0.3,
     // Prior revocation rate of a borrowed grant.
     .hazard_per_s = 1.0 / 60,
-    // Weight of a prior, in seconds of observed grants: of the settings for a domain, and of a
-    // domain for its workers. Five minutes follow a change of load and smooth out a single burst.
+    // Weight of a prior, in seconds of observed grants. The settings are the prior of a domain, and
+    // a domain is the prior of its workers. With five minutes, estimates follow a change of load
+    // and smooth out a single burst.
     .hazard_prior_s = 300,
     // Older observations fade, since load changes with the hours of the day.
     .hazard_window_s = 3600,
-    // Hold time: after the second revocation within the flap window a worker gets no turns for the
-    // minimum, and each further one doubles it up to the maximum. A computed and lost prompt costs
-    // more than the wait.
+    // Hold time: after the second revocation within the flap window, a worker gets no turns for the
+    // minimum time. Each further revocation doubles this time, up to the maximum. A prompt that is
+    // computed and lost costs more than the wait.
     .hold_min_ns = 1 * kSeconds,
     .hold_max_ns = 30 * kSeconds,
     // Maximum time between two revocations of a worker that count as flapping.
@@ -110,13 +111,13 @@ inline constexpr Settings kStandard{
     // for the duration of the longest. 0 is first come, first served.
     .longest_first = 1,
     // Learning rate of a worker's pace, in [0, 1). A turn that takes longer than the worker's
-    // figures predict lowers the pace, a shorter one raises it. The pace covers interference by
-    // serving and all other errors of the figures. 0 trusts the figures.
+    // figures predict makes the worker count as slower; a shorter turn makes it count as faster.
+    // That covers interference by serving and all other errors of the figures. 0 trusts the figures.
     .pace_rate = 0.1,
-    // Target share, in (0, 1], of trajectories that lose a cache for lack of memory; above it
-    // fewer trajectories are admitted. Contexts grow, so a batch that fits at its start
-    // may not fit half an hour later, and then recomputes contexts repeatedly. A fifth was best in
-    // the drawn scenarios. 1 admits all that staleness allows.
+    // Target share, in (0, 1], of trajectories that lose a cache for lack of memory. While the
+    // observed share is higher, fewer trajectories are admitted. Contexts grow, so a batch that
+    // fits at its start may not fit half an hour later, and then recomputes contexts repeatedly. A
+    // fifth was best in the drawn scenarios. 1 admits all that staleness allows.
     .displaced_share = 0.2,
     // Time after queueing for which a turn waits rather than evict another's cache, except at its
     // warm home: the evicted trajectory would in turn evict the next. Only kJoint waits. In the

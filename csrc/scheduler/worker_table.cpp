@@ -8,7 +8,8 @@ namespace rose::scheduler {
 
 namespace {
 
-// Factor on the learning rate for the error that is common to all workers, which more turns report.
+// Factor on the learning rate for the error that all workers have in common. It is below 1, because
+// more turns report this error.
 constexpr double kMeanPaceRate = 0.25;
 constexpr double kSlownessMin = 0.25;
 constexpr double kSlownessMax = 16;

@@ -78,8 +78,8 @@ struct Worker {
   }
 };
 
-// Inputs of placement: columns with one value per slot, so that a scan reads only those it needs.
-// Numbers are doubles for vector instructions; counts are exact in them.
+// Inputs of placement, as columns with one value per slot. So a scan reads only the columns that it
+// needs. Numbers are doubles for vector instructions; counts are exact in them.
 struct WorkerColumns {
   std::vector<WorkerId> number;
   std::vector<WorkerKind> kind;
@@ -175,7 +175,7 @@ class WorkerTable {
   void join(const WorkerJoined& event, std::size_t job = 0, std::size_t domain = 0);
   // The worker must hold no turns.
   void leave(std::size_t slot) noexcept;
-  // A new epoch requires that no turn is held; the same epoch renews and resizes.
+  // For a new epoch no turn may be held. The same epoch renews and resizes the grant.
   void set_grant(std::size_t slot, const GrantChanged& event, Nanoseconds now_ns) noexcept;
   // Ends the grant for ever; releases and returns the held turns.
   std::vector<TrajectoryId> end_grant(std::size_t slot) noexcept;
@@ -192,7 +192,8 @@ class WorkerTable {
   // Caches `tokens` for a later turn; evicts the least recently used caches if needed.
   CacheId keep(std::size_t slot, std::int64_t tokens);
   void remove_cache(std::size_t slot, CacheId cache) noexcept;
-  // Adds `tokens` to a held turn's reservation. The caller checks the room.
+  // Adds `tokens` to a held turn's reservation, even if there is no room. The caller must then
+  // recall turns until the others fit.
   void grow(std::size_t slot, std::int64_t tokens) noexcept;
 
   void set_hazard(std::size_t slot, double per_s) noexcept {
@@ -209,7 +210,7 @@ class WorkerTable {
   bool take_back(Nanoseconds now_ns) noexcept;
   // Slots of the workers on devices that may be shared.
   const std::map<DeviceId, std::vector<std::size_t>>& devices() const noexcept { return devices_; }
-  // The share of the worker's device.
+  // Capacity and use of the worker's device.
   Share share(std::size_t slot) const noexcept;
 
   // The worker committed the newest version `after_ns` after its publication.
