@@ -112,7 +112,8 @@ inline constexpr Settings kStandard{
     .longest_first = 1,
     // Learning rate of a worker's pace, in [0, 1). A turn that takes longer than the worker's
     // figures predict makes the worker count as slower; a shorter turn makes it count as faster.
-    // That covers interference by serving and all other errors of the figures. 0 trusts the figures.
+    // That covers interference by serving and all other errors of the figures. 0 trusts the
+    // figures.
     .pace_rate = 0.1,
     // Target share, in (0, 1], of trajectories that lose a cache for lack of memory. While the
     // observed share is higher, fewer trajectories are admitted. Contexts grow, so a batch that

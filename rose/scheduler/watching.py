@@ -32,7 +32,7 @@ class ErrorGuard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Keep an error, for the caller to check."""
+        """Keep an exception, for the caller to check."""
         if isinstance(error, Exception):
             self.error = error
         return self.error is not None
@@ -75,7 +75,7 @@ class DriverWatch:
 
 
 class Watches:
-    """Calls several observers. One that fails is dropped, and the failure is logged."""
+    """Calls several observers. An observer that fails is removed, and the failure is logged."""
 
     def __init__(self, watches: Sequence[DriverWatch] = ()) -> None:
         self._watches = list(watches)
