@@ -91,7 +91,7 @@ Result<FileDescriptor> listen_on(const Address& address) noexcept {
       ::socket(family_of(address), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)};
   if (!socket.is_open()) return from_errno("a socket", errno);
   const int yes = 1;
-  // So that a restarted server gets its old port despite lingering connections.
+  // With this a restarted server gets its old port despite lingering connections.
   static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)));
   if (::bind(socket.get(), pointer_to(address), address.size) != 0 ||
       ::listen(socket.get(), kBacklog) != 0) {
@@ -106,7 +106,7 @@ Result<FileDescriptor> connect_to(const Address& address) noexcept {
   if (!socket.is_open()) return from_errno("a socket", errno);
   send_at_once(socket);
   if (::connect(socket.get(), pointer_to(address), address.size) != 0 && errno != EINPROGRESS) {
-    return Status::unavailable(from_errno("the connection", errno).message());
+    return Status::unavailable(from_errno("connect", errno).message());
   }
   return socket;
 }

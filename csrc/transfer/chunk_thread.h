@@ -1,4 +1,4 @@
-// Threads that move chunks inside another program, without handling its signals.
+// Threads that move chunks inside a host process, and handle none of its signals.
 #pragma once
 
 #include <pthread.h>
@@ -21,8 +21,8 @@ inline constexpr std::size_t kShareBytes = 1 << 20;
 // The smallest transfer under a pace that is worth a call.
 inline constexpr std::size_t kPacedStepBytes = 16 << 10;
 
-// Starts `work` with every signal blocked: the process's other threads handle signals, and when
-// libssl writes to a broken connection there is no SIGPIPE.
+// Starts a thread that runs `work` with every signal blocked: the process's other threads handle
+// signals, and a write of libssl to a broken connection raises no SIGPIPE.
 template <typename Work>
 Status start_quietly(std::thread& thread, Work work) noexcept {
   sigset_t all;

@@ -1,4 +1,4 @@
-// The class of an element by its old bits. docs/protocol.md, "STRAT".
+// The class of an element, which depends on its old bits. docs/protocol.md, "STRAT".
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ struct ClassRule {
   }
 };
 
-// Refuses a rule that is invalid for elements of `width` bits.
+// Corrupt if the rule is invalid for elements of `width` bits.
 inline Status check_rule(const ClassRule& rule, std::uint32_t width) noexcept {
   const bool is_in_element = rule.shift <= width && rule.exponent_bits <= width - rule.shift;
   const bool are_bytes = rule.origin <= 0xFF && rule.all_mask <= 0xFF;
