@@ -18,7 +18,7 @@ constexpr std::uint32_t gamma_bits(std::uint32_t number) noexcept {
 
 // Elias-Fano of `count` numbers below `universe`, 1 <= count <= universe <= 65,536.
 struct StreamShape {
-  std::uint32_t low;   // low bits of each number, which are stored as they are
+  std::uint32_t low;   // number of low bits that are stored for each number, as they are
   std::uint32_t high;  // size of the high section, in bits
   std::uint32_t bits;  // size of both sections, in bits
 

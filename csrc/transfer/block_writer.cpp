@@ -38,7 +38,7 @@ MagnitudeShape best_shape(const Histogram& sizes, std::uint32_t listed,
 struct Listing {
   std::uint32_t listed{0};
   MagnitudeShape magnitudes;
-  std::uint32_t words{0};  // of all sections behind the signs
+  std::uint32_t words{0};  // size of all sections behind the signs
 };
 
 // Lists the changes with a size other than 1, or all changes if that takes fewer words.

@@ -49,7 +49,8 @@ struct ChunkClientStats {
 // 3. After its arrival, its error, or the return of cancel() or close(), a room is not touched.
 // 4. Every wait ends: a stream with requests is lost if no byte moves for timeout_ns, or if a frame
 //    takes longer than timeout_ns plus the time of its bytes at 16 KiB/s. The requests of a lost
-//    stream go to the other streams. It is opened again only after another chunk has arrived.
+//    stream go to the other streams. A lost stream is opened again only after another chunk has
+//    arrived.
 class ChunkClient {
  public:
   // Resolves the host and starts the thread; the first fetch() connects.

@@ -19,7 +19,7 @@ namespace rose::transfer {
 struct PeerLimits {
   Nanoseconds greeting_ns;  // longest time from the connection to a valid greeting
   Nanoseconds idle_ns;      // longest time without a request
-  Nanoseconds send_ns;      // longest time in which the peer accepts no byte of its output
+  Nanoseconds send_ns;      // longest time in which the peer accepts no byte of an answer
   Nanoseconds park_ns;      // longest wait of a request for a missing chunk; 0: no wait
 };
 

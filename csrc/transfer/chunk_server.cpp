@@ -184,7 +184,7 @@ void ChunkServer::take_pace(Nanoseconds now_ns) noexcept {
 
 void ChunkServer::serve(Nanoseconds now_ns) noexcept {
   has_more_ = is_paced_out_ = false;
-  // Each round starts after the last served peer, so that with a low pace, too, all get their turn.
+  // Each round starts after the last served peer, so that every peer gets its turn at a low pace.
   auto at = peers_.upper_bound(served_last_);
   for (std::size_t i = 0; i < peers_.size(); ++i, ++at) {
     if (at == peers_.end()) at = peers_.begin();

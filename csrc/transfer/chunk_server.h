@@ -44,8 +44,8 @@ struct ChunkServerStats {
 };
 
 // Call create(), then start(); a test without a thread calls turn() instead. close() and the
-// destructor stop and join the server's thread; one thread at a time may call them. Any may call
-// shelf(), set_pace() and stats() at any time.
+// destructor stop and join the server's thread; one thread at a time may call them. Any thread may
+// call shelf(), set_pace() and stats() at any time.
 //
 // 1. All receivers together get at most rate * time + burst bytes of frames and headers.
 // 2. Receivers take turns, so none waits for a slow one.

@@ -11,7 +11,8 @@ namespace rose::transfer {
 
 namespace {
 
-// Adds a RAW block to all elements, changed or not: a branch per element would cost more.
+// Adds the differences of a RAW block, or subtracts them if `is_undone`. Writes all elements,
+// changed or not, because a branch per element would cost more.
 template <ElementBits T>
 void add_raw(const BlockView& block, T* weights, bool is_undone) noexcept {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(block.words);

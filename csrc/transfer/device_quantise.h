@@ -18,10 +18,10 @@ class DeviceQuantiser {
   static Result<std::shared_ptr<const DeviceQuantiser>> create(
       std::shared_ptr<const driver::KernelLibrary> library) noexcept;
 
-  // Uses one CTA per scale block, or one warp per small block. So few blocks use little of the
-  // device, and one scale for a whole tensor is slow. InvalidArgument if an address is null or not
-  // aligned to its type, or if the sizes are not possible for a matrix; then nothing is launched.
-  // Without weights it is ok and launches nothing.
+  // Uses one CTA per scale block, or one warp per small scale block. One scale for a whole tensor
+  // is slow, because it uses only one CTA. InvalidArgument if an address is null or not aligned to
+  // its type, or if the sizes are not possible for a matrix; then nothing is launched. Without
+  // weights it is ok and launches nothing.
   Status quantise(const kernels::QuantiseParams& params, CUstream stream) const noexcept;
 
  private:

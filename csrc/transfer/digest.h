@@ -16,8 +16,9 @@ struct DigestOptions {
   std::uint32_t threads{1};
 };
 
-// Returns the digest of a part of a tensor, which starts at a multiple of eight bytes. The last
-// word is padded with zeros, so only the last part of a tensor may end within a word.
+// Returns the digest of a part of a tensor. InvalidArgument if the part does not start at a
+// multiple of eight bytes of the tensor. The last word is padded with zeros, so only the last part
+// of a tensor may end within a word.
 template <ElementBits T>
 Result<Digest> digest(const Box<const T>& bits, const DigestOptions& options) noexcept;
 

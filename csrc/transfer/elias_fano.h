@@ -13,7 +13,7 @@
 
 namespace rose::transfer {
 
-// Reads fields in order, and no word behind the word with the end of the last field.
+// Reads fields in order. Never reads a word behind the last field taken.
 class BitReader {
  public:
   explicit BitReader(const std::uint32_t* at) noexcept : at_{at} {}

@@ -15,9 +15,10 @@ namespace rose::transfer {
 // The part of a payload that one thread writes.
 //
 // PayloadRoom allocates memory for the largest possible payload in one piece (the large room),
-// which uses only address space. But the kernel clears newly touched memory page by page, and at 1
-// % changes that takes as long as the encoding. So a part begins in a small room of its own, whose
-// memory the allocator reuses. When the small room is full, the part moves to the large room.
+// which uses only address space. But the kernel clears newly touched memory page by page, which
+// takes as long as the encoding if 1 % of the elements changed. So a part begins in a small room of
+// its own, whose memory the allocator reuses. When the small room is full, the part moves to the
+// large room.
 class PayloadPart {
  public:
   // `far` is the place of this part in the large room: `words_max` words that outlive the part.

@@ -71,8 +71,8 @@ template <ElementBits T>
 void take_changes(Isa isa, const TakenChanges<T>& changes, std::uint64_t first_word,
                   Digest& moved) noexcept;
 
-// Writes the ranks of all differences other than 1 and -1, ascending; returns their number. `ranks`
-// needs room for count + kFoundSlack.
+// Writes the ranks (indices) of all differences other than 1 and -1, ascending; returns their
+// number. `ranks` needs room for count + kFoundSlack.
 template <ElementBits T>
 std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
                           std::uint16_t* ranks) noexcept;

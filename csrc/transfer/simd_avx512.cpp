@@ -236,8 +236,8 @@ struct PairAvx512 {
   std::uint64_t words[2];
 };
 
-// Loads changes i to i + 7. The last lane of `last` has the place of the change before them; on
-// return it has the place of the last of them.
+// Loads changes i to i + 7. The last lane of `last` has the place of change i - 1 on entry, and the
+// place of change i + 7 on return.
 template <ElementBits T>
 ROSE_AVX512 inline EightAvx512 eight_avx512(const TakenChanges<T>& changes, std::uint32_t i,
                                             const PairAvx512* pairs, __m128i& last) noexcept {

@@ -1,5 +1,5 @@
-// TLS 1.3 in which both peers show a certificate. The machine's libssl does it. libssl is loaded at
-// the first use of TLS, not linked, so a machine without libssl can do everything else.
+// TLS 1.3 through the machine's libssl; both peers show a certificate. rose does not link libssl
+// but loads it at the first use of TLS, so a machine without libssl can do everything else.
 #pragma once
 
 #include <cstddef>

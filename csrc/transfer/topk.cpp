@@ -34,7 +34,8 @@ class KeyCounter {
     return counter;
   }
 
-  // Counts the changes of tiles `first` to `last` - 1. Due elements count under kNothingSent.
+  // Counts the changes of tiles `first` to `last` - 1. Due elements are counted under the key
+  // kNothingSent.
   void count(const Box<const std::uint16_t>& fresh, const Box<const std::uint16_t>& shadow,
              const PackOptions& options, std::uint64_t first, std::uint64_t last) noexcept {
     const Box<const std::uint8_t> ages = options.ages.counts;

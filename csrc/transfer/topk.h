@@ -13,7 +13,8 @@
 namespace rose::transfer {
 
 // Returns the smallest threshold from 1 to kNothingSent with which at most `budget` elements are
-// sent. Elements that are due by the ages of `options` are sent with any threshold, and count.
+// sent. Elements that are due by the ages of `options` are sent with any threshold, and count
+// towards the budget.
 Result<std::uint32_t> topk_threshold(const Box<const std::uint16_t>& fresh,
                                      const Box<const std::uint16_t>& shadow, std::uint64_t budget,
                                      const PackOptions& options) noexcept;
