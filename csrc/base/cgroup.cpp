@@ -36,7 +36,8 @@ std::optional<std::string> mount_of(const CgroupTree& tree) {
   return std::nullopt;
 }
 
-// Returns the cgroup path of a process below the mount, beginning with '/'; nothing in the root.
+// Returns the cgroup path of a process below the mount, beginning with '/'; nothing for the root
+// cgroup.
 std::optional<std::string> path_of(pid_t pid, const CgroupTree& tree) {
   std::ifstream lines{tree.proc + "/" + std::to_string(pid) + "/cgroup"};
   std::string line;

@@ -1,4 +1,4 @@
-// The thread that grants quanta to rollouts: it asks a policy for each one and opens the gate.
+// The thread that grants quanta to rollouts: it asks a policy for each quantum and opens the gate.
 #pragma once
 
 #include <atomic>
@@ -33,8 +33,8 @@ struct CreditDecision {
 // between two counters is read as a signed number.
 inline constexpr std::uint32_t kUnlimitedCredit = 1U << 30;
 
-// Decides whether serving can tolerate another quantum. The creditor's thread calls it without the
-// GIL, so implementations are C++.
+// Decides whether serving can tolerate another quantum. Called without the GIL, so implementations
+// are C++, and under HostGate::granting(), so by one thread at a time.
 class CreditPolicy {
  public:
   virtual ~CreditPolicy() = default;

@@ -1,4 +1,4 @@
-// The memfd that both sides of a gate share: the gate word, then the borrower's measurements.
+// The memfd that serving and a borrower share: the gate word, then the borrower's measurements.
 #pragma once
 
 #include <atomic>

@@ -201,7 +201,7 @@ class Trial {
     if (!waited.ok()) return waited.status();
     if (!waited.value()) {
       out.is_stuck = true;
-      return Status::unavailable("the gate did not let its segment start when it was opened");
+      return Status::unavailable("the segment behind the gate did not start after the gate opened");
     }
     const double wake_us = us_of(*waited.value());
     out.wake_us = out.wake_us == 0 ? wake_us : std::min(out.wake_us, wake_us);
@@ -243,7 +243,7 @@ KindProbe probe(GateKind kind, const driver::DevicePtr& device,
   Status status = rule_out(kind, request);
   if (status.ok()) status = Trial{device, request}.run(kind, out);
   out.is_usable = status.ok();
-  out.why = status.ok() ? "it holds, it opens, and serving streams make progress beside it"
+  out.why = status.ok() ? "the gate holds and opens, and serving streams make progress beside it"
                         : status.message();
   return out;
 }

@@ -14,8 +14,8 @@ namespace rose::compute {
 namespace {
 
 constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
-// Three parties use a gate, and each may change its state once during a close. More failed attempts
-// mean that a party is broken.
+// Only three parties use a gate, and each may change its state once during a close. So after this
+// many failed attempts a party must be broken.
 constexpr int kCloseTries = 16;
 // Longest time between two looks on a busy machine. After a longer time this process itself was
 // stopped, so the excess does not count towards the time-out.

@@ -52,7 +52,7 @@ struct GateStats {
 // lock. Time-outs use real time; `clock` is used for measurements.
 class HostGate {
  public:
-  // Maximum cost of a lost wake-up.
+  // Maximum delay after a lost wake-up.
   static constexpr Nanoseconds kLookAgainNs = 20'000'000;
 
   // Makes a closed gate without credit. Counting starts at `first_segment`.
@@ -67,7 +67,8 @@ class HostGate {
 
   // Borrower.
   void begin_step() noexcept;
-  // Ends the segment before this gate, and starts the next one if no wait is necessary.
+  // Ends the segment before this gate, and starts the next segment if no wait is necessary. Returns
+  // nothing if the borrower must wait.
   std::optional<Verdict> try_pass() noexcept;
   // Like try_pass, but waits for at most `timeout_ns`. kAborted consumes the abort request. After
   // any verdict but kPassed no segment runs.
@@ -99,7 +100,8 @@ class HostGate {
   std::byte* page() const noexcept { return mapping_.data(); }
 
   // Serving.
-  // One atomic operation; every call starts a new close epoch, even on a closed gate.
+  // Closes the gate with one atomic operation. Every call starts a new close epoch, even on a
+  // closed gate.
   void close(CloseReason reason) noexcept;
   // Returns the time until no segment ran; nothing if a segment still ran at the deadline.
   std::optional<Nanoseconds> wait_parked(Nanoseconds timeout_ns) noexcept;
@@ -116,8 +118,8 @@ class HostGate {
   // The lock for decisions. Hold it from reading the epoch to the opening, so that an opening never
   // uses credit that another thread's decision set. Serving's thread only tries to lock it.
   std::mutex& granting() noexcept { return granting_; }
-  // Opens unless a close came after `expected_epoch` was read. True if the gate is open in that
-  // epoch.
+  // Opens the gate unless a close came after `expected_epoch` was read. True if the gate is open in
+  // that epoch.
   bool open(std::uint32_t expected_epoch) noexcept;
   // Lets segments up to number `last` start. Lowers the credit only while the gate is closed and
   // not draining. False if a drain prevented it: then do not open the gate.
@@ -199,7 +201,7 @@ class HostGate {
   // Used only by the borrower's thread.
   bool in_segment_{false};
   Nanoseconds started_ns_{0};
-  std::optional<std::uint32_t> paused_after_;  // the last segment before the last pause
+  std::optional<std::uint32_t> paused_after_;  // `passed` at the last counted pause
 
   std::mutex drain_mutex_;  // guards draining of the recent durations
 };

@@ -82,7 +82,7 @@ Status load_kernel(const driver::DevicePtr& device,
 
 }  // namespace
 
-// ---- making one
+// ---- creation
 
 StreamGate::StreamGate(driver::DevicePtr device, CUstream stream, GateKind kind,
                        StreamGateConfig config) noexcept

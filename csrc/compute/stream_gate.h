@@ -51,7 +51,7 @@ struct StreamGateConfig {
 //    no segment waits.)
 // 3. Enqueued segments cannot be removed, and their blocks are pinned. So an abort or a shut-down
 //    lets exactly these segments finish: the drain bit is set until the last has started, then the
-//    host waits for the stream. Only then, when no work uses the blocks, it returns kAborted or
+//    host waits for the stream. Only then, when no work uses the blocks, a call returns kAborted or
 //    kShutDown. Until then the answer is kTimedOut, and no opening succeeds; drain_timeouts()
 //    counts the drains that took longer than drain_ns.
 // 4. Every wait ends at its deadline. After an error the gate is unchanged.
@@ -87,8 +87,9 @@ class StreamGate {
   std::uint32_t window() const noexcept;
 
   void begin_step() noexcept;
-  // Ends the segment before this gate, and enqueues the gate of the next one if no wait is
-  // necessary. InvalidArgument while the stream is being captured.
+  // Ends the segment before this gate, and enqueues the gate of the next segment if no wait is
+  // necessary. Returns nothing if the borrower must wait; InvalidArgument while the stream is being
+  // captured.
   Result<std::optional<Verdict>> try_pass() noexcept;
   Result<Verdict> pass(Nanoseconds timeout_ns) noexcept;
   // Waits until every segment in the stream has started: after it nothing of this step waits at a
@@ -97,14 +98,14 @@ class StreamGate {
   // Ends the last segment of a step.
   void leave() noexcept;
   // Without settle(), the step counts as running for the creditor and abort_step until its last
-  // segment has started; a later call on this object ends it.
+  // segment has started; a later call on this object ends the step.
   void end_step() noexcept;
 
   // Adds a gate to the graph that `stream` is being captured into. The segments of a graph are
-  // timed together: each counts as its equal share.
+  // timed together: each segment counts with an equal share of the time.
   Status insert(CUstream stream) noexcept;
   // Makes a graph of `segments`, each behind its own gate, for launch(). An abort or a shut-down
-  // ends it after the running segment: the later ones are bodies of IF nodes, which are skipped
+  // ends the graph after the running segment: segments are bodies of IF nodes, which are skipped
   // (gate numbers: docs/adr/0008). Segments are cloned, and may contain only kernels, copies and
   // fills. Unavailable before CUDA 12.3, and in a build without device code. Call this before
   // serving starts, because it loads a kernel.

@@ -38,16 +38,16 @@ class ForcedLog {
 // declarations may overlap.
 class Watchdog {
  public:
-  // `log` may be null. `after_ns` counts on `clock`.
+  // `log` may be null. `after_ns` is measured with `clock`.
   Watchdog(std::shared_ptr<HostGate> gate, std::shared_ptr<ForcedLog> log,
            std::shared_ptr<const Clock> clock, Nanoseconds after_ns) noexcept;
 
   // Declares a call that may wait for the whole device, until leave().
   void enter() noexcept;
-  // No effect without an enter().
+  // Ends one declaration. No effect without an enter().
   void leave() noexcept;
 
-  // Returns the time until the next look is due.
+  // Forces an opening, or withdraws one, if that is due. Returns the time until the next look.
   Nanoseconds look() noexcept;
 
   bool is_declared() const noexcept { return declared_.load() != 0; }
@@ -63,7 +63,7 @@ class Watchdog {
   Nanoseconds after_ns_;
   std::atomic<std::uint32_t> declared_{0};  // written under the mutex
 
-  std::mutex mutex_;  // guards the fields below, and that nothing is forced after leave() returns
+  std::mutex mutex_;  // guards the fields below; after leave() returns, nothing is forced
   Nanoseconds still_since_ns_{0};  // start of the observed standstill
   std::uint32_t seen_passed_{0};
   // The current opening.

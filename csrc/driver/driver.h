@@ -9,7 +9,7 @@
 
 namespace rose::driver {
 
-// Owns the loaded library and its entry points. Immutable after open(), so any thread may call.
+// Owns the loaded library and its entry points. Immutable after open(), so any thread may use it.
 //
 // open() loads "libcuda.so.1", resolves every entry at its version with cuGetProcAddress, and calls
 // cuInit. It uses no device and creates no context. The library is never unloaded: its threads

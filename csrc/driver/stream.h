@@ -11,8 +11,9 @@
 
 namespace rose::driver {
 
-// Streams with lower numbers run first. Serving gets the highest priority; 0, the default of all
-// streams, is the lowest. Never use a stream of torch's pools: torch reuses its streams after 32.
+// Streams with a lower priority number run first. Serving gets the highest priority; 0, the default
+// of all streams, is the lowest. Never use a stream of torch's pools: torch reuses its streams
+// after 32.
 enum class StreamPriority { kLowest, kHighest };
 
 // Owns one non-blocking stream. Any thread.
@@ -53,7 +54,7 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   CUevent get() const noexcept { return event_; }
-  // Takes a raw handle, as the borrower's stream may come from torch.
+  // Takes a raw handle, because the borrower's stream may come from torch.
   Status record(CUstream stream) noexcept;
   // True if the recorded work is done, or if nothing was recorded yet. Never waits.
   Result<bool> is_done() const noexcept;

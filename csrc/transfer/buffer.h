@@ -26,7 +26,7 @@ class Buffer {
     const bool fits = size <= std::numeric_limits<std::ptrdiff_t>::max() / sizeof(T);
     auto* const numbers = fits ? static_cast<T*>(std::malloc(size * sizeof(T))) : nullptr;
     if (numbers == nullptr) {
-      return Status::out_of_memory("no room for " + std::to_string(size) + " numbers of " +
+      return Status::out_of_memory("no memory for " + std::to_string(size) + " numbers of " +
                                    std::to_string(sizeof(T)) + " bytes");
     }
     return Buffer{numbers, size};

@@ -84,8 +84,8 @@ std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found)
   return count;
 }
 
-// Takes the changes of a tile of whole words, and adds their effect on the digest: from the touched
-// words, or, if there are many, from all words at once.
+// Takes the changes of a tile of whole words, and adds their effect on the digest. The effect is
+// computed from the changed words or, if there are many, from all words of the tile.
 template <ElementBits T>
 void ChangesFinder<T>::take_words(const Tile& tile, std::uint32_t count) noexcept {
   if (count > tile.elements / kManyInWord) {

@@ -26,7 +26,7 @@ Status check_want(const Want& want) noexcept {
         std::to_string(want.key.n) + ": its base must be an older version, or -1 for none");
   }
   if (size == 0 || size > kFrameBytesMax) {
-    return Status::invalid_argument("tile " + std::to_string(want.key.tile) + " of " +
+    return Status::invalid_argument("tile " + std::to_string(want.key.tile) + " has " +
                                     std::to_string(size) + " bytes: the size must be from 1 to " +
                                     std::to_string(kFrameBytesMax));
   }
@@ -84,7 +84,7 @@ Status ChunkClient::fetch(std::vector<Want> wants) noexcept {
       if (outstanding_.insert(wants[i].key).second) continue;
       for (std::size_t j = 0; j < i; ++j) outstanding_.erase(wants[j].key);
       return Status::invalid_argument("tile " + std::to_string(wants[i].key.tile) +
-                                      " was requested already");
+                                      " was requested already: request each tile once");
     }
     std::ranges::move(wants, std::back_inserter(asked_));
   }

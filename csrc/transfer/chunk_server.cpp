@@ -22,7 +22,7 @@ constexpr std::size_t kEventsMax = 64;
 // accepted would end every wait at once.
 constexpr Nanoseconds kRestNs = 100'000'000;
 constexpr int kAcceptsMax = 16;  // per round, so that connected peers do not wait
-// Bytes for one receiver before the next one's turn, when they share a pace.
+// Bytes that one receiver gets before the next receiver's turn, if the pace is limited.
 constexpr std::size_t kPacedShareBytes = 64 << 10;
 
 Status check_config(const ChunkServerConfig& config) noexcept {

@@ -15,7 +15,7 @@ Status check_frame(const ChunkKey& key, const Frame& frame) noexcept {
                                     ": its base must be an older version, or -1 for none");
   }
   if (frame.bytes.empty() || frame.bytes.size() > kFrameBytesMax) {
-    return Status::invalid_argument("a frame of " + std::to_string(frame.bytes.size()) +
+    return Status::invalid_argument("the frame has " + std::to_string(frame.bytes.size()) +
                                     " bytes: the size must be from 1 to " +
                                     std::to_string(kFrameBytesMax));
   }

@@ -35,8 +35,8 @@ struct ShelfAnswer {
 // Any thread may use it. The mutex is not held during a system call, except to wake a waiter, and
 // not while a frame's owner is released.
 //
-// Invariants:
-//   1. take_misses() returns each miss once while a request waits for it.
+// A miss is a missing frame for which requests wait. Invariants:
+//   1. take_misses() returns each miss once.
 //   2. A miss lives while a request waits: every look() that returned kWaiting is followed by one
 //      settle() with another result, or by one leave().
 class ChunkShelf {

@@ -184,7 +184,7 @@ Status ChunkStream::take_answer(std::vector<Arrival>& arrivals) noexcept {
     rooms_.erase(found);
   } else if (answer->nbytes != size) {
     return Status::corrupt(name() + " sent " + std::to_string(answer->nbytes) + " bytes for " +
-                           which + ", not " + std::to_string(size));
+                           which + " instead of " + std::to_string(size));
   } else {
     current_ = answer->key;
   }

@@ -41,7 +41,7 @@ struct Arrival {
 //
 // Only the client's thread uses it. No call blocks.
 //
-// Invariant: a room is written only between ask() and the arrival, or take_back().
+// Invariant: a room is written only between ask() and either its arrival or take_back().
 class ChunkStream {
  public:
   // Smallest accepted rate. A server that sends a byte now and then would otherwise never be late.
@@ -69,8 +69,8 @@ class ChunkStream {
 
   Status open(Nanoseconds now_ns) noexcept;
   void ask(Want want, Nanoseconds now_ns) noexcept;
-  // Continues as far as possible, reads at most `allowance` bytes and returns their number. An
-  // error ends the stream: Corrupt for a violation of the protocol, else Unavailable.
+  // Continues the connection as far as possible, reads at most `allowance` bytes and returns their
+  // number. An error ends the stream: Corrupt for a violation of the protocol, else Unavailable.
   Result<std::size_t> serve(Nanoseconds now_ns, std::size_t allowance,
                             std::vector<Arrival>& arrivals) noexcept;
   // Time at which the stream is lost: no byte moved for timeout_ns, or the current frame took

@@ -51,7 +51,7 @@ std::array<std::byte, kHelloBytes> pack_hello() noexcept;
 std::array<std::byte, kAskBytes> pack(const ChunkKey& ask) noexcept;
 std::array<std::byte, kAnswerBytes> pack(const ChunkAnswer& answer) noexcept;
 
-// Each parses untrusted bytes, and returns nothing if any field is invalid.
+// Each function parses untrusted bytes, and returns nothing, or false, if any field is invalid.
 std::optional<Greeting> read_greeting(std::span<const std::byte, kGreetingBytes> content) noexcept;
 bool is_hello(std::span<const std::byte, kHelloBytes> content) noexcept;
 std::optional<ChunkKey> read_ask(std::span<const std::byte, kAskBytes> content) noexcept;

@@ -103,7 +103,8 @@ ROSE_INLINED void starts_loop(const ClassPlanes* planes, std::uint32_t groups,
   }
 }
 
-// The counts are known, so each change is processed independently, without branches.
+// asked.starts has the counts before each group, so each change is processed independently, without
+// branches.
 ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
   ClassCounts counts{};
   const std::uint32_t groups = groups_of(asked.elements);

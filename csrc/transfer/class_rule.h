@@ -44,8 +44,11 @@ inline Status check_rule(const ClassRule& rule, std::uint32_t width) noexcept {
   const bool are_bytes = rule.origin <= 0xFF && rule.all_mask <= 0xFF;
   const auto is_narrow = [width](std::uint8_t bits) noexcept { return bits < width; };
   if (is_in_element && are_bytes && std::ranges::all_of(rule.magnitude_bits, is_narrow)) return {};
-  return Status::corrupt("the class rule does not fit elements of " + std::to_string(width) +
-                         " bits");
+  const std::string most = std::to_string(width);
+  return Status::corrupt("the class rule does not fit elements of " + most +
+                         " bits: shift + exponent_bits must be at most " + most +
+                         ", each of magnitude_bits less than " + most +
+                         ", and origin and all_mask at most 255");
 }
 
 }  // namespace rose::transfer

@@ -93,7 +93,8 @@ Fault check_sizes_listed(const BlockView& block, const BodySections& body,
     if (i == next) {
       if (magnitude != 0) return "the field of a large magnitude is not 0";
       magnitude = values.take(width);
-      if (magnitude >> body.magnitude_bits == 0) return "a large magnitude would fit its field";
+      if (magnitude >> body.magnitude_bits == 0)
+        return "a large magnitude is small enough for its field";
       next = --left == 0 ? listed : large.next();
     }
     const std::uint32_t rank = is_all ? i : ranks.next();

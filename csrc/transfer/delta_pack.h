@@ -15,13 +15,14 @@ namespace rose::transfer {
 struct PackedDelta {
   Buffer<std::uint64_t> entries;
   Buffer<std::uint32_t> payload;
-  // Digests of the shadow before and after packing, with index and seed 0: the receiver's old and
-  // new weights.
+  // Digests of the shadow before and after packing, with index and seed 0. They are the digests of
+  // the receiver's old and new weights.
   Digest base_digest;
   Digest digest;
 };
 
-// For each element, the number of consecutive packs that left it unsent; at the limit it is sent.
+// For each element, the number of consecutive packs that left it unsent. An element whose number
+// has reached the limit is sent.
 struct Ages {
   Box<std::uint8_t> counts;  // one per element; empty: no ages
   std::uint32_t limit{0};
@@ -33,7 +34,7 @@ struct PackOptions {
   // bf16 elements.
   std::uint32_t threshold{0};
   Ages ages{};
-  // Digest of the shadow, if known: then only elements around changes are digested.
+  // Digest of the shadow, if known. Then words without changes need not be digested.
   std::optional<Digest> base_digest{};
   Isa isa{Isa::kPortable};
   std::uint32_t threads{1};

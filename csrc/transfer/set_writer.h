@@ -79,8 +79,8 @@ class SetWriter {
   std::uint32_t at_{0};
 };
 
-// Writes the next places of a set, from the i-th on, and returns their number: four that are close
-// together, or one.
+// Writes the next places of a set, from the i-th on: four if they are close together, otherwise
+// one. Returns their number.
 inline std::uint32_t put_next(const SetPlaces& set, std::uint32_t i, SetWriter& writer) noexcept {
   constexpr std::uint32_t kAtOnce = 4;
   const std::uint32_t at = writer.at();

@@ -53,7 +53,7 @@ ROSE_AVX2 inline __m256i load_avx2(const void* at) noexcept {
   return _mm256_loadu_si256(static_cast<const __m256i*>(at));
 }
 
-// A bit for each of 32 elements, set if they differ.
+// Returns a bit for each of 32 pairs of elements, set if the two differ.
 ROSE_AVX2 inline std::uint32_t differ_avx2(const std::uint8_t* a, const std::uint8_t* b) noexcept {
   return ~static_cast<std::uint32_t>(
       _mm256_movemask_epi8(_mm256_cmpeq_epi8(load_avx2(a), load_avx2(b))));

@@ -36,7 +36,8 @@ ROSE_AVX512 inline __m512i keys_avx512(std::uint64_t first_word, std::uint64_t s
                           _mm512_set1_epi64(static_cast<long long>(key)));
 }
 
-// The output of positions, and in every lane the position of the first of the next 64 elements.
+// The end of the positions written so far, and, in every lane of `first`, the position of the first
+// of the next 64 elements.
 struct FoundAvx512 {
   std::uint16_t* out;
   __m128i first;
@@ -108,7 +109,7 @@ ROSE_AVX512 inline void add_to_digest_avx512(const SumsAvx512& sums, Digest& dig
   digest.second += total_avx512(sums.second);
 }
 
-// A bit for each of 64 elements, set if they differ.
+// Returns a bit for each of 64 pairs of elements, set if the two differ.
 ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint8_t* a,
                                                const std::uint8_t* b) noexcept {
   return _mm512_cmpneq_epu8_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
@@ -175,8 +176,9 @@ ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::si
   return static_cast<std::size_t>(found.out - out);
 }
 
-// A bit for each of up to 64 differences, set if it is not 1 or -1: -1, 0 and 1 become 0, 1 and 2,
-// and 0 does not occur. Differences whose bit in `here` is clear are not read.
+// Returns a bit for each of up to 64 differences, set if the difference is neither 1 nor -1. Adding
+// 1 turns -1, 0 and 1 into 0, 1 and 2; a difference of 0 does not occur. Differences whose bit in
+// `here` is clear are not read.
 ROSE_AVX512 inline std::uint64_t listed_avx512(const std::uint8_t* differences,
                                                std::uint64_t here) noexcept {
   const __m512i loaded = _mm512_maskz_loadu_epi8(here, differences);

@@ -139,7 +139,7 @@ auto StratDecoder<T>::read_magnitudes(StreamReader& stream, std::uint32_t of_cla
   }
   for (std::uint32_t i = 0; i < body.large; ++i) {
     const std::uint32_t magnitude = stream.take(kWidth<T>);
-    if (magnitude >> width == 0) return "a large magnitude would fit its field";
+    if (magnitude >> width == 0) return "a large magnitude is small enough for its field";
     if (magnitudes_[large_[i]] != 0) return "the field of a large magnitude is not 0";
     magnitudes_[large_[i]] = magnitude;
   }

@@ -292,7 +292,7 @@ def test_the_sound_delta_of_these_tests_is_sound() -> None:
         (gap_with(6, 0b10), "unused bits of its large ranks"),
         (gap_with(7, 0b11), "unused bits of its large ranks"),
         (gap_with(8, 5000 | 1 << 16), "unused bits of its large magnitudes"),
-        (gap_with(8, 7), "a large magnitude would fit its field"),
+        (gap_with(8, 7), "a large magnitude is small enough for its field"),
         (gap_with(8, 0x7FFF), "a size exceeds the range of an element"),
         (GAP[:-1], "the payload ends inside it"),
         ([*GAP, 0], "1 words behind its last block"),
