@@ -72,7 +72,8 @@ Status check_box(const char* name, const kernels::Box& box, std::uint64_t width,
   if (box.base == nullptr) return {};
   for (const kernels::Divisor& size : box.sizes) {
     if (size.number == 0) {
-      return Status::invalid_argument(std::string{name} + " has a dimension of size 0");
+      return Status::invalid_argument(std::string{name} +
+                                      " has a dimension of size 0: sizes must be at least 1");
     }
   }
   return {};
