@@ -1,4 +1,4 @@
-// A back end around another that fails on purpose, to test what a failure leaves behind.
+// A back end that wraps another one and fails on purpose, to test what a failure leaves behind.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct FaultPlan {
 // Invariant: a call that fails on purpose never reaches the inner back end.
 class FaultyBackend final : public PageBackend {
  public:
-  // The test also keeps the plan, to read it after the back end has ended.
+  // The test also keeps the plan, so that it can read the counts after the back end is destroyed.
   FaultyBackend(std::unique_ptr<PageBackend> inner, std::shared_ptr<FaultPlan> plan) noexcept
       : inner_{std::move(inner)}, plan_{std::move(plan)} {}
 
