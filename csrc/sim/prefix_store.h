@@ -1,4 +1,4 @@
-// Computed contexts on a worker that no turn is using.
+// The computed contexts on a worker that no running turn uses.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace rose::sim {
 
-// Evicts the least recently used first, like prefix caches.
+// Evicts the least recently used contexts first, like prefix caches.
 class PrefixStore {
  public:
   void put(scheduler::TrajectoryId id, std::int64_t tokens) {
