@@ -178,7 +178,7 @@ class CertifiedCreditor {
     return policy.decide({.close_epoch = gate_->close_epoch(), .passed = gate_->passed()}).segments;
   }
   bool lends_slack() const noexcept { return may(HarvestMode::kSlack); }
-  // Must be called before each step of serving. Lends the step's slack, then closes the gate.
+  // Must be called before each step of serving. Lends serving's slack, then closes the gate.
   // Returns the time for which it lent.
   Nanoseconds before_step(const std::optional<slo::CommittedBatch>& batch) noexcept {
     slack_policy_->commit(batch);

@@ -1,4 +1,4 @@
-// The extension module. A binding comes after those whose classes it uses.
+// The extension module. Each bind function is called after those that bind the classes it uses.
 #include <pybind11/pybind11.h>
 
 namespace rose::bind {

@@ -16,7 +16,7 @@
 namespace rose::bind {
 
 // Creates a back end for the memory of `device`, or for host memory if `device` is null. For fault
-// injection, the call number `fail_call` (from 1) that can fail does fail; 0 fails none.
+// injection: of the calls that can fail, number `fail_call` (from 1) fails; with 0, none does.
 Result<std::unique_ptr<memory::PageBackend>> create_backend(
     const std::shared_ptr<driver::Device>& device, std::int64_t fail_call);
 

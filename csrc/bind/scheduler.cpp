@@ -46,7 +46,7 @@ class Row {
   template <typename T>
   T take() {
     PyObject* const item = PyTuple_GetItem(row_, next_++);  // a borrowed reference
-    if (item == nullptr) refuse("too short");
+    if (item == nullptr) refuse("too short: its type has more fields");
     if constexpr (std::is_floating_point_v<T>) {
       const double value = PyFloat_AsDouble(item);
       if (PyErr_Occurred() != nullptr) refuse("not a row of numbers");

@@ -1,4 +1,4 @@
-// The watchdog for Python. It records each segment that it lets through in the certificate log.
+// The watchdog for Python. It records in the certificate log each segment that it lets through.
 #include <pybind11/pybind11.h>
 
 #include <memory>

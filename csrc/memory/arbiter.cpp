@@ -9,7 +9,7 @@ namespace rose::memory {
 
 namespace {
 
-// Longer than a century, and far from overflowing a clock.
+// Limit of durations: longer than a century, but a sum with the time of a clock does not overflow.
 constexpr Nanoseconds kDurationMax = Nanoseconds{1} << 62;
 
 std::string in_bytes(std::int64_t slabs, std::size_t slab_bytes) {
@@ -96,7 +96,7 @@ Result<BlockAllocator*> Arbiter::add_allocator(PartitionId id, BlockGeometry geo
   std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
   if (place != nullptr) {
     return Status::invalid_argument("partition '" + partition(id).name +
-                                    "' has an allocator already");
+                                    "' has an allocator already: add_group() adds further ones");
   }
   std::unique_ptr<BlockAllocator> allocator{new BlockAllocator{grid.value(), books_, *this}};
   BlockAllocator* const made = allocator.get();

@@ -127,7 +127,7 @@ struct Snapshot {
   std::vector<PartitionSnapshot> partitions;
 };
 
-// Lends slabs and takes them back. The life of a slab is the table in slab_state.h; in short:
+// Lends slabs and takes them back. slab_state.h has the table of a slab's states; in short:
 //
 //   own memory   UNOWNED -> OWNED -> RETURNED -> UNOWNED
 //   a loan       UNOWNED -> GRANTED -> REVOKING -> QUIESCED -> RETURNED -> OWNED by the taker
@@ -206,10 +206,10 @@ class Arbiter final : private SlabWatcher {
   // ---- loans
 
   std::uint64_t epoch() const noexcept;
-  // Grants all n slabs, or refuses. Before that, n is lowered twice: so that the partition holds at
-  // most `held_max` slabs after the grant, quarantined ones included; and, with an `admission`, to
-  // the number that it admits. Refuses if the lender of `admission` is watched and would be short
-  // after the grant (see watch()).
+  // Grants n slabs, all or none. First n is lowered so that the partition holds at most `held_max`
+  // slabs after the grant, quarantined ones included. With an `admission`, n is then lowered to the
+  // number that it admits; the grant is refused if its lender is watched and would be short
+  // afterwards (see watch()).
   Result<GrantAnswer> grant(
       PartitionId partition, std::int32_t n, Nanoseconds ttl_ns, Admission* admission = nullptr,
       std::int32_t held_max = std::numeric_limits<std::int32_t>::max()) noexcept;
@@ -273,7 +273,7 @@ class Arbiter final : private SlabWatcher {
   //
   // Repeated calls prove that this process runs. A long gap between them means that the process was
   // stopped or the machine slept, and does not count against tenants (see note_standstill()). The
-  // last call must have a `timeout_ns` of 0, so that the time after it is no such gap.
+  // last call must have a `timeout_ns` of 0, so that the time after it does not count as a gap.
   std::uint32_t listen(std::uint32_t seen, Nanoseconds timeout_ns) noexcept;
   void ring() noexcept;
 
@@ -431,19 +431,19 @@ class Arbiter final : private SlabWatcher {
   std::vector<Partition> partitions_;
   std::vector<std::unique_ptr<SlabHolder>> holders_;          // by partition; null until added
   std::map<PartitionId, std::shared_ptr<TenantLine>> lines_;  // lines to tenants that are not lost
-  std::map<LeaseId, Lease> leases_;                           // with at least one slab
+  std::map<LeaseId, Lease> leases_;                           // leases with at least one slab
   std::map<RevocationId, Revocation> revocations_;
-  std::vector<RevocationId> revoked_by_;  // by slab; 0 when it is not REVOKING
+  std::vector<RevocationId> revoked_by_;  // by slab: its revocation; 0 when it is not REVOKING
   std::vector<Scrub> scrubs_;             // by slab: progress of clean()
   std::vector<SlabId> victims_;           // slabs chosen by the current revocation
   std::vector<Busy> busy_;                // scratch of choose_victims()
-  std::vector<std::int32_t> ranks_;       // the same, by slab
+  std::vector<std::int32_t> ranks_;       // scratch of choose_victims(), by slab
   std::vector<Account> accounts_;         // by partition
-  std::vector<PartitionRecord> shown_;    // as in the ledger
-  std::vector<RevocationId> under_way_;   // pending at the last show()
-  bool has_changed_{false};               // since the last show(), apart from slabs
+  std::vector<PartitionRecord> shown_;    // the records as published in the ledger
+  std::vector<RevocationId> under_way_;   // revocations that were pending at the last show()
+  bool has_changed_{false};               // something but slabs has changed since the last show()
   bool has_news_{false};                  // blocks or pins changed; ownership did not
-  Nanoseconds changed_ns_{0};             // time of that change
+  Nanoseconds changed_ns_{0};             // time of the last change that is not only has_news_
   Watch watch_;
   bool is_listened_to_{false};
   Nanoseconds turn_ns_{0};       // start of the last transaction, on the clock

@@ -51,7 +51,7 @@ class Attachment final : private SlabDoor {
   // that must not, or if the two do not belong together; InvalidArgument if they belong to another
   // pool. On error nothing is left.
   static Result<std::unique_ptr<Attachment>> create(Pool pool, AttachmentParts parts) noexcept;
-  // The same for a tenant that maps only lent slabs: see reach().
+  // As create(), for a tenant that maps only lent slabs: see reach().
   static Result<std::unique_ptr<Attachment>> create_mapped(PoolShape shape,
                                                            AttachmentParts parts) noexcept;
   Attachment(const Attachment&) = delete;
@@ -63,7 +63,7 @@ class Attachment final : private SlabDoor {
   const Pool* pool() const noexcept { return pool_.has_value() ? &*pool_ : nullptr; }
   PartitionId partition() const noexcept { return partition_; }
   std::shared_ptr<const LedgerView> ledger() const noexcept { return line_.ledger; }
-  // There is one allocator, and it lives as long as the attachment.
+  // Adds the only allocator, which lives as long as the attachment.
   Result<BlockAllocator*> add_allocator(BlockGeometry geometry) noexcept;
   // Adds an allocator for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
   Result<BlockAllocator*> add_group(BlockGeometry geometry) noexcept;

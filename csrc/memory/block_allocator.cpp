@@ -122,7 +122,8 @@ Status BlockAllocator::admit_slab(SlabId slab, std::uint32_t generation) noexcep
   if (map_.has_slab(slab)) {
     if (map_.generation(slab) == generation) return {};
     if (!map_.is_idle(slab)) {
-      return Status::invalid_argument(name + " is still in use at generation " +
+      return Status::invalid_argument(name +
+                                      " cannot be admitted: it is still in use at generation " +
                                       std::to_string(map_.generation(slab)));
     }
     remove_slab(slab);

@@ -279,7 +279,7 @@ class BlockAllocator final : public SlabHolder {
   std::map<PinId, Pin> pins_;  // oldest first
   std::unordered_map<BlockId, Move> moves_;
   std::vector<std::int32_t>
-      moves_out_of_;  // by slab: moves that have not ended; it gives no blocks
+      moves_out_of_;  // by slab: moves that have not ended; the slab gives no blocks until 0
   std::uint64_t next_id_{1};
 };
 

@@ -19,7 +19,7 @@ namespace rose::memory {
 struct BlockPosition {
   SlabId slab{kNoSlab};
   std::int32_t index{0};  // in its slab
-  std::uint32_t slot{0};  // dense over all slabs
+  std::uint32_t slot{0};  // number among the blocks of all slabs
 };
 
 // A block is free, in use with one reference or more, set aside (reserved without data), or cached
@@ -33,8 +33,8 @@ struct BlockPosition {
 //      exactly while it is in use. So no block is given twice.
 //   2. used(slab) is its number of blocks in use or set aside, kept(slab) that of cached ones. A
 //      slab is in a bucket exactly while it gives blocks (is open, not draining) and has a free
-//      one; the buckets are numbered by count - used. A slab is in the queue exactly while it has a
-//      cached block.
+//      block; the number of its bucket is count - used. A slab is in the queue exactly while it has
+//      a cached block.
 //   3. A slab is spare exactly while it gives blocks, none of them is used, and it has no pin.
 //   4. free_blocks() counts the free blocks of slabs that give blocks, and all cached blocks.
 //      capacity_blocks() and used_blocks() count over open and closed slabs.
@@ -189,7 +189,8 @@ class BlockMap {
   Status audit() const noexcept;
 
  private:
-  // Values in references_ of a cached block and of one set aside; a free or dropped one has 0.
+  // Values in references_ of a cached block and of a block set aside; a free or dropped block has
+  // 0.
   static constexpr std::int32_t kCached = -1;
   static constexpr std::int32_t kAside = -2;
 

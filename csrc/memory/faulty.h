@@ -11,10 +11,10 @@ namespace rose::memory {
 
 // The call to fail, and counts of live objects.
 struct FaultPlan {
-  std::int64_t fail_call{0};  // counted from 1; 0 fails nothing
+  std::int64_t fail_call{0};  // number of the call that fails, from 1; 0: no call fails
   Status failure{Status::out_of_memory("this call fails on purpose")};
 
-  std::int64_t calls{0};  // number of calls that can fail
+  std::int64_t calls{0};  // number of calls so far that can fail
   std::int64_t live_ranges{0};
   std::int64_t live_objects{0};
   std::int64_t live_mappings{0};

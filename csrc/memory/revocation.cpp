@@ -107,7 +107,7 @@ Result<RevocationId> Arbiter::revoke(PartitionId from, std::int32_t n, Nanosecon
                                      PartitionId taker,
                                      std::span<const SlabId> preferred) noexcept {
   const Transaction transaction{*this};
-  ROSE_TRY(check_known(from));  // no slab of a dropped partition is lent, so that ends at once
+  ROSE_TRY(check_known(from));  // not check_live(): a dropped partition has no lent slabs to revoke
   if (taker != kNobody) ROSE_TRY(check_live(taker));
   if (taker == from) {
     return Status::invalid_argument("slabs of partition " + std::to_string(from) +
@@ -290,7 +290,7 @@ Result<RevocationProgress> Arbiter::wait(RevocationId revocation, Nanoseconds ti
   }
 }
 
-// If clock_ is not real time (it may be virtual), the smaller of both elapsed times counts.
+// clock_ may be virtual. The gap is the smaller of the elapsed times on clock_ and in real time.
 void Arbiter::note_standstill() noexcept {
   const Nanoseconds now_ns = clock_->now_ns();
   const Nanoseconds real_ns = real_now_ns();
@@ -319,7 +319,7 @@ void Arbiter::forget_revocations() noexcept {
 Status Arbiter::fence(RevocationId id) noexcept {
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     if (revoked_by_[static_cast<std::size_t>(slab)] != id) continue;
-    // A tenant of another process may have left the slab at the last moment.
+    // A tenant in another process may have left the slab at the last moment.
     ROSE_TRY(is_idle(slab) ? bring_home(slab) : quarantine(slab));
   }
   return {};

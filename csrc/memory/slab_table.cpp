@@ -45,8 +45,8 @@ Status SlabTable::move(SlabId slab, SlabState to, const Hold& hold) noexcept {
 }
 
 std::string SlabTable::no_move(SlabId slab, SlabState to) const {
-  return "slab " + std::to_string(slab) + ": no move from state " +
-         std::to_string(static_cast<int>(records_[at(slab)].state)) + " to " +
+  return "slab " + std::to_string(slab) + " cannot move from state " +
+         std::to_string(static_cast<int>(records_[at(slab)].state)) + " to state " +
          std::to_string(static_cast<int>(to));
 }
 

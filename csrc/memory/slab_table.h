@@ -14,7 +14,7 @@
 
 namespace rose::memory {
 
-// The holder and lease of a slab; zeros if none.
+// The owner and the lease of a slab. lease_id and lease_epoch are 0 if it is not lent.
 struct Hold {
   PartitionId owner{kNobody};
   std::uint64_t lease_id{0};

@@ -95,8 +95,9 @@ class SimulatedEngine {
   double speed_{1};
   double busy_ns_{0};
 
-  // The jump has `steps_` steps. The first takes `first_ns_`, each next one `slope_ns_` more, the
-  // last one `last_ns_`; `done_ns_` of their work is done at `at_ns_`.
+  // The jump has `steps_` steps. The first step takes `first_ns_`, each further step `slope_ns_`
+  // more than the step before it, and the last step `last_ns_`. At `at_ns_`, `done_ns_` of their
+  // total duration are done.
   std::int64_t steps_{0};
   std::int64_t decoding_{0};
   double first_ns_{0};

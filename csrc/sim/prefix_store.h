@@ -1,4 +1,4 @@
-// The computed contexts on a worker that no running turn uses.
+// The computed contexts that a worker keeps although no running turn uses them.
 #pragma once
 
 #include <algorithm>

@@ -30,7 +30,7 @@ Trainer::Trainer(const JobSpec& spec, std::span<SimulatedTrajectory> trajectorie
 }
 
 void Trainer::admitted() noexcept {
-  // Each admission makes room for a new trajectory, so that always a batch of them waits.
+  // Each admission makes room for a new trajectory, so that one batch of them is always waiting.
   if (is_asynchronous()) ++creatable_;
 }
 

@@ -17,7 +17,7 @@ namespace rose::sim {
 // One version, and the rollout of the batch from which it was learned.
 struct Rollout {
   Nanoseconds published_ns{0};  // time at which the version was published
-  Nanoseconds rollout_ns{0};    // from the first trajectory's admission to the last one's end
+  Nanoseconds rollout_ns{0};    // from the first trajectory's admission to the end of the last
 };
 
 // A batch has whole groups whose trajectories are all over (done or dropped). Dropped trajectories

@@ -293,7 +293,7 @@ class CertificateLog {
   bool append(const Payload& payload) noexcept {
     return Section{*this}.append(payload);
   }
-  // Has the signature of the memory room's move observer.
+  // Appends a MOVE. `from` and `to` are as in MoveRecord.
   bool append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,
                    std::uint64_t epoch, std::uint32_t move_kind) noexcept;
   bool append_gave_back(std::string_view reason) noexcept;

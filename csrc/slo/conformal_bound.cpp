@@ -12,8 +12,8 @@ namespace rose::slo {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::infinity();
-// Invariant 4: older scores are outdated if, without a change, such an order of scores would have a
-// chance below this.
+// Invariant 4: older scores are outdated if the observed order of scores would have a chance below
+// this without a change.
 constexpr double kDriftChance = 0.01;
 // Smallest factor between outdated and newer scores; a smaller difference is not worth the loss.
 constexpr double kDriftFactor = 1.1;

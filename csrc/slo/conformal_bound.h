@@ -41,9 +41,9 @@ struct Evidence {
 //    there is no miss.)
 // 3. A level too low for a bound recovers within 1 / epsilon scores, because no miss takes it below
 //    -adaptation.
-// 4. Scores leave the window by age, or when newer scores show that they are outdated. They are
-//    outdated if, without a change, the chance that the older scores include all of the largest
-//    would be below kDriftChance.
+// 4. Scores leave the window by age, or when newer scores show that they are outdated. Older scores
+//    are outdated if all of the largest scores are among them, and if the chance of that would be
+//    below kDriftChance without a change.
 class ConformalBound {
  public:
   static constexpr std::uint32_t kWindowMax = 1024;

@@ -26,7 +26,7 @@ constexpr double kPriorVariance = 30.0;
 // step, and at least a millisecond.
 constexpr double kPriorShareMin = 0.03;
 constexpr double kPriorOffMinMs = 1.0;
-// While the trace of the covariance exceeds its prior by more than this factor, nothing is
+// While the trace of the covariance exceeds that of the prior by more than this factor, nothing is
 // forgotten: steps with few features must not make the covariance grow without bound.
 constexpr double kTraceOverPriorMax = 100;
 

@@ -23,10 +23,10 @@ struct LatencyConfig {
   // Milliseconds per step, per decoding sequence, per context token, per prefill token, and per
   // prefill token times context token. The model starts from these; a roofline estimate is enough.
   std::array<double, 5> prior_ms{1.0, 0.0, 0.0, 0.0, 0.0};
-  double epsilon{0.01};       // share of steps that may exceed upper_ms
-  double forgetting{0.998};   // weight loss per later observation, as a factor: memory of 500 steps
-  double adaptation{0.002};   // change of the level per miss
-  std::uint32_t window{512};  // residuals kept per kind of step, 1..1024
+  double epsilon{0.01};             // share of steps that may exceed upper_ms
+  double forgetting{0.998};         // each step multiplies the weight of older steps by this factor
+  double adaptation{0.002};         // change of the level per miss
+  std::uint32_t window{512};        // scores kept per kind of step, 1..1024
   std::uint32_t step_tokens{8192};  // most tokens of one step, > 0: the size of a full chunk
 };
 

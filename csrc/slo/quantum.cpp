@@ -7,8 +7,8 @@ namespace rose::slo {
 
 namespace {
 
-// Longest time between two decisions that a borrower spends waiting. A creditor decides every
-// poll_ms, 5 ms by default; if it does not for so long, no borrower wanted to run.
+// Longest pause between two decisions that counts for the earlier one. While a borrower wants to
+// run, a creditor decides every poll_ms, 5 ms by default. After a longer pause, none wanted to.
 constexpr Nanoseconds kSilenceNs = 50'000'000;
 
 }  // namespace

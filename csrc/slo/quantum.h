@@ -52,7 +52,7 @@ enum class QuantumRefusal : std::uint8_t {
 inline constexpr std::size_t kQuantumRefusals = 8;
 
 // The reason why even a quantum of one segment was refused: the limit that it would have exceeded,
-// and the largest term of that sum.
+// and the step shape that had to fit within that limit, too.
 enum class BindingShape : std::uint8_t { kSegment = 0, kStep, kChunk };
 enum class BindingTarget : std::uint8_t { kBlocking = 0, kTtft, kTpot, kDeadline, kBudget };
 struct Binding {
@@ -61,7 +61,7 @@ struct Binding {
   double predicted_ms{0};  // prediction for the shape
   double upper_ms{0};      // bound of the shape; infinite without evidence
   double delay_ms{0};      // one segment and the signal
-  double target_ms{0};     // limit of the sum
+  double target_ms{0};     // limit for the delay and the shape together
 };
 
 struct QuantumGrant {
