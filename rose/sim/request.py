@@ -36,5 +36,7 @@ def check_requests(requests: Sequence[Request]) -> None:
                 f"request {number} arrives at {request.arrival_ms} ms: arrivals must ascend from 0"
             )
         if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise InvalidArgument(f"request {number} must have a prompt and an output")
+            raise InvalidArgument(
+                f"request {number} must have a prompt and an output of at least one token"
+            )
         latest_ms = request.arrival_ms

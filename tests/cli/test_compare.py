@@ -136,8 +136,8 @@ _BAD_VIRTUAL: Final = (
     (("--seconds", "1e9"), "lower --seconds or --load"),
     (("--schemes", "alone_again"), "--schemes alone_again"),
     (("--noise", "-1"), "noise=-1.0"),
-    (("--noise", "1e308"), "noise 1e+308 must be at most 3"),
-    (("--noise", "inf"), "noise inf must be at most 3"),
+    (("--noise", "1e308"), "noise=1e+308) must be at most 3"),
+    (("--noise", "inf"), "noise=inf) must be at most 3"),
     (("--noise", "nan"), "noise=nan"),
 )
 _BAD_REAL: Final = (
