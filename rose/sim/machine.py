@@ -17,8 +17,8 @@ _NEVER: Final = 1 << 62
 _PERMILLE: Final = 1000
 _PS_PER_NS: Final = 1000
 
-# Called with the time in ns, the name of the event, and a number: the number of the request, step or
-# segment; for "layers" the count of layers of the segment that ended; for "context" the count of
+# Called with the time in ns, the name of the event, and a number: the number of the request, step
+# or segment; for "layers" the count of layers of the segment that ended; for "context" the count of
 # tokens in serving's KV cache after a step.
 Observer = Callable[[int, str, int], None]
 
