@@ -1,9 +1,9 @@
 """Read Mooncake traces: one JSON object a line (kvcache-ai/Mooncake, FAST25-release, Apache-2.0).
 
-Timestamps of these traces are multiples of three seconds, the step. Replayed unchanged, all requests
-of a step would arrive at once, a burst that the service never saw. So if every timestamp of a file
-is a multiple of the step, each request moves to a uniformly random time in its step, as in a
-Poisson process with a known count. Other timestamps are used unchanged.
+Timestamps of these traces come in steps of three seconds. Replayed unchanged, all requests of a
+step would arrive at once, a burst that the service never saw. So if every timestamp of a file is a
+multiple of the step, each request moves to a uniformly random time in its step, as in a Poisson
+process with a known count. Other timestamps are used unchanged.
 """
 
 import json

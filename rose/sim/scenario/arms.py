@@ -1,9 +1,9 @@
 """The arms that a scenario compares: rose, and other uses of the same GPUs.
 
 Each models a known system on the same cluster: placement of turns, loans of serving, transport of
-weights, and start-up of engines. Where a publication is unclear, the arm gets the better reading.
-An arm that lends like rose may be named with its slowdown, as in `rose@0.05` or `rose@inf`; the
-default is 0, as in `rose.slo.SLO`.
+weights, and start-up of engines. If a publication is unclear, the reading that favours the arm is
+used. An arm that lends like rose may be named with its slowdown, as in `rose@0.05` or `rose@inf`;
+the default is 0, as in `rose.slo.SLO`.
 """
 
 from dataclasses import dataclass, replace
