@@ -72,7 +72,7 @@ _GROUP_SIZE: Final = 4
 # whose rollouts get further would look slower.
 _TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 128
-# Trajectories per concurrent turn: most wait for tools, so enough others have a turn to run.
+# Trajectories per concurrent turn: most trajectories wait for tools; the others keep it busy.
 _IN_FLIGHT_PER_SEAT: Final = 4
 
 
@@ -284,7 +284,7 @@ class Bench:
         return self._replay.slice(trace, self.arms[name], number=number, seed=seed)
 
     def rl_loop(self) -> RlLoopRecord | None:
-        """Stop the RL loop and return its record; None without one."""
+        """Stop the RL loop and return its record; None without an RL loop."""
         if self._rl_loop is None:
             return None
         self._rl_loop.stop()

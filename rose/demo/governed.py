@@ -124,6 +124,6 @@ class GovernedPair:
         return Valve() if name == "valve" else RosePaper(self._slo, self.lane.profile_ms)
 
     def watch(self, governor: Governor) -> CountIn:
-        """Follow `governor` in the next slice, which gets no further counts."""
+        """Follow `governor` in the next slice; return a function that adds nothing to the slice."""
         self.lane.govern(governor)
         return uncounted()

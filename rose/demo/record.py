@@ -11,7 +11,7 @@ ARMS: Final = ("alone", "alone_again", "share_all", "rose")
 """The demo's arms in report order. `alone_again` repeats `alone`: the A/A control."""
 
 WORKERS: Final = ("borrowed", "dedicated")
-"""Kinds of rollout workers: on what serving lends, or on a separate engine."""
+"""Kinds of rollout workers: on memory and time that serving lends, or on a separate engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Slice:
         load: requested load of serving.
         segment_ms: duration of each rollout segment (work between two gates); None without gates.
         blocked_ms: wait of each serving step that found a segment running.
-        pauses: how often a closed gate stopped rollouts.
+        pauses: number of times that a closed gate stopped rollouts.
         chunk_ms: durations of serving steps with a full prefill chunk, where steps are timed.
         decode_ms: durations of serving steps without prefill, where steps are timed.
         is_void: foreign processes used the device, so the slice is not judged.
@@ -361,7 +361,7 @@ class RunRecord:
         lending: grants and refusals in the arm `rose`.
         revocations: revocations in time order.
         timeline: one slice of the arm `rose`.
-        rl_loop: record of the RL loop; None without one.
+        rl_loop: record of the RL loop; None without an RL loop.
         broker: the broker's decisions; None without a broker.
     """
 

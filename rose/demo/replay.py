@@ -140,7 +140,7 @@ class Replay:
             if not pending.finished.wait(timeout=_DRAIN_S) or pending.error is not None:
                 raise Unavailable(
                     f"a serving request of slice {name} did not finish: "
-                    f"{pending.error or arm.engine.error or f'no end after {_DRAIN_S:g} s'}"
+                    f"{pending.error or arm.engine.error or f'no end within {_DRAIN_S:g} s'}"
                 )
         return [pending.answered() for pending in pending_requests]
 

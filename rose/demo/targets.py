@@ -39,7 +39,7 @@ def round_up(value_ms: float, step_ms: float) -> float:
 
 
 def choose_targets(found: Calibration, *, ttft_ms: float | None, tpot_ms: float | None) -> SLO:
-    """Return the user's targets, or multiples of serving's times alone.
+    """Return the user's targets; by default, multiples of the times of serving alone.
 
     Raises:
         InvalidArgument: a target is below the duration of one step.
@@ -74,7 +74,7 @@ class Feasibility:
     """Whether quanta can be certified under serving's targets.
 
     Args:
-        why: one sentence on why not, with numbers; None if quanta can be certified.
+        why: reason why no quantum can be certified, with numbers; None if quanta can be.
         options: command options with feasible targets.
     """
 
@@ -96,7 +96,7 @@ def feasibility(
         slo: serving's targets.
         policy: the device's policy.
         segment_ms: upper estimate of a segment's duration.
-        rank: percentile of the step times that serves as their upper estimate.
+        rank: percentile of the step times that is used as their upper estimate.
     """
     delay_ms = segment_ms + policy.signal_ms
     if segment_ms > policy.blocking_ms:

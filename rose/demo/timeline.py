@@ -16,7 +16,7 @@ _SLACK: Final = 1
 
 
 def read_timeline(log_path: Path, slices: Sequence[Slice]) -> SliceTimeline:
-    """Return the timeline of the last slice of the arm `rose`; empty without one."""
+    """Return the timeline of the last slice of the arm `rose`; empty without such a slice."""
     ours = [one for one in slices if one.arm == "rose"]
     if not ours:
         return SliceTimeline((), (), ())

@@ -73,7 +73,7 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
 def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the verdict of a comparison at its highest load, in the form of `judge`.
 
-    Every scheme of rose is checked against the bars, except the ablated ones.
+    Every scheme of rose is checked against the bars, except schemes with ablated mechanisms.
     """
     if not report["loads"]:
         return _verdict(report, "Nothing was measured.", None, [])

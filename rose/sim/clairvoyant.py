@@ -66,7 +66,7 @@ class Clairvoyant(Governor):
             requests: all requests of the trace.
             device: cost model.
             deadline_ns: latest time of each token.
-            patience_ms: longest wait for a first token; effects are simulated over a multiple.
+            patience_ms: longest wait for a first token; determines how far effects are simulated.
             step_noise: factors of serving's steps, the same as the machine's.
             rollout_noise: factors of rollout steps.
         """

@@ -56,7 +56,7 @@ class Governor:
         return now_ms
 
     def step_begins(self, now_ms: float, work: StepWork) -> None:
-        """Record that serving asks for the device; a running segment may still be in front."""
+        """Record that serving asks for the device; a running segment may have to end first."""
 
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float

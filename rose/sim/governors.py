@@ -1,4 +1,4 @@
-"""Published schemes of others, written from their rules."""
+"""Schemes that others have published, implemented from their published rules."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from rose.slo import SLO
 
 
 class NoRollouts(Governor):
-    """Serving without rollouts: the reference for the others."""
+    """Serving without rollouts: the reference for the other schemes."""
 
 
 class ShareAll(Governor):
@@ -77,7 +77,7 @@ class HostWindow(_WhileIdle):
 
 
 class RosePaper(Governor):
-    """The dual slack of the paper, one rollout step per tick of serving's scheduler.
+    """The paper's rule of two slacks: one rollout step per tick of serving's scheduler.
 
     The slacks are S_prf = t_arr + B_TTFT - now - T_prf and S_dec = t_last + B_TPOT - now - T_dec,
     with step times T from a profile. Rollouts run if both slacks are above 0 for all requests.
@@ -100,7 +100,6 @@ class RosePaper(Governor):
         self._waiting: dict[int, tuple[float, int]] = {}  # (arrival, prompt tokens)
         self._last_ms: dict[int, float] = {}
         self._may_go_first = False
-        self._next_ms = 0.0  # time of the planned serving step
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
         """Queue the request."""
@@ -141,7 +140,7 @@ class RosePaper(Governor):
 
 
 class Valve(_WhileIdle):
-    """Idle time only: closed at an arrival, open again after a cool-down.
+    """Lends only idle time: stops at an arrival, and starts again after a cool-down.
 
     The cool-down is twice the longest time between two decode iterations, so that a gap within a
     request does not count as idle. Valve can disable a channel while its kernels run; here rollouts
@@ -160,7 +159,7 @@ class Valve(_WhileIdle):
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
     ) -> None:
-        """Measure the gap since the previous step, if there was no idle time between."""
+        """Measure the gap since the previous step, if no idle time was in it."""
         del work, took_ms, blocked_ms, lent_ms
         if self._ended_ms > self._idle_since_ms:
             self._longest_gap_ms = max(self._longest_gap_ms, now_ms - self._ended_ms)

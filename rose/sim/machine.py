@@ -116,7 +116,7 @@ class Machine:
             governor: decides when rollouts run; only this machine may use it.
             slo: targets, used only to count late gaps.
             step_noise: factors of serving's steps.
-            rollout_noise: factors of rollout steps; all segments of a step share one.
+            rollout_noise: factors of rollout steps; all segments of a step share a factor.
             observer: called at every start and end.
             until_ms: earliest end of rollouts, even if every request is served.
         """

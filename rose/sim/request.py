@@ -37,6 +37,7 @@ def check_requests(requests: Sequence[Request]) -> None:
             )
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise InvalidArgument(
-                f"request {number} must have a prompt and an output of at least one token"
+                f"request {number} must have a prompt and an output of at least one token, got "
+                f"{request.prompt_tokens} and {request.output_tokens}"
             )
         latest_ms = request.arrival_ms

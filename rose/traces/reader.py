@@ -27,7 +27,7 @@ _EXPECTED: Final = (
 
 
 def read_trace(path: str | Path, *, seed: int = 0) -> Trace:
-    """Read a trace of Azure, BurstGPT, Mooncake or rose; a name in `.gz` means compressed.
+    """Read a trace of Azure, BurstGPT, Mooncake or rose; `.gz` files are decompressed.
 
     Blank lines and failed requests are skipped.
 

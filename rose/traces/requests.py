@@ -51,7 +51,7 @@ class Requests:
         self.output_tokens.append(output_tokens)
 
     def since_first(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the arrivals relative to the first one.
+        """Return the (n,) float64 arrivals relative to the first, in the unit of the file.
 
         Subtraction precedes the conversion to float: a float of nanoseconds since 1970 would round
         to 256 ns.

@@ -172,14 +172,14 @@ def refused() -> dict[str, ClusterWorld]:
         "versions=0": replace(good, versions=0),
         "horizon_ms": replace(good, horizon_ms=float("inf")),
         "seats=0": replace(good, workers=(replace(worker(0), seats=0),)),
-        "exactly for BORROWED": replace(good, workers=(replace(borrowed, lending=None),)),
+        "BORROWED needs lending": replace(good, workers=(replace(borrowed, lending=None),)),
         "start at 0": one_turn(worker(0, lending([(1, 1.0, ROOM)]))),
         "from 0 to 1": one_turn(worker(0, lending([(0, 1.5, ROOM)]))),
         "never holds|ever holds": one_turn(worker(0, lending([(0, 1.0, 149)]))),
         "more than batch=3": replace(
             good, jobs=(job(trajectories([[TURN]] * 4, group_size=4), batch=3),)
         ),
-        "output_tokens must be > 0": replace(
+        "output_tokens must be from 1": replace(
             good, jobs=(replace(fine, trajectories=replace(made, output_tokens=np.array([0]))),)
         ),
         "tool_ms must have": replace(

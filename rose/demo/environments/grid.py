@@ -21,8 +21,8 @@ class Maze:
     Args:
         size: cells per side.
         walls: blocked cells.
-        start: start of the player.
-        goal: goal of the player.
+        start: the player's first cell.
+        goal: cell that the player must reach.
         steps_to_goal: moves on the shortest path to the goal, for each cell that can reach it.
     """
 
@@ -111,12 +111,12 @@ class Observed:
 
 
 class GridWorld:
-    """One maze at a time. Equal seeds and inputs give equal observations and rewards.
+    """Plays one maze at a time. Equal seeds and inputs give equal observations and rewards.
 
-    The first of N, E, S, W in the player's text is the move; text before it is thinking. The goal
-    is worth 1 and ends the episode. Each move adds `shaping` times the share of the path that the
-    move covered, so that policies that never reach the goal can be ranked. The sum of these rewards
-    over an episode depends only on the player's last cell.
+    The first of N, E, S, W in the player's text is the move; the text before counts as thinking.
+    The goal is worth 1 and ends the episode. Each move adds `shaping` times the share of the path
+    that the move covered, so that policies that never reach the goal can be ranked. The sum of
+    these rewards over an episode depends only on the player's last cell.
     """
 
     name = "grid"

@@ -22,7 +22,7 @@ class Handoff(Background):
 
     A trainer that dies forgets all trajectories since its last checkpoint. So this thread keeps the
     last accepted trajectories, and sends them again to the next incarnation. That incarnation
-    recognises trajectories that were already learned by their numbers. Refused trajectories are
+    recognises by number the trajectories that were already learned. Refused trajectories are
     discarded. `stop` tries once more to send the rest.
 
     Every reply carries the trainer's status, and the thread also polls for it. Counts continue
@@ -130,7 +130,7 @@ class Handoff(Background):
         if status.version > self.version:
             self.version = status.version
             self._report(VersionPublished(status.version))
-        # `used` covers all incarnations, but a new one restarts from its checkpoint's count.
+        # The count covers all incarnations, but a new trainer restarts from its checkpoint's count.
         used = status.consumed - status.waiting
         if used > self._used:
             self._report(Consumed(used - self._used))

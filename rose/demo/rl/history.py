@@ -31,7 +31,8 @@ _BYTES_PER_ELEMENT: Final = 2
 class History(DriverWatch):
     """Records events of the scheduler, its workers and the receivers. Thread-safe.
 
-    A turn consists of parts, one for each worker that ran it.
+    A turn consists of parts, one for each worker that ran it. A part stays open, for late tokens,
+    until the turn finishes or moves.
 
     Attributes:
         resumed: numbers of the trajectories with a resumed turn.

@@ -17,7 +17,7 @@ class Intake:
         group_size: trajectories per group, > 0.
         vocabulary: upper bound of token ids, exclusive.
         waiting_max: maximum waiting trajectories, >= group_size; others must be sent again later.
-        learned: numbers learned before this process started.
+        learned: numbers of the trajectories that were learned before this process started.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Intake:
     def _fault(self, one: Trajectory, newest: int) -> str | None:
         name = f"trajectory {one.number}"
         if len(one.tokens) > TRAJECTORY_TOKENS_MAX:
-            return f"{name} has {len(one.tokens)} tokens, at most {TRAJECTORY_TOKENS_MAX} fit"
+            return f"{name} has {len(one.tokens)} tokens, the limit is {TRAJECTORY_TOKENS_MAX}"
         if (token := max(one.tokens)) >= self._vocabulary:
             return f"{name} has token {token}, the model knows ids below {self._vocabulary}"
         if (version := max(one.versions)) > newest:

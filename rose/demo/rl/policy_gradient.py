@@ -131,7 +131,7 @@ def microbatches(
     Args:
         trajectories: in any order; equal sets give equal microbatches.
         advantages: advantage of each trajectory.
-        tokens_max: maximum tokens of a padded microbatch; a longer trajectory gets its own.
+        tokens_max: maximum tokens of a padded microbatch; a longer trajectory is alone in one.
     """
     pairs = [pair for pair in zip(trajectories, advantages, strict=True) if pair[1] != 0.0]
     pairs.sort(key=lambda pair: (len(pair[0].tokens), pair[0].number))

@@ -69,7 +69,7 @@ def _train(options: TrainerOptions, stop: threading.Event) -> None:
             settings=options.settings,
             clock=BootClock(),
         )
-        # Not joined: the next incarnation recognises by number what arrives too late here.
+        # This thread is not joined: the next incarnation recognises late submissions by number.
         Thread(
             partial(_answer, training, stop), name="rose-answer", on_failure=lambda _: stop.set()
         ).start()

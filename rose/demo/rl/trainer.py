@@ -88,7 +88,7 @@ class TrainStats:
     Args:
         loss: mean loss per generated token of the kept trajectories.
         reward_mean: mean reward of all submitted trajectories.
-        staleness: versions published since each trajectory's oldest token; includes dropped ones.
+        staleness: versions since each trajectory's oldest token, dropped trajectories included.
         grad_norm: gradient norm before clipping.
         tokens: generated tokens of the kept trajectories.
         dropped_stale: number of trajectories too old to learn from.

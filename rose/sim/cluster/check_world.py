@@ -41,21 +41,22 @@ def _check_worker(worker: SimWorker, jobs: list[int]) -> None:
     _expect(worker.job in jobs, f"{where}: there is no job {worker.job}")
     _expect(worker.seats > 0, f"{where}: seats={worker.seats} must be > 0")
     _expect(
-        0 < worker.kv_tokens <= TOKENS_MAX, f"{where}: kv_tokens={worker.kv_tokens} must be > 0"
+        0 < worker.kv_tokens <= TOKENS_MAX,
+        f"{where}: kv_tokens={worker.kv_tokens} must be from 1 to {TOKENS_MAX}",
     )
     times = worker.times
     for name in ("prefill_tokens_per_s", "decode_step_ms"):
         value = getattr(times, name)
-        _expect(0 < value <= MS_MAX, f"{where}: {name}={value} must be > 0")
+        _expect(0 < value <= MS_MAX, f"{where}: {name}={value} must be > 0 and <= {MS_MAX:g}")
     for name in ("decode_ms_per_sequence", "decode_ms_per_context_token"):
         value = getattr(times, name)
-        _expect(0 <= value <= MS_MAX, f"{where}: {name}={value} must be >= 0")
+        _expect(0 <= value <= MS_MAX, f"{where}: {name}={value} must be from 0 to {MS_MAX:g}")
     for name in ("start_up_ms", "update_ms", "pause_ms"):
         value = getattr(worker, name)
-        _expect(0 <= value <= MS_MAX, f"{where}: {name}={value} must be >= 0")
+        _expect(0 <= value <= MS_MAX, f"{where}: {name}={value} must be from 0 to {MS_MAX:g}")
     is_borrowed = worker.kind is WorkerKind.BORROWED
     has_lending = worker.lending is not None
-    _expect(is_borrowed == has_lending, f"{where}: lending must be given exactly for BORROWED")
+    _expect(is_borrowed == has_lending, f"{where}: BORROWED needs lending, others must not have it")
     if worker.lending is not None:
         _check_lending(where, worker.lending)
 
@@ -63,20 +64,27 @@ def _check_worker(worker: SimWorker, jobs: list[int]) -> None:
 def _check_lending(where: str, lending: LendingTimeline) -> None:
     at, share, kv = lending.at_ms, lending.share, lending.kv_tokens
     _expect(
-        len(at) == len(share) == len(kv) > 0, f"{where}: lending needs columns of one length > 0"
+        len(at) == len(share) == len(kv) > 0,
+        f"{where}: at_ms, share and kv_tokens need one length > 0",
     )
     _expect(at[0] == 0 and np.all(np.diff(at) > 0), f"{where}: at_ms must start at 0 and ascend")
     _expect(bool(at[-1] <= MS_MAX), f"{where}: at_ms must end at {MS_MAX:g} or before")
-    _expect(np.all((share >= 0) & (share <= 1)), f"{where}: each share must be from 0 to 1")
-    _expect(np.all((kv >= 0) & (kv <= TOKENS_MAX)), f"{where}: lent kv_tokens must be >= 0")
+    _expect(np.all((share >= 0) & (share <= 1)), f"{where}: share must be from 0 to 1{_got(share)}")
+    _expect(
+        np.all((kv >= 0) & (kv <= TOKENS_MAX)),
+        f"{where}: lent kv_tokens must be from 0 to {TOKENS_MAX}{_got(kv)}",
+    )
 
 
 def _check_job(job: SimJob) -> None:
     where, trajectories = f"job {job.job}", job.trajectories
     _expect(job.job >= 0, f"{where}: job must be >= 0")
     _expect(job.batch > 0, f"{where}: batch={job.batch} must be > 0")
-    _expect(0 <= job.train_ms <= MS_MAX, f"{where}: train_ms={job.train_ms} must be >= 0")
-    _expect(0 < job.weight <= MS_MAX, f"{where}: weight={job.weight} must be > 0")
+    _expect(
+        0 <= job.train_ms <= MS_MAX,
+        f"{where}: train_ms={job.train_ms} must be from 0 to {MS_MAX:g}",
+    )
+    _expect(0 < job.weight <= MS_MAX, f"{where}: weight={job.weight} must be > 0 and <= {MS_MAX:g}")
     _expect(job.max_staleness >= 0, f"{where}: max_staleness={job.max_staleness} must be >= 0")
     first, group = trajectories.first_turn, trajectories.group
     turns = len(trajectories.input_tokens)
@@ -96,9 +104,12 @@ def _check_job(job: SimJob) -> None:
     for name in ("input_tokens", "output_tokens"):
         tokens: npt.NDArray[np.int64] = getattr(trajectories, name)
         good = np.all((tokens > 0) & (tokens <= TOKENS_MAX))
-        _expect(bool(good), f"{where}: {name} must be > 0")
+        _expect(bool(good), f"{where}: {name} must be from 1 to {TOKENS_MAX}{_got(tokens)}")
     tools = trajectories.tool_ms
-    _expect(np.all((tools >= 0) & (tools <= MS_MAX)), f"{where}: tool_ms must be >= 0")
+    _expect(
+        np.all((tools >= 0) & (tools <= MS_MAX)),
+        f"{where}: tool_ms must be from 0 to {MS_MAX:g}{_got(tools)}",
+    )
     _expect(np.all(np.diff(group) >= 0), f"{where}: group must be ascending")
     largest = int(np.unique(group, return_counts=True)[1].max())
     _expect(
@@ -131,6 +142,11 @@ def _lent_most(worker: SimWorker) -> int:
     if worker.lending is None:
         return worker.kv_tokens
     return min(worker.kv_tokens, int(worker.lending.kv_tokens.max()))
+
+
+def _got(values: npt.NDArray[np.generic]) -> str:
+    """Return the range of at least one value, as the end of a message."""
+    return f", got {values.min()} to {values.max()}"
 
 
 def _expect(is_so: object, sentence: str) -> None:

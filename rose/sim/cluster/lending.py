@@ -68,7 +68,7 @@ class Mix:
             raise InvalidArgument(f"variation is {self.variation}, give a number >= 0")
 
     def requests(self, rates_rps: Column, random: np.random.Generator) -> list[Request]:
-        """Return requests at the given rate of each second; their number is the expected one.
+        """Return requests at the given rate of each second; their number is the rounded mean.
 
         Lengths are spread evenly over all of `lengths`, so that few requests are representative.
         """
@@ -104,9 +104,9 @@ class SimulatedLender:
 
 
 class RequestLatencies(NamedTuple):
-    """Columns with one entry per request; `weight` is the number of requests it stands for.
+    """Latency columns; `weight` is the number of requests that an entry stands for.
 
-    `tpot_ms` is the request's mean; NaN with a single token.
+    `tpot_ms` is the mean of a request; NaN with a single token.
     """
 
     ttft_ms: Column
@@ -208,7 +208,7 @@ def run(
 def _latencies(
     requests: Sequence[Request], outcome: ArmOutcome, slo: SLO
 ) -> tuple[RequestLatencies, Column]:
-    """Return the latencies of each request, and its end."""
+    """Return the latencies of all requests, and (n,) their end times in ms."""
     rows = [(one.ttft_ms, one.mean_tpot_ms, one.output_tokens) for one in outcome.requests]
     ttft_ms, tpot_ms, tokens = np.array(rows, dtype=np.float64).reshape(-1, 3).T
     arrival_ms = np.array([one.arrival_ms for one in requests])

@@ -156,7 +156,7 @@ def _roofline(gpu: str) -> Roofline:
     roofline = find_roofline(gpu)
     if roofline.notice is not None:
         raise InvalidArgument(
-            f"there are no figures for a GPU '{gpu}'; use a listed GPU, or give measured step costs"
+            f"there are no figures for a GPU '{gpu}' in rose/slo/priors.json; use a GPU listed there"
         )
     return roofline
 

@@ -61,7 +61,7 @@ class ArmRules:
             parameters, for larger models).
         first_start_s: start-up time of the first engine on a GPU, for the same two sizes; None if
             it equals `start_up_s`.
-        release_s: how long before serving needs a GPU it must be released, for the same two sizes.
+        release_s: time by which a GPU must be released before serving needs it, for these sizes.
         seats_per_gpu: turns that an engine runs at once, per GPU.
     """
 

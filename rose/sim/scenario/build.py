@@ -118,7 +118,7 @@ def build(
 def idle_trainer(
     published_ms: Column, *, train_ms: float, release_ms: float, horizon_ms: float
 ) -> LendingTimeline:
-    """Return the idle times of a trainer: from each version until training of the next.
+    """Return the idle times of a trainer: from each publication to the next start of training.
 
     Args:
         published_ms: (v,) publication times of an earlier run, ascending.

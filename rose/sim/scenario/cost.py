@@ -100,7 +100,7 @@ def used_count(built: Built, outcome: ClusterOutcome) -> int:
 
 
 def lent_ms(lending: LendingTimeline, until_ms: float) -> float:
-    """Return the lent device time up to a time."""
+    """Return the lent device time up to `until_ms`, weighted by the lent share."""
     ends = np.minimum(np.append(lending.at_ms[1:], until_ms), until_ms)
     lasts = np.maximum(ends - lending.at_ms, 0.0)
     return float((lasts * lending.share).sum())

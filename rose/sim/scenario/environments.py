@@ -1,4 +1,4 @@
-"""Environments of trajectories: a table of named ones, or distributions.
+"""Environments of trajectories: a table of named environments, or distributions.
 
 The table has a few numbers per environment, with sources: nobody has published a turn-by-turn run
 of the paper's tasks.
@@ -35,8 +35,8 @@ def _lognormals(*parts: tuple[float, float, float], most: float = 1e6) -> Mixtur
 class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
     """Trajectories drawn from distributions.
 
-    Each trajectory draws its hardness; harder ones take more turns and generate more tokens in
-    each. A group has the same task, so its members share a part of their hardness.
+    Each trajectory draws its hardness; harder trajectories take more turns, and generate more
+    tokens in each turn. A group has the same task, so its members share a part of their hardness.
 
     Args:
         turns: turns of a trajectory; rounded, at least 1.
@@ -80,7 +80,7 @@ Environment: TypeAlias = Drawn | Named
 _TOOL_CALL: Final = Lognormal(median=0.0122, sigma=4.079, most=120.0)
 
 # A step of a text game on a CPU pod takes milliseconds, but seconds when a pod is rescheduled.
-# Nobody has published it; it is small beside the generation of a turn.
+# No measurement is published; the time is small beside the generation of a turn.
 _GAME_STEP: Final = Mixture(
     (
         WeightedPart(0.98, Lognormal(median=0.05, sigma=0.5)),

@@ -50,8 +50,8 @@ class GroupLoan:
         lendings: loan of each engine of the group.
         latencies: latencies of its requests; None if nothing is lent.
         alone: latencies of requests at the same times without loans.
-        excess: number of requests that are late in `latencies` but not in `alone`; None if both
-            have different requests.
+        excess: number of requests that are late in `latencies` but not in `alone`; None if the
+            two have different requests.
     """
 
     lendings: tuple[LendingTimeline, ...] = ()
@@ -145,7 +145,7 @@ def whole_gpus(
         devices: number of devices of the fleet.
         full_tokens: capacity of a lent GPU, in context tokens.
         bin_ms: length of a bin.
-        release_ms: time before serving needs a GPU at which it is released.
+        release_ms: time by which a GPU is released before serving needs it.
         shortest_ms: loans that are not longer than this are left out; an engine could not start.
     """
     at_ms = bin_ms * np.arange(len(kept), dtype=np.float64)
@@ -177,7 +177,7 @@ def _in_spans(
 
 
 def first_started(lending: LendingTimeline, longer_ms: float) -> LendingTimeline:
-    """Return the loan of a GPU whose first start takes longer than later ones.
+    """Return the loan of a GPU whose first start takes longer than later starts.
 
     If a GPU is lent from the beginning, its engine has started before, as in every arm. A loan that
     is too short for the start does not count, and the next loan has the first start.

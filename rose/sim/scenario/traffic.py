@@ -29,7 +29,7 @@ class Inputs:
     """Content of the files that scenarios name, by their path in the scenario.
 
     Args:
-        rates: for each file of rates and each model, (w,) float64, one per ten minutes.
+        rates: by file and by model, (w,) float64 rates, one for every ten minutes.
     """
 
     rates: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ def mix_of(traffic: Traffic) -> Mix:
 
 
 def _lengths(distribution: Distribution, random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return lengths, ascending, distributed like the distribution."""
+    """Return ascending lengths that follow the distribution."""
     drawn = np.sort(distribution.draw(random, _LENGTHS * _DRAWS_OF_LENGTH))
     middle = drawn.reshape(_LENGTHS, _DRAWS_OF_LENGTH).mean(axis=1)
     lengths: npt.NDArray[np.int64] = np.maximum(1, np.rint(middle)).astype(np.int64)

@@ -31,7 +31,7 @@ Spans: TypeAlias = Column
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """What stress needs to know of a borrowed engine.
+    """The facts about a borrowed engine on which stress depends.
 
     Args:
         lending: loan of the engine.
