@@ -124,7 +124,7 @@ def compare_arms(record: RunRecord, slices: Sequence[Slice]) -> dict[str, Any]:
 
     Args:
         record: record of the run.
-        slices: slices of one load, without void ones.
+        slices: slices of one load, without void slices.
     """
     arms = {one.name: _arm(record, slices, one.name) for one in record.plan.schemes}
     ratios = {

@@ -26,8 +26,8 @@ def check_requests(requests: Sequence[Request]) -> None:
     """Check the order of arrivals and the lengths.
 
     Raises:
-        InvalidArgument: an arrival is not finite or before the previous one, or a request has no
-            tokens.
+        InvalidArgument: an arrival is not finite or before the previous arrival, or a request has
+            no tokens.
     """
     latest_ms = 0.0
     for number, request in enumerate(requests):

@@ -15,7 +15,7 @@ class RolloutLimits:
         group_size: trajectories that share a task, > 0.
         turn_tokens_max: token limit of a turn, > 0.
         context_tokens_max: token limit of a trajectory, at most `TRAJECTORY_TOKENS_MAX`, since the
-            trainer refuses longer ones.
+            trainer refuses longer trajectories.
     """
 
     in_flight: int

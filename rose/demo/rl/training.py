@@ -34,7 +34,7 @@ def unsaved_max(batch: int, group_size: int) -> int:
     """Return how many accepted trajectories a trainer's death may lose.
 
     A trainer may learn from all waiting trajectories at once before it saves, while as many new
-    ones arrive.
+    trajectories arrive.
     """
     return _UNSAVED_MAX + 2 * waiting_max(batch, group_size)
 

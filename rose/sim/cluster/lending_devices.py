@@ -156,7 +156,7 @@ def _roofline(gpu: str) -> Roofline:
     roofline = find_roofline(gpu)
     if roofline.notice is not None:
         raise InvalidArgument(
-            f"there are no figures for a GPU '{gpu}' in rose/slo/priors.json; use a GPU listed there"
+            f"there are no figures for a GPU '{gpu}' in rose/slo/priors.json; use a listed GPU"
         )
     return roofline
 

@@ -71,7 +71,7 @@ class ArmFigures:
         tokens_lost: tokens that were reported but not delivered; must be 0.
         dropped: trajectories dropped by the scheduler.
         stale: share of finished trajectories that were too old to learn from.
-        length_bias: mean length of discarded trajectories relative to that of used ones, minus 1;
+        length_bias: mean length of discarded trajectories over that of used trajectories, minus 1;
             None if none were discarded, or none used.
         staleness: mean versions between a trajectory's oldest token and its use.
         recovery_s: longest time from a revocation until all its turns ran again, over the

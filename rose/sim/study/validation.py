@@ -58,7 +58,7 @@ class Validation:
         scenario: prefix of the scenario's name.
         predicted: value of the simulation.
         published: published value.
-        concerns: figures of a report that depend on this one.
+        concerns: figures of a report that depend on this figure.
         unit: unit of both values.
     """
 
