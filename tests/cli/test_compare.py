@@ -109,7 +109,7 @@ def test_a_short_trace_is_refused() -> None:
     trace = generate("steady", duration_s=60.0, seed=1)
     with pytest.raises(InvalidArgument, match="lower --seconds or --load"):
         piece_of(trace, 2 * trace.mean_rate_rps, seconds=60.0, seed=0)
-    with pytest.raises(InvalidArgument, match="give a longer one, or lower the load"):
+    with pytest.raises(InvalidArgument, match="give a longer trace, or lower the load"):
         pieces_of(trace, count=2, seconds=31.0, seed=0)
 
 

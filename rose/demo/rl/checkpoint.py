@@ -76,7 +76,7 @@ def load_checkpoint(path: Path) -> tuple[TrainerState, TrainingProgress] | None:
     except OSError as error:
         raise Unavailable(f"the checkpoint '{path}' cannot be read: {error.strerror}") from error
     if hashlib.sha256(file[_SHA_BYTES:]).digest() != file[:_SHA_BYTES]:
-        raise CorruptData(f"'{path}' is damaged, or no checkpoint of rose")
+        raise CorruptData(f"'{path}' is not a checkpoint of rose, or it is damaged")
     try:
         content = msgspec.msgpack.decode(file[_SHA_BYTES:], type=_Content)
     except msgspec.DecodeError as error:
