@@ -70,9 +70,7 @@ class SimOptions:
         for name, (least, most) in limits.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
-                raise InvalidArgument(
-                    f"SimOptions({name}={value}) must be from {least:g} to {most:g}"
-                )
+                raise InvalidArgument(f"SimOptions({name}={value}) must be from {least} to {most}")
 
 
 DEFAULT: Final = SimOptions()
