@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 // Longer chains of parents are not followed: they may change while they are read.
 constexpr int kParentsMax = 64;
-// Parent of a process outside the reader's pid namespace.
+// Parent id that the kernel reports if the parent is outside the reader's pid namespace.
 constexpr pid_t kUnseen = 0;
 
 // Returns the mount point of cgroup v2, which may exist beside version 1; nothing without one.
@@ -36,7 +36,8 @@ std::optional<std::string> mount_of(const CgroupTree& tree) {
   return std::nullopt;
 }
 
-// Returns the cgroup path of a process below the mount, beginning with '/'; nothing in the root.
+// Returns the cgroup path of a process below the mount, beginning with '/'; nothing for the root
+// cgroup.
 std::optional<std::string> path_of(pid_t pid, const CgroupTree& tree) {
   std::ifstream lines{tree.proc + "/" + std::to_string(pid) + "/cgroup"};
   std::string line;
@@ -51,8 +52,8 @@ std::optional<std::string> path_of(pid_t pid, const CgroupTree& tree) {
   return std::nullopt;
 }
 
-// Returns the fourth word of /proc/<pid>/stat. It follows a name in brackets with arbitrary
-// characters.
+// Returns the fourth word of /proc/<pid>/stat. The name before it stands in brackets and may
+// contain any characters.
 pid_t parent_of(pid_t pid, const CgroupTree& tree) {
   std::ifstream stat{tree.proc + "/" + std::to_string(pid) + "/stat"};
   std::string line;
@@ -74,9 +75,9 @@ bool is_offspring(pid_t pid, pid_t of, const CgroupTree& tree) {
   return false;
 }
 
-// Returns true if every process in this directory is `pid` or one of its descendants, and no
-// process is ours. A borrower may have started serving, which must not die with it. A process that
-// ends during the check may count as foreign; then the cgroup is left alone.
+// Returns true if every process in this directory is `pid` or one of its descendants, and none is
+// the calling process: a borrower may have started serving, which must not die with it. A process
+// that ends during the check may count as foreign; then the cgroup is left alone.
 bool has_only(const fs::path& directory, pid_t pid, const CgroupTree& tree) {
   std::ifstream members{directory / "cgroup.procs"};
   if (!members.is_open()) return false;

@@ -12,7 +12,7 @@ namespace rose {
 // Paths of the kernel's process and cgroup trees; tests use their own directories.
 struct CgroupTree {
   std::string proc{"/proc"};
-  // Mount point of cgroup v2; empty: the kernel's answer.
+  // Mount point of cgroup v2; empty: the one in <proc>/self/mounts.
   std::string mount{};
 };
 
@@ -23,7 +23,7 @@ struct CgroupTree {
 std::optional<std::string> own_cgroup(const Process& process, const CgroupTree& tree = {}) noexcept;
 
 // Sends SIGKILL to `process` by its descriptor and, if it has its own cgroup, to the whole cgroup.
-// Ok if it is already gone.
+// Ok if the process is already gone.
 Status kill_with_cgroup(const Process& process, const CgroupTree& tree = {}) noexcept;
 
 }  // namespace rose

@@ -26,7 +26,7 @@ class BootClock final : public Clock {
   Nanoseconds now_ns() const noexcept override;
 };
 
-// For deadlines: they use real time, even if the measuring clock stands still.
+// Real time, for deadlines: they must pass even if the measuring clock stands still.
 inline Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
 
 // Virtual time for tests and simulation: it moves only by advance().

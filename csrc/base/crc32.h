@@ -10,8 +10,8 @@ namespace rose {
 
 namespace crc32_detail {
 
-// kTables[k][x] is the effect of byte x on the checksum after k further bytes. It allows eight
-// bytes at once: the checksum is the most expensive part of appending a record.
+// kTables[k][x] is the effect of byte x on the checksum after k further bytes. With these tables
+// eight bytes are added at once: the checksum is the most expensive part of appending a record.
 inline constexpr std::size_t kAtOnce = 8;
 inline constexpr std::array<std::array<std::uint32_t, 256>, kAtOnce> kTables = [] {
   std::array<std::array<std::uint32_t, 256>, kAtOnce> tables{};

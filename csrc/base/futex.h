@@ -1,4 +1,5 @@
-// Waiting on a 32-bit word in shared memory. Works between processes: never FUTEX_PRIVATE_FLAG.
+// Waiting on a 32-bit word in shared memory. FUTEX_PRIVATE_FLAG is never set, so this works between
+// processes.
 #pragma once
 
 #include <atomic>

@@ -30,8 +30,9 @@ class Histogram {
 
   void record(Nanoseconds duration_ns) noexcept;
   Quantiles quantiles() const noexcept;
-  // Cumulative counts at the upper edges from `from_ns` to `to_ns`, then of all durations at the
-  // largest possible one. The difference of two readings counts the interval, never negative.
+  // Returns cumulative counts at the upper edges of buckets from `from_ns` to `to_ns`, then the
+  // count of all durations at the largest Nanoseconds value. The difference between two readings is
+  // the count of the time between them, and never negative.
   std::vector<Count> counts(Nanoseconds from_ns, Nanoseconds to_ns) const;
 
  private:

@@ -48,9 +48,9 @@ Result<Mapping> Mapping::create(const FileDescriptor& fd, std::size_t size_bytes
 }
 
 Status Mapping::replace(const FileDescriptor& fd) noexcept {
-  // The kernel replaces the pages under its lock of the address space, so an access of another
-  // thread is before or after it. ThreadSanitizer treats mmap() as a plain write by this thread,
-  // and does not see the raw system call.
+  // The kernel replaces the pages under its lock of the address space, so an access by another
+  // thread happens before or after the replacement. ThreadSanitizer treats mmap() as a plain write
+  // by this thread, but does not see the raw system call.
   const long data = ::syscall(SYS_mmap, data_, size_bytes_, PROT_READ | PROT_WRITE,
                               MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd.get(), 0);
   if (data == -1) return from_errno("mmap(MAP_FIXED)", errno);

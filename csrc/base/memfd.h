@@ -44,7 +44,7 @@ class Mapping {
   ~Mapping();
 
   // Maps the first bytes of `fd` instead, at the same address, atomically for all threads. The file
-  // must be at least as long. On error the mapping is unchanged.
+  // must be at least as long as the mapping. On error the mapping is unchanged.
   Status replace(const FileDescriptor& fd) noexcept;
 
   std::byte* data() const noexcept { return data_; }

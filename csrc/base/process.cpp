@@ -14,7 +14,7 @@
 #include <utility>
 
 #ifndef SYS_pidfd_send_signal
-#define SYS_pidfd_send_signal 424  // Linux 5.1; the same number on every machine
+#define SYS_pidfd_send_signal 424  // Linux 5.1; the same number on every architecture
 #endif
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434  // Linux 5.3

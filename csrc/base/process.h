@@ -1,4 +1,4 @@
-// Other processes: the peer of a socket, whether it still runs, and a bell for it.
+// Handles of other processes, such as the peer of a socket, and a bell between processes.
 #pragma once
 
 #include <sys/types.h>
@@ -13,8 +13,8 @@
 
 namespace rose {
 
-// Owns one eventfd: a bell between processes. After any number of rings it stays rung until it is
-// silenced; neither side ever waits for the other.
+// Owns one eventfd: a bell between processes. After any number of rings it stays rung until a
+// process silences it. No call waits.
 class EventFd {
  public:
   static Result<EventFd> create() noexcept;
@@ -35,21 +35,21 @@ bool poll_for(std::span<pollfd> fds, Nanoseconds timeout_ns) noexcept;
 // Returns a close-on-exec copy of a descriptor; the caller keeps the original.
 Result<FileDescriptor> duplicate_fd(int fd) noexcept;
 
-// One process, by a pidfd: never confused with a later process of the same id.
+// One process, identified by a pidfd, so a later process with the same id is never taken for it.
 class Process {
  public:
   static Result<Process> open(pid_t pid) noexcept;
-  // Opens the peer of a connected Unix socket, as the kernel recorded it at connect. If the kernel
-  // has no descriptor for it (before Linux 6.5), this opens its id; Unavailable if the peer ended
-  // in the meantime, as only then the id may belong to another process.
+  // Opens the peer of a connected Unix socket, as the kernel recorded it at connect. A kernel
+  // before Linux 6.5 gives out no pidfd of the peer, so the peer is opened by its id; Unavailable
+  // if the peer has ended, because its id may then belong to another process.
   static Result<Process> of_peer(int socket_fd) noexcept;
 
   pid_t pid() const noexcept { return pid_; }
   // User id of the peer; -1 if the process was opened by id.
   uid_t uid() const noexcept { return uid_; }
-  // False once every thread of it has ended.
+  // False once every thread of the process has ended.
   bool is_alive() const noexcept;
-  // Sends SIGKILL. Ok if it is already gone.
+  // Sends SIGKILL. Ok if the process is already gone.
   Status kill() const noexcept;
   // The pidfd, readable once the process is gone.
   int get() const noexcept { return fd_.get(); }

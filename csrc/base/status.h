@@ -1,5 +1,5 @@
-// The three kinds of outcome: ok, a failure of the world, a bug in rose. A refusal is a value of
-// its own, never a Status.
+// The outcome of a call: ok, a failure outside rose, or a bug in rose. A refusal is a value of its
+// own, never a Status.
 #pragma once
 
 #include <cstdint>

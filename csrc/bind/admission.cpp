@@ -124,7 +124,7 @@ void bind_admission(py::module_& module) {
       },
       py::arg("terms"), py::kw_only(), py::arg("log"), py::arg("serving") = py::none());
   bind_demand(module);
-  // The cost of a call that does nothing, to compare other calls with.
+  // Does nothing. Its cost is the least that any call of this module can cost.
   module.def("empty_call", [] {});
 }
 

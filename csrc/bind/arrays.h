@@ -15,10 +15,11 @@
 
 namespace rose::bind {
 
-// An instruction set by name, or the best one. Raises InvalidArgument if this machine lacks it.
+// Returns the instruction set of this name; without a name, the best one of this machine. Raises
+// InvalidArgument if this machine lacks it.
 transfer::Isa isa_of(const std::optional<std::string>& name);
 
-// An array of that shape, which owns the numbers.
+// Returns an array of this shape that owns `numbers`.
 template <typename T>
 pybind11::array_t<T> to_array_of(std::vector<pybind11::ssize_t> shape,
                                  transfer::Buffer<T> numbers) {

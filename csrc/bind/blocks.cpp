@@ -100,7 +100,7 @@ py::object fill_list(const BlockAllocator& allocator, std::int64_t n, Fill fill)
   return fill(out) ? py::object{to_list(out)} : py::object{py::none()};
 }
 
-// Keys from Python: a list of 16 bytes each, or all of them in one buffer.
+// Keys from Python, 16 bytes each: a list of bytes objects, or one buffer with all keys.
 class Keys {
  public:
   explicit Keys(const py::handle& source) {
@@ -144,7 +144,7 @@ class Keys {
   std::size_t count_{0};
 };
 
-// Calls `find` with keys and room for as many ids. Returns the list of ids found.
+// Calls `find` with the keys and with room for as many ids. Returns the list of the found ids.
 template <typename Find>
 py::list find_list(const py::object& keys, Find find) {
   const Keys wanted{keys};
@@ -158,8 +158,8 @@ py::list find_list(const py::object& keys, Find find) {
   return to_list(out.first(find(wanted.span(), out)));
 }
 
-// The name of a namespace is 16 bytes, or a model and the version of its weights. The first letter
-// distinguishes the two kinds.
+// Returns the name of a namespace for the allocator. Python names it by 16 bytes, or by a model and
+// the version of its weights; the first letter of the result distinguishes the two kinds.
 std::string namespace_name(const py::object& key) {
   if (py::isinstance<py::bytes>(key)) {
     const auto name = key.cast<std::string>();
@@ -177,7 +177,8 @@ std::string namespace_name(const py::object& key) {
 py::tuple plan_evacuation(BlockAllocator& self, const py::object& slabs,
                           std::optional<std::int64_t> limit) {
   if (limit.has_value() && *limit < 0) {
-    raise(Status::invalid_argument("the number of blocks to move must be at least 0"));
+    raise(Status::invalid_argument("the number of blocks to move must be at least 0, got " +
+                                   std::to_string(*limit)));
   }
   const std::int64_t most = limit.value_or(std::numeric_limits<std::int64_t>::max());
   const Evacuation plan =
@@ -195,7 +196,7 @@ py::list finish_evacuation(BlockAllocator& self, const py::object& from, const p
 
 void check_slab(const BlockAllocator& allocator, SlabId slab) {
   if (slab >= 0 && slab < allocator.grid().shape().slab_count) return;
-  raise(Status::invalid_argument("no slab " + std::to_string(slab)));
+  raise(Status::invalid_argument("slab " + std::to_string(slab) + " does not exist"));
 }
 
 }  // namespace
@@ -259,7 +260,10 @@ void bind_blocks(py::module_& m) {
           "reserve",
           [](Self& self, std::int64_t n) {
             if (n < 0)
-              raise(Status::invalid_argument("the number of blocks to reserve must be at least 0"));
+              raise(
+                  Status::invalid_argument("the number of blocks to reserve must be at least 0, "
+                                           "got " +
+                                           std::to_string(n)));
             return self.reserve(n);
           },
           py::arg("n"))
@@ -309,8 +313,8 @@ void bind_blocks(py::module_& m) {
           "block_offset",
           [](const Self& self, BlockId block) {
             if (block < 0) {
-              raise(
-                  Status::invalid_argument("block " + std::to_string(block) + " is out of range"));
+              raise(Status::invalid_argument("the block must be at least 0, got " +
+                                             std::to_string(block)));
             }
             return self.grid().offset_of(block);
           },

@@ -12,7 +12,7 @@
 
 namespace rose::bind {
 
-// The shape of an array whose elements have `item_bytes` each.
+// Returns the shape of an array whose elements have `item_bytes` each.
 inline transfer::Shape shape_of(const char* name, const pybind11::array& array,
                                 pybind11::ssize_t item_bytes) {
   transfer::Shape shape;
@@ -20,7 +20,9 @@ inline transfer::Shape shape_of(const char* name, const pybind11::array& array,
     const pybind11::ssize_t stride = array.strides(i);
     if (array.shape(i) > 1 && (stride < 0 || stride % item_bytes != 0)) {
       raise(Status::invalid_argument(std::string{name} + " has a stride of " +
-                                     std::to_string(stride) + " bytes: pass a copy"));
+                                     std::to_string(stride) +
+                                     " bytes, which is negative or not a multiple of its "
+                                     "elements' size: pass a copy"));
     }
     if (!shape.append({static_cast<std::uint64_t>(array.shape(i)),
                        static_cast<std::uint64_t>(stride / item_bytes)})) {
@@ -32,7 +34,8 @@ inline transfer::Shape shape_of(const char* name, const pybind11::array& array,
   return shape;
 }
 
-// Raises InvalidArgument unless elements are aligned unsigned integers of `bytes` (1, 2 or 4).
+// Raises InvalidArgument unless the elements are aligned unsigned integers of `bytes` bytes
+// (1, 2 or 4).
 inline void check_elements(const char* name, const pybind11::array& array,
                            pybind11::ssize_t bytes) {
   const pybind11::dtype dtype = array.dtype();
@@ -76,7 +79,8 @@ auto with_elements_of(const char* name, const pybind11::array& array, Use use) {
       return use(std::uint32_t{});
     default:
       raise(Status::invalid_argument(std::string{name} +
-                                     ": the dtype must be uint8, uint16 or uint32"));
+                                     ": the dtype must be uint8, uint16 or uint32, got " +
+                                     std::string(pybind11::str(array.dtype()))));
   }
 }
 

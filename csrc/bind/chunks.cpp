@@ -35,8 +35,8 @@ transfer::Token token_of(const py::bytes& bytes) {
   const std::string_view content = bytes;
   transfer::Token token;
   if (content.size() != token.size()) {
-    raise(Status::invalid_argument("a token has " + std::to_string(token.size()) + " bytes, not " +
-                                   std::to_string(content.size())));
+    raise(Status::invalid_argument("a token must have " + std::to_string(token.size()) +
+                                   " bytes, got " + std::to_string(content.size())));
   }
   std::ranges::transform(content, token.begin(),
                          [](char one) { return static_cast<std::byte>(one); });
@@ -98,7 +98,7 @@ class BoundChunkServer {
 
  private:
   transfer::Frame frame_of(const py::buffer& frame) const {
-    // A view keeps the buffer locked, so nobody can resize it while the thread sends it.
+    // A view locks the buffer, so that nobody can resize it while the server's thread sends it.
     const py::memoryview view{frame};
     const Py_buffer* const bytes = PyMemoryView_GET_BUFFER(view.ptr());
     if (!PyBuffer_IsContiguous(bytes, 'C')) {
@@ -186,8 +186,8 @@ class BoundChunkClient {
   transfer::ChunkClientStats stats() const { return client_->stats(); }
 
  private:
-  // A bytes object that no other code has seen yet, so it may still be written: the frame is
-  // received directly into Python's object.
+  // Returns the room of a new bytes object, so that the frame is received directly into Python's
+  // object. The object may be written, because no other code has seen it yet.
   transfer::Room room_of(std::uint32_t tile, std::size_t size) {
     if (size == 0 || size > transfer::kFrameBytesMax) {
       raise(Status::invalid_argument("tile " + std::to_string(tile) + " of " +

@@ -16,7 +16,7 @@ namespace rose::bind {
 template <typename T>
 using Array = pybind11::array_t<T, pybind11::array::c_style>;
 
-// A 1-d array, which owns the numbers.
+// Returns a 1-d array that owns `numbers`.
 template <typename T>
 Array<T> to_array(transfer::Buffer<T> numbers) {
   const auto size = static_cast<pybind11::ssize_t>(numbers.size());

@@ -30,7 +30,7 @@ std::shared_ptr<HostGate> attach_gate(int fd, std::shared_ptr<Clock> clock) {
   return take(HostGate::attach(FileDescriptor{copy}, clock_or_boot(std::move(clock))));
 }
 
-// An open gate needs no release of the GIL; a wait always releases it.
+// Keeps the GIL if the gate is open, and releases it for a wait.
 Verdict pass_gate(HostGate& gate, double timeout_ms) {
   if (const auto verdict = gate.try_pass()) return *verdict;
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
@@ -106,8 +106,7 @@ void bind_compute(py::module_& module) {
       .def("begin_step", &HostGate::begin_step)
       .def("try_pass", &HostGate::try_pass)
       .def("pass_", &pass_gate, py::kw_only(), py::arg("timeout_ms"))
-      // On a host a passed gate means that the segment has started, so there is nothing to wait
-      // for.
+      // On a host, a segment starts as soon as its gate is passed, so there is nothing to wait for.
       .def(
           "settle", [](const HostGate&, double) { return Verdict::kPassed; }, py::kw_only(),
           py::arg("timeout_ms"))
@@ -127,7 +126,7 @@ void bind_compute(py::module_& module) {
       .def("is_running", &HostGate::is_running)
       .def("is_in_step", &HostGate::is_in_step)
       .def("is_abort_asked", &HostGate::is_abort_asked)
-      // Increases with every look of the borrower at a gate that stays closed.
+      // Increases each time the borrower looks at the gate and finds it still closed.
       .def_property_readonly("demand", &HostGate::demand)
       .def_property_readonly("close_epoch", &HostGate::close_epoch)
       .def_property_readonly("close_reason", &HostGate::close_reason)

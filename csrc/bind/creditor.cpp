@@ -42,7 +42,7 @@ class GateListener final : public slo::ServingListener {
     if (!closes_) return;
     const bool was_open = gate_->is_open();
     gate_->close(CloseReason::kArrival);
-    // A thread that lends slack waits for its end, and this request ends it.
+    // A thread that lends slack sleeps until the slack ends, and this arrival ends it.
     if (was_open) gate_->ring_demand();
   }
   void idle() noexcept override { gate_->ring_demand(); }
@@ -52,8 +52,8 @@ class GateListener final : public slo::ServingListener {
   bool closes_;
 };
 
-// Range of the histogram of serving's token times; other values count in its first or last bin. No
-// model's step is shorter, and no target is longer.
+// Range of the histogram of serving's token times: no model's step is shorter, and no target is
+// longer. Values outside count in the first or last bin.
 constexpr Nanoseconds kShortestTokenNs = 100'000;
 constexpr Nanoseconds kLongestTokenNs = 100'000'000'000;
 
@@ -66,13 +66,13 @@ std::vector<std::pair<Nanoseconds, std::uint64_t>> counts_of(const Histogram& to
 }
 
 struct PolicyConfig {
-  double segment_prior_ms;  // before the first measured segment
+  double segment_prior_ms;  // estimate of a segment's duration before the first one is measured
   double segment_share;     // share of recent segments that are no longer than the estimate
   Nanoseconds retry_ns;
 };
 
 // Turns a certificate into credit. Two policies share a certifier: one for the creditor's thread,
-// one for serving's.
+// and one for serving's thread.
 class CertifiedPolicy final : public compute::CreditPolicy {
  public:
   CertifiedPolicy(std::shared_ptr<const HostGate> gate, std::shared_ptr<QuantumCertifier> certifier,
@@ -91,7 +91,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
         .segments = grant.segments, .retry_after_ns = config_.retry_ns, .until_ns = grant.until_ns};
   }
 
-  // Sets the batch for the next decisions of this thread.
+  // Sets the committed batch for the next decisions of this thread.
   void commit(const std::optional<slo::CommittedBatch>& batch) noexcept { committed_ = batch; }
 
   double segment_upper_ms() const noexcept {
@@ -100,7 +100,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   }
 
  private:
-  // With no live request a quantum is of idle mode, whichever thread asks.
+  // While no request is live, each quantum has mode idle, whichever thread asks.
   HarvestMode mode_of_now() const noexcept {
     if (certifier_->serving().pending() == 0) return HarvestMode::kIdle;
     const bool is_slack = is_servings_ && certifier_->header().may(HarvestMode::kSlack);
@@ -118,8 +118,9 @@ class CertifiedPolicy final : public compute::CreditPolicy {
                                .committed = committed_});
   }
 
-  // If recent segments were too long for the targets, no further segment could show that they were
-  // an exception. So one may try after a while, when serving is idle.
+  // If recent segments were too long for the targets, every further segment is refused, even if
+  // those were exceptions. So after a while, when serving is idle, a single segment may run with
+  // the prior as its estimate.
   bool is_starved(const compute::CreditRequest& request) const noexcept {
     return request.outstanding == 0 && mode_of_now() == HarvestMode::kIdle &&
            certifier_->last_refusal() == QuantumRefusal::kSloAtRisk &&
@@ -177,18 +178,19 @@ class CertifiedCreditor {
     return policy.decide({.close_epoch = gate_->close_epoch(), .passed = gate_->passed()}).segments;
   }
   bool lends_slack() const noexcept { return may(HarvestMode::kSlack); }
-  // Before each step of serving: lends its slack, then leaves the gate closed.
+  // Must be called before each step of serving. Lends serving's slack, then closes the gate.
+  // Returns the time for which it lent.
   Nanoseconds before_step(const std::optional<slo::CommittedBatch>& batch) noexcept {
     slack_policy_->commit(batch);
     const Nanoseconds lent_ns = may(HarvestMode::kSlack) ? slack_.lend() : 0;
     close_for_step();
     return lent_ns;
   }
-  // Closes the gate even if it is closed: an opening decided earlier must not follow.
+  // Closes the gate even if it is closed already, so that an opening decided earlier fails.
   void close_for_step() noexcept {
     gate_->close(gate_->is_open() ? CloseReason::kStep : gate_->close_reason());
   }
-  // Number of serving's threads in before_step, including those about to return.
+  // Number of serving's threads in before_step(), including those that are about to return.
   std::atomic<int>& lending() noexcept { return lending_; }
 
  private:
@@ -218,7 +220,8 @@ std::shared_ptr<ServingState> create_state(std::shared_ptr<CertificateLog> log,
 slo::Features features_of(const std::array<double, 3>& values, const char* name) {
   for (const double value : values) {
     if (!(value >= 0 && value <= 1e9)) {
-      raise(Status::invalid_argument(std::string{name} + " must hold values in 0..1e9"));
+      raise(Status::invalid_argument(std::string{name} + " must hold values in 0..1e9, got " +
+                                     std::to_string(value)));
     }
   }
   return {.decode_sequences = values[0], .context_tokens = values[1], .prefill_tokens = values[2]};
@@ -228,7 +231,7 @@ std::tuple<double, double, double> values_of(const slo::Features& features) {
   return {features.decode_sequences, features.context_tokens, features.prefill_tokens};
 }
 
-// Names in a reading.
+// Python's names of shapes and targets.
 const char* name_of(slo::BindingShape shape) {
   constexpr std::array<const char*, 3> kNames{"segment", "step", "chunk"};
   return kNames[static_cast<std::size_t>(shape)];
@@ -255,16 +258,22 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     double segment_prior_ms, double segment_share, double poll_ms, double retry_ms,
     std::shared_ptr<compute::Watchdog> watchdog, std::shared_ptr<Clock> clock) {
   if (!(segment_prior_ms > 0)) {
-    raise(Status::invalid_argument("segment_prior_ms must be > 0"));
+    raise(Status::invalid_argument("segment_prior_ms must be > 0, got " +
+                                   std::to_string(segment_prior_ms)));
   }
   if (!(segment_share > 0 && segment_share <= 1)) {
-    raise(Status::invalid_argument("segment_share must lie in (0, 1]"));
+    raise(Status::invalid_argument("segment_share must lie in (0, 1], got " +
+                                   std::to_string(segment_share)));
   }
-  if (!(poll_ms > 0)) raise(Status::invalid_argument("poll_ms must be > 0"));
+  if (!(poll_ms > 0)) {
+    raise(Status::invalid_argument("poll_ms must be > 0, got " + std::to_string(poll_ms)));
+  }
   const slo::LogHeader& header = log->header();
   const std::uint32_t max_segments = header.max_segments;
   const bool has_credit = header.has(slo::Mechanism::kCredit);
-  if (max_segments == 0) raise(Status::invalid_argument("the log's max_segments must be > 0"));
+  if (max_segments == 0) {
+    raise(Status::invalid_argument("the log's max_segments must be > 0, got 0"));
+  }
   auto certifier = std::make_shared<QuantumCertifier>(
       std::move(state), std::move(model), std::move(log),
       slo::NextRequest{.largest_step = features_of(largest_step, "largest_step"),
@@ -299,7 +308,7 @@ void bind_creditor(py::module_& module) {
       .value("BUDGET_SPENT", QuantumRefusal::kBudgetSpent)
       .finalize();
 
-  // The state may own the log last, and ~CertificateLog joins a thread.
+  // The state may be the last owner of the log, and ~CertificateLog joins a thread.
   py::class_<ServingState, std::shared_ptr<ServingState>>(module, "ServingState",
                                                           py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&create_state), py::arg("log").none(false), py::kw_only(),
@@ -364,7 +373,7 @@ void bind_creditor(py::module_& module) {
           },
           py::arg("batch") = py::none(), py::arg("slots") = std::vector<std::uint32_t>{})
       .def("withdraw", &CertifiedCreditor::withdraw)
-      // In other modes the call is shorter than a release of the GIL.
+      // If slack is not lent, the call takes less time than a release of the GIL.
       .def(
           "before_step",
           [](CertifiedCreditor& self, const Batch& batch, const std::vector<std::uint32_t>& slots) {

@@ -31,8 +31,8 @@ std::shared_ptr<DeviceCodec> create_codec(std::shared_ptr<Device> device) {
   return std::const_pointer_cast<DeviceCodec>(std::move(codec));  // it has only const calls
 }
 
-// Memory layout of an array: nothing for a row; otherwise the sizes of the three inner dimensions
-// and the strides of all four, in elements, as in `rose.kernels.box`.
+// Memory layout of an array: nothing for contiguous elements; otherwise the sizes of the three
+// inner dimensions and the strides of all four, in elements, as in `rose.kernels.box`.
 using Lie = std::optional<std::array<std::uint64_t, 7>>;
 
 kernels::Box box_at(Address address, const Lie& lie, std::uint64_t count) {

@@ -36,7 +36,7 @@ using driver::StreamPriority;
 
 namespace {
 
-// Both are immutable, but pybind11 holds no pointers to const.
+// Drivers and devices are immutable, but pybind11 holds no pointers to const.
 std::shared_ptr<Driver> open_driver() {
   return std::const_pointer_cast<Driver>(take_unlocked([] { return Driver::open(); }));
 }

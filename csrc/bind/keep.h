@@ -1,4 +1,4 @@
-// References to Python objects held by threads without the GIL.
+// References to Python objects that threads without the GIL hold.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,14 +16,14 @@ class LaidAside {
  public:
   static std::shared_ptr<LaidAside> create() { return std::make_shared<LaidAside>(); }
 
-  // A reference to `object` that can be dropped on any thread. Called with the GIL held.
+  // Returns a reference to `object` that can be dropped on any thread. Called with the GIL held.
   static std::shared_ptr<void> keep(const std::shared_ptr<LaidAside>& aside,
                                     pybind11::object object) {
     return {object.release().ptr(),
             [aside](void* kept) { aside->lay(static_cast<PyObject*>(kept)); }};
   }
 
-  // Called with the GIL held.
+  // Releases the stored objects. Called with the GIL held.
   void drop() {
     std::vector<PyObject*> objects;
     {

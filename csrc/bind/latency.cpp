@@ -68,7 +68,7 @@ LatencyState state_of(double epsilon, std::uint32_t step_tokens,
   return out;
 }
 
-// One field of the bounds of all kinds of step.
+// Returns one field of the bounds, for each kind of step.
 template <typename T>
 std::array<T, slo::kStepKinds> of_bounds(const LatencyState& state, T ConformalState::* field) {
   std::array<T, slo::kStepKinds> out;

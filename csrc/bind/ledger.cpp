@@ -1,4 +1,4 @@
-// The ledger for Python, readable by any process.
+// The ledger for Python; any process can read it.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -50,7 +50,7 @@ void bind_partition_record(py::module_& m) {
 }
 
 void bind_view(py::module_& m) {
-  // Shared, because an attachment also holds a view, and may switch to another one during a read.
+  // Shared, because an attachment holds the same view.
   py::class_<LedgerView, std::shared_ptr<LedgerView>>(m, "LedgerView")
       .def_static("open", &open_ledger, py::arg("fd"))
       .def_property_readonly("slab_bytes", [](const LedgerView& v) { return v.shape().slab_bytes; })

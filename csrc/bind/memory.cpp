@@ -300,7 +300,7 @@ void bind_arbiter(py::module_& m) {
       .def(
           "wait",
           [](Self& a, memory::RevocationId id, Nanoseconds timeout_ns) {
-            // The thread that ends the wait needs the GIL.
+            // Another Python thread may have to free the blocks for which this call waits.
             const auto wait = [&] {
               const py::gil_scoped_release unlocked;
               return a.wait(id, timeout_ns);

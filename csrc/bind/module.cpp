@@ -1,4 +1,4 @@
-// The extension module: one `bind_<room>` per room, in the order of the floors.
+// The extension module. Each bind function is called after those that bind the classes it uses.
 #include <pybind11/pybind11.h>
 
 namespace rose::bind {

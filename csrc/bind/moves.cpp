@@ -17,7 +17,7 @@ using memory::Move;
 
 namespace {
 
-// Called under the arbiter's mutex, so the log has the moves in their order.
+// Called under the arbiter's mutex, so the log has the moves in the order in which they happened.
 class MoveLog final : public memory::MoveObserver {
  public:
   explicit MoveLog(std::shared_ptr<slo::CertificateLog> log) noexcept : log_{std::move(log)} {}
@@ -33,8 +33,8 @@ class MoveLog final : public memory::MoveObserver {
   std::shared_ptr<slo::CertificateLog> log_;
 };
 
-// Certifies loans. The demand has serving's needs; admit() adds serving's request while the arbiter
-// holds its mutex.
+// Certifies loans. `demand` measures what serving may need. admit() adds the supply and the
+// borrower's request, under the arbiter's mutex.
 class CertifiedAdmission final : public memory::Admission {
  public:
   CertifiedAdmission(memory::PartitionId lender_id, std::shared_ptr<slo::Demand> demand,
@@ -46,8 +46,8 @@ class CertifiedAdmission final : public memory::Admission {
         serving_{std::move(serving)} {}
 
   Result<std::int32_t> admit(const memory::LoanRequest& request) noexcept override {
-    // Terms without running requests: their number is added under the log's mutex, when no arrival
-    // can be recorded.
+    // These terms contain no running requests: admission_certificate() adds their number under the
+    // log's mutex, where no arrival can be recorded meanwhile.
     const Result<slo::AdmissionTerms> demanded = demand_->terms(0);
     if (!demanded.ok()) return demanded.status();
     slo::AdmissionTerms terms = demanded.value();

@@ -1,4 +1,4 @@
-// Pools of other processes for Python: their exports, and what is attached by them.
+// Pools of other processes for Python: exports, and the pools that attach to them.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

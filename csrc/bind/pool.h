@@ -1,4 +1,4 @@
-// Bindings shared by pools and arbiters: back end and memory.
+// Bindings that pools and arbiters share: back ends, descriptors and views of memory.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -15,20 +15,21 @@
 
 namespace rose::bind {
 
-// Device memory of `device`, or host memory if it is null. For fault injection, the `fail_call`-th
-// fallible call (from 1) fails; 0 fails none.
+// Creates a back end for the memory of `device`, or for host memory if `device` is null. For fault
+// injection: of the calls that can fail, number `fail_call` (from 1) fails; with 0, none does.
 Result<std::unique_ptr<memory::PageBackend>> create_backend(
     const std::shared_ptr<driver::Device>& device, std::int64_t fail_call);
 
-// A duplicate of a descriptor; Python still closes the original.
+// Duplicates a descriptor; Python still closes the original.
 FileDescriptor copy_of(int fd);
-// A new descriptor, which Python must close.
+// Returns a new descriptor, which Python must close.
 int give_fd(const FileDescriptor& fd);
 
-// On the heap, because a PoolExport cannot be copied.
+// Exports a pool. The result is on the heap, because a PoolExport cannot be copied.
 std::unique_ptr<memory::PoolExport> share(const memory::Pool& pool);
 
-// A view of a host pool's bytes. The view keeps `owner` alive, and `owner` the mapping.
+// Returns a view of a host pool's bytes. The view keeps `owner` alive, and `owner` keeps the
+// mapping alive.
 template <typename Mapping>
 pybind11::array_t<std::uint8_t> view_of(const Mapping& pool, const pybind11::object& owner) {
   if (!pool.is_on_host()) {

@@ -45,7 +45,7 @@ void check_matrix(const char* name, const py::array_t<T>& array) {
   }
 }
 
-// Rows may have a stride; the elements of a row are contiguous.
+// Describes a matrix whose rows may have a stride; the elements of each row must be contiguous.
 MatrixView matrix_of(const py::array_t<std::uint16_t>& array) {
   check_matrix("weights", array);
   constexpr py::ssize_t kItem = sizeof(std::uint16_t);

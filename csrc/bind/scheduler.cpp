@@ -1,7 +1,8 @@
-// The scheduler for Python: rows of numbers in, rows of numbers out, one call per step.
+// The scheduler for Python. Each step is one call, which takes and returns rows of numbers.
 //
-// A row is a tuple: a code, the index of the type in `Event` or `Action`, then the fields in the
-// order of the struct. rose/scheduler/core.py converts dataclasses to rows and back.
+// A row is a tuple. Its first number is the index of the type in `Event` or `Action`; then follow
+// the fields in the order of the struct. rose/scheduler/core.py converts dataclasses to rows and
+// back.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -45,7 +46,7 @@ class Row {
   template <typename T>
   T take() {
     PyObject* const item = PyTuple_GetItem(row_, next_++);  // a borrowed reference
-    if (item == nullptr) refuse("too short");
+    if (item == nullptr) refuse("too short: its type has more fields");
     if constexpr (std::is_floating_point_v<T>) {
       const double value = PyFloat_AsDouble(item);
       if (PyErr_Occurred() != nullptr) refuse("not a row of numbers");
@@ -77,7 +78,8 @@ std::int64_t integer(Row& row) { return row.take<std::int64_t>(); }
 Event event_of(py::handle source) {
   using namespace scheduler;
   Row row{source};
-  switch (integer(row)) {
+  const std::int64_t type = integer(row);
+  switch (type) {
     case 0:
       return WorkerJoined{integer(row),       row.take<WorkerKind>(), integer(row),
                           row.take<double>(), row.take<double>(),     row.take<double>(),
@@ -110,7 +112,8 @@ Event event_of(py::handle source) {
     default:
       break;
   }
-  raise(Status::invalid_argument("the row's first number names no event"));
+  raise(Status::invalid_argument("the first number of an event's row must be in 0..11, got " +
+                                 std::to_string(type)));
 }
 
 py::list step(Core& core, const py::list& rows, std::int64_t now_ns) {
@@ -176,7 +179,7 @@ std::unique_ptr<Core> restored(const py::bytes& image) {
   return core.take();
 }
 
-// Settings by name, in addition to those of production.
+// Returns the settings of production, with the knobs named here changed.
 Settings settings_of(const std::map<std::string, double>& knobs) {
   Settings settings = scheduler::kStandard;
   for (const auto& [name, value] : knobs) check(scheduler::tune(settings, name, value));
@@ -191,7 +194,8 @@ std::map<std::string, double> scheduler_knobs(const std::map<std::string, double
 
 std::unique_ptr<Core> create_core(int policy, const std::map<std::string, double>& knobs) {
   if (!scheduler::is_value<PlacementPolicy>(policy)) {
-    raise(Status::invalid_argument("policy " + std::to_string(policy) + " is unknown"));
+    raise(Status::invalid_argument("policy must be the number of a PlacementPolicy, got " +
+                                   std::to_string(policy)));
   }
   return std::make_unique<Core>(settings_of(knobs), static_cast<PlacementPolicy>(policy));
 }

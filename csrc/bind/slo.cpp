@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <memory>
+#include <string>
 
 #include "bind/clock.h"
 #include "bind/status.h"
@@ -27,10 +28,14 @@ std::shared_ptr<CertificateLog> create_log(
     double revoke_ms, double slowdown, std::uint32_t without, std::shared_ptr<Clock> clock) {
   for (const double ms : {ttft_ms, tpot_ms, signal_ms, blocking_ms, revoke_ms}) {
     if (!(std::isfinite(ms) && ms >= 0)) {
-      raise(Status::invalid_argument("targets and bounds of the log must be finite and >= 0"));
+      raise(Status::invalid_argument(
+          "ttft_ms, tpot_ms, signal_ms, blocking_ms and revoke_ms must be finite and >= 0, got " +
+          std::to_string(ms)));
     }
   }
-  if (!(slowdown >= 0)) raise(Status::invalid_argument("slowdown must be >= 0"));
+  if (!(slowdown >= 0)) {
+    raise(Status::invalid_argument("slowdown must be >= 0, got " + std::to_string(slowdown)));
+  }
   return take(
       CertificateLog::create(path,
                              {.ttft_ms = ttft_ms,

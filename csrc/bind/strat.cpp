@@ -105,8 +105,13 @@ void add_to_histogram(const Array<T>& fresh, const Array<T>& shadow, Array<std::
                            std::uint64_t{shift} + exponent_bits <= transfer::kWidth<T>;
   if (from.size() != to.size() || !is_exponent ||
       std::cmp_not_equal(rows.size(), std::uint64_t{ClassHistogram::kColumns} << exponent_bits)) {
-    raise(Status::invalid_argument("a histogram of " + std::to_string(rows.size()) +
-                                   " numbers does not fit the exponents of these elements"));
+    raise(Status::invalid_argument(
+        "`new` and `shadow` must have equal sizes, the exponent must lie within an element, and "
+        "`rows` must have " +
+        std::to_string(ClassHistogram::kColumns) + " numbers per exponent, got sizes of " +
+        std::to_string(from.size()) + " and " + std::to_string(to.size()) + ", shift " +
+        std::to_string(shift) + ", exponent_bits " + std::to_string(exponent_bits) + " and " +
+        std::to_string(rows.size()) + " numbers"));
   }
   std::uint64_t* const counts = rows.mutable_data();
   const py::gil_scoped_release release;

@@ -1,4 +1,4 @@
-// StreamGate and its probe for Python. As in bind/driver.cpp, nothing here holds the GIL in a
+// StreamGate and its probe for Python. As in bind/driver.cpp, nothing here holds the GIL during a
 // driver call or a wait.
 #include "compute/stream_gate.h"
 

@@ -1,4 +1,4 @@
-// Tenants of other processes for Python: the arbiter's side and the tenant's.
+// Tenants in other processes, for Python: classes for the arbiter's process, and for the tenant's.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -45,7 +45,7 @@ Result<Pool> map_pool(const PoolExport& from, const std::shared_ptr<Device>& dev
   return Pool::attach(backend.take(), std::move(copy));
 }
 
-// ---- the arbiter's end
+// ---- in the arbiter's process
 
 // A tenant for Python: owns the watch until close().
 class Tenant {
@@ -54,16 +54,18 @@ class Tenant {
       : arbiter_{std::move(arbiter)}, watch_{std::move(watch)} {}
 
   const TenantWatch& watch() const {
-    if (watch_ == nullptr) raise(Status::invalid_argument("the watch of the tenant was closed"));
+    if (watch_ == nullptr) {
+      raise(Status::invalid_argument("the tenant cannot be used after its close()"));
+    }
     return *watch_;
   }
   Arbiter& arbiter() const noexcept { return *arbiter_; }
   void close() {
-    std::unique_ptr<TenantWatch> ending = std::move(watch_);  // no other call finds it from here on
-    const py::gil_scoped_release unlocked;                    // joins a thread
+    std::unique_ptr<TenantWatch> ending = std::move(watch_);  // no later call finds the watch
+    const py::gil_scoped_release unlocked;                    // reset() joins a thread
     ending.reset();
   }
-  // Without effect after close().
+  // Wakes the tenant, so that it looks at its mailbox. Has no effect after close().
   void ring() const noexcept {
     if (watch_ != nullptr) watch_->line().to_tenant.ring();
   }
@@ -139,14 +141,13 @@ void bind_tenant(py::module_& m) {
           },
           py::kw_only(), py::arg("timeout_ms"))
       .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(t.watch().partition())); })
-      // Makes the tenant look at its mailbox, as after a grant or a revocation.
       .def("ring", [](const Self& t) { t.ring(); })
-      // Ends the tenant's process, as after a missed deadline; does not wait for it.
+      // Has the tenant's process killed, as after a missed deadline; does not wait for its end.
       .def("evict", [](const Self& t) { t.evict(); })
       .def("close", &Self::close);
 }
 
-// ---- the tenant's end
+// ---- in the tenant's process
 
 struct Fds {
   int ledger;
@@ -190,15 +191,16 @@ std::unique_ptr<Attachment> attach_mapped(std::size_t slab_bytes, std::int32_t s
 
 const Pool& pool_of(const Attachment& a) {
   if (a.pool() == nullptr) {
-    raise(Status::invalid_argument("this pool maps slabs one by one: use MappedWindow"));
+    raise(Status::invalid_argument(
+        "this attachment maps no pool, only single slabs: use MappedWindow"));
   }
   return *a.pool();
 }
 
 void check_own(const Attachment& attachment, PartitionId partition) {
   if (partition == attachment.partition()) return;
-  raise(Status::invalid_argument("the attachment is of partition " +
-                                 std::to_string(attachment.partition()) + ", not " +
+  raise(Status::invalid_argument("the attachment belongs to partition " +
+                                 std::to_string(attachment.partition()) + ", got partition " +
                                  std::to_string(partition)));
 }
 
@@ -312,7 +314,7 @@ void bind_attachment(py::module_& m) {
       .def("close", [](Self& a) { check(a.close()); });
 }
 
-// Adds the arbiter's methods for tenants of other processes to its class.
+// Adds the methods for tenants in other processes to the class of the arbiter.
 void extend_arbiter(py::module_& m) {
   py::object arbiter = m.attr("Arbiter");
   auto& cls = static_cast<py::class_<Arbiter, std::shared_ptr<Arbiter>>&>(arbiter);

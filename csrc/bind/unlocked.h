@@ -1,5 +1,5 @@
-// Calls without the GIL, for calls that wait, and for driver calls, which may wait for a lock of
-// another thread.
+// Helpers that call C++ code without the GIL: code that waits, and driver calls, which may wait for
+// a lock that another thread holds.
 #pragma once
 
 #include <pybind11/pybind11.h>

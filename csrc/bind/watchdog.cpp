@@ -1,4 +1,4 @@
-// The watchdog, which records its openings in the certificate log.
+// The watchdog for Python. It records in the certificate log each segment that it lets through.
 #include <pybind11/pybind11.h>
 
 #include <memory>
@@ -41,12 +41,12 @@ std::shared_ptr<Watchdog> create_watchdog(std::shared_ptr<HostGate> gate,
 }  // namespace
 
 void bind_watchdog(py::module_& module) {
-  // It may own the log last, and ~CertificateLog joins a thread.
+  // The watchdog may be the last owner of the log, and ~CertificateLog joins a thread.
   py::class_<Watchdog, std::shared_ptr<Watchdog>>(module, "Watchdog",
                                                   py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&create_watchdog), py::arg("gate").none(false), py::kw_only(),
            py::arg("log") = py::none(), py::arg("after_ms"), py::arg("clock") = py::none())
-      // Their lock is never held during a wait, so they keep the GIL.
+      // The watchdog's lock is never held during a wait, so these calls keep the GIL.
       .def("enter", &Watchdog::enter)
       .def("leave", &Watchdog::leave)
       .def("look", &Watchdog::look)

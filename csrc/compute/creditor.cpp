@@ -7,7 +7,8 @@ namespace rose::compute {
 
 namespace {
 
-// Shortest sleep. A policy may ask for another look soon, but not for a spin.
+// Shortest sleep between two looks, so that a policy which asks for an immediate look does not make
+// the thread spin.
 constexpr Nanoseconds kShortestSleepNs = 50'000;
 
 }  // namespace
@@ -46,7 +47,7 @@ void Creditor::notify() noexcept { gate_->ring_demand(); }
 
 void Creditor::run() noexcept {
   while (!stopping_.load()) {
-    // Read before the look, so that a ring during the look makes the wait return at once.
+    // Read before look(), so that a ring_demand() during look() makes the wait return at once.
     const std::uint32_t seen = gate_->demand();
     Nanoseconds sleep_ns = look();
     if (watchdog_ != nullptr) sleep_ns = std::min(sleep_ns, watchdog_->look());
@@ -73,8 +74,8 @@ Nanoseconds Creditor::look() noexcept {
     return decision.retry_after_ns;
   }
   const std::uint32_t segments = std::min(decision.segments, config_.max_segments);
-  // Counted from the `passed` that the policy saw, so segments started since then count as part of
-  // the quantum. If the gate is closed, this also removes credit that the close left.
+  // The quantum starts at the `passed` that the policy saw, so segments started since then count as
+  // part of the quantum. If the gate is closed, this also removes credit that the close left.
   const bool is_set =
       gate_->set_credit(request.passed + (config_.has_credit ? segments : kUnlimitedCredit));
   (is_set && gate_->open(request.close_epoch) ? grants_ : overtaken_).fetch_add(1);

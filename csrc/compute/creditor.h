@@ -1,4 +1,4 @@
-// The thread that grants quanta to rollouts: it asks a policy for each one and opens the gate.
+// The thread that grants quanta to rollouts: it asks a policy for each quantum and opens the gate.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace rose::compute {
 
-// Values that the creditor read: first the state of the gate, then the counters.
+// Values that the creditor reads from the gate and the clock for one decision.
 struct CreditRequest {
   Nanoseconds now_ns{0};
   std::uint32_t close_epoch{0};
@@ -21,18 +21,20 @@ struct CreditRequest {
   std::uint32_t outstanding{0};  // segments already granted; 0 when the gate is closed
 };
 
-// `segments` may start after `passed`, including the outstanding ones; 0 is a refusal.
+// A policy's answer: `segments` may start after number `passed`, and this count includes the
+// outstanding segments; 0 is a refusal.
 struct CreditDecision {
   std::uint32_t segments{0};
   Nanoseconds retry_after_ns{0};
   Nanoseconds until_ns{0};  // end of the quantum, on the creditor's clock
 };
 
-// More segments than a borrower starts before the gate closes, but less than half of the range.
+// More segments than a borrower starts before the gate closes, but less than 2^31: the difference
+// between two counters is read as a signed number.
 inline constexpr std::uint32_t kUnlimitedCredit = 1U << 30;
 
-// Decides whether serving can tolerate another quantum. The creditor's thread calls it without the
-// GIL, so implementations are C++.
+// Decides whether serving can tolerate another quantum. Called without the GIL, so implementations
+// are C++, and under HostGate::granting(), so by one thread at a time.
 class CreditPolicy {
  public:
   virtual ~CreditPolicy() = default;
@@ -42,14 +44,15 @@ class CreditPolicy {
 struct CreditorConfig {
   std::uint32_t max_segments{8};   // the quantum: maximum credit
   Nanoseconds poll_ns{5'000'000};  // maximum sleep between two looks
-  bool has_credit{true};           // false: only the open bit, to measure the benefit of credit
+  bool has_credit{true};           // false: only the open bit limits rollouts (for comparisons)
 };
 
 // 1. The credit is at most max_segments ahead of the started segments, whatever the policy decides.
 // 2. A refusal grants nothing; the outstanding segments end within one quantum.
-// 3. The gate opens only in the close epoch of the policy's decision. The epoch is read first; an
-//    arrival raises `pending`, then closes. If the policy saw pending == 0, the close follows:
-//    either before the opening, which then fails, or after it, and then it closes the gate again.
+// 3. The gate opens only if no close came since the decision began: look() reads the close epoch
+//    before the policy reads anything. An arrival first becomes visible to the policy, then closes
+//    the gate. So if the policy did not see the arrival, the close is later than the epoch: it
+//    makes the opening fail, or it closes the gate after the opening.
 //
 // The owner calls start() and stop(); any thread calls notify(). stop() and the destructor join.
 class Creditor {
@@ -61,20 +64,20 @@ class Creditor {
   Creditor(const Creditor&) = delete;
   Creditor& operator=(const Creditor&) = delete;
 
-  // Fails if it runs already or no thread can be created.
+  // Fails if the thread already runs or cannot be created.
   Status start() noexcept;
   void stop() noexcept;
-  // Serving became idle: look now.
+  // Makes the thread look at once, for example because serving became idle.
   void notify() noexcept;
   bool is_running() const noexcept { return thread_.joinable(); }
 
-  // Asks the policy once, if the borrower needs credit. Returns the time to sleep. The thread calls
-  // it; tests call it without a thread.
+  // Asks the policy once, if the borrower needs credit. Returns the time to sleep. The creditor's
+  // thread calls this; tests call it without a thread.
   Nanoseconds look() noexcept;
 
   std::uint64_t grants() const noexcept { return grants_.load(); }
   std::uint64_t refusals() const noexcept { return refusals_.load(); }
-  // Openings that lost to a close.
+  // Grants that failed, because a close or a drain came before the opening.
   std::uint64_t overtaken() const noexcept { return overtaken_.load(); }
 
  private:

@@ -16,7 +16,7 @@ Result<std::unique_ptr<DeviceWord>> DeviceWord::create(driver::DevicePtr device,
   const driver::Current current{*word->device_};
   ROSE_TRY(current.status());
   std::byte* page = word->gate_->page();
-  // The driver pins whole pages, and the mapping is one page.
+  // The driver pins whole pages. The device uses only the gate word, which is in the first page.
   const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   ROSE_TRY(ROSE_CU(driver, cuMemHostRegister, page, page_bytes,
                    driver::kRegisterPortable | driver::kRegisterDeviceMap));

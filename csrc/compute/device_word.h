@@ -11,8 +11,9 @@
 
 namespace rose::compute {
 
-// Owns the registration of one gate's page with one device, and keeps the gate. The device may use
-// the addresses until this is destroyed: the owner first waits for the last gate in the stream.
+// Owns the registration of one gate's page with one device, and keeps the gate alive. The device
+// may use the addresses until this object is destroyed, so its owner first waits until the stream
+// has passed its last gate.
 class DeviceWord {
  public:
   // On error nothing is registered. A gate can be registered once in a process.
@@ -22,9 +23,9 @@ class DeviceWord {
   DeviceWord(const DeviceWord&) = delete;
   DeviceWord& operator=(const DeviceWord&) = delete;
 
-  // For a device that still waits on the word: registration and page stay for the life of the
-  // process, because freeing memory in use would destroy the process's context. `code` keeps our
-  // waiting kernels loaded, if any: unloading could wait for them.
+  // Leaks a word on which a device still waits: its registration and its page stay until the
+  // process ends, because freeing memory in use would destroy the process's context. `code` keeps
+  // rose's waiting kernels loaded, because unloading them could block.
   using Code = std::array<std::shared_ptr<const void>, 2>;
   static void abandon(std::unique_ptr<DeviceWord> word, Code code) noexcept {
     word->code_ = std::move(code);

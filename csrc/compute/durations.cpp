@@ -13,8 +13,8 @@ void DurationRing::record(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcep
   recorded_.store(at + 1, std::memory_order_release);
 }
 
-// Called for every certificate, so it reads each duration once: the ring is ordered by end, and for
-// a high quantile only the durations above it are kept sorted.
+// Called for every certificate, so it reads each duration only once: the ring is ordered by end,
+// and for a high quantile only the durations above the quantile are kept sorted.
 Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
   const std::uint64_t end = recorded_.load(std::memory_order_acquire);
   const Nanoseconds oldest_ns = newest_ns() - kRecentNs;

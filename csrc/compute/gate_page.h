@@ -1,4 +1,4 @@
-// The memfd that both sides of a gate share: the gate word, then the borrower's measurements.
+// The memfd that serving and a borrower share: the gate word, then the borrower's measurements.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace rose::compute {
 
-// The borrower records, in any process; the creditor's segment estimates and all reports read this
-// page. Only one reader, in serving's process, drains `recent`.
+// The borrower writes the measurements, from whichever process it runs in. The creditor's segment
+// estimates and all reports read them. Only one reader, in serving's process, drains `recent`.
 struct GatePage {
   GateWord word{};
   Histogram segments;

@@ -13,16 +13,16 @@ namespace {
 constexpr Nanoseconds kWakeNs = 100'000'000;
 constexpr Nanoseconds kAliasNs = 20'000'000;
 constexpr int kWakes = 5;
-// Fewest hardware connections: the driver's default. With fewer, a device with as many streams as
-// ours certainly queues a serving stream behind a waiting borrower.
+// Smallest accepted CUDA_DEVICE_MAX_CONNECTIONS: the driver's default. With fewer hardware
+// connections than streams, a serving stream is queued behind a waiting borrower.
 constexpr int kFewestConnections = 8;
 
 Nanoseconds now_ns() noexcept { return BootClock{}.now_ns(); }
 
 double us_of(Nanoseconds ns) noexcept { return static_cast<double>(ns) / 1e3; }
 
-// Returns the time at which `event` was seen complete, at most `timeout_ns` after `from_ns`. Never
-// sleeps, because it measures.
+// Returns the time from `from_ns` until `event` was seen complete; nothing if that takes longer
+// than `timeout_ns`. Polls without sleeping, because a sleep would distort the measurement.
 Result<std::optional<Nanoseconds>> wait_done(const driver::Event& event, Nanoseconds from_ns,
                                              Nanoseconds timeout_ns) noexcept {
   for (;;) {
@@ -35,8 +35,8 @@ Result<std::optional<Nanoseconds>> wait_done(const driver::Event& event, Nanosec
   }
 }
 
-// Lets the borrower's stream go if this object lives for `limit_ns`: a launch behind the gate then
-// blocks its host thread, which nothing else could free.
+// Releases the borrower's stream if this object is still alive after `limit_ns`: a launch behind
+// the gate then blocks its host thread, and nothing else could unblock that thread.
 class Rescue {
  public:
   Rescue(HostGate& gate, std::uint32_t last, Nanoseconds limit_ns) noexcept
@@ -51,7 +51,7 @@ class Rescue {
   Rescue(const Rescue&) = delete;
   Rescue& operator=(const Rescue&) = delete;
 
-  // Ends the watch; true if the stream was let go.
+  // Ends the watch; true if the stream was released.
   bool stop() noexcept {
     {
       const std::lock_guard lock{mutex_};
@@ -70,7 +70,7 @@ class Rescue {
   std::thread thread_;     // last: it uses all of the above
 };
 
-// A test of one kind of gate. A Status is the reason for its refusal.
+// Tests one kind of gate. A failed Status says why the kind is refused.
 class Trial {
  public:
   Trial(driver::DevicePtr device, const ProbeRequest& request) noexcept
@@ -112,7 +112,7 @@ class Trial {
     return {};
   }
 
-  // Without device code in this build only events are tested.
+  // If this build has no device code, only events are tested.
   Status load_kernel() noexcept {
     library_ = request_.library;
     if (library_ == nullptr) {
@@ -127,14 +127,14 @@ class Trial {
     return {};
   }
 
-  // Streams share hardware connections within their priority class, and the borrower's class is
-  // that of torch's streams.
+  // Streams share hardware connections within their priority class. The borrower's stream is in the
+  // class of torch's streams, so a stream of that class is tested, too.
   Status choose_streams() noexcept {
     auto plain = driver::Stream::create(device_, driver::StreamPriority::kLowest);
     if (!plain.ok()) return plain.status();
     plain_ = plain.take();
     for (std::size_t i = 0; i < request_.serving.size(); ++i) {
-      streams_.push_back({"number " + std::to_string(i), request_.serving[i]});
+      streams_.push_back({"stream number " + std::to_string(i), request_.serving[i]});
     }
     streams_.push_back({"the default stream", nullptr});
     streams_.push_back({"a stream of default priority", plain_->get()});
@@ -156,7 +156,7 @@ class Trial {
       gate_->end_drain();
       return Status::unavailable(
           "a launch behind a closed gate blocks its host thread: CUDA_LAUNCH_BLOCKING or a "
-          "profiler makes launches wait for their completion");
+          "profiler makes launches wait for their completion; unset it or detach the profiler");
     }
     ROSE_TRY(behind);
     ROSE_CHECK(verdict.value() == Verdict::kPassed, "the probe's own gate was not enqueued");
@@ -182,14 +182,14 @@ class Trial {
       if (!waited.value()) {
         keep_code();
         return Status::unavailable("a parked borrower stalls serving streams: " + name +
-                                   " made no progress while the borrower's waited");
+                                   " made no progress while the borrower's stream waited");
       }
     }
     return {};
   }
 
-  // For a kernel that is still in a stalled stream: its code stays for the life of the process,
-  // because unloading it could wait for that stream.
+  // Keeps the code of a kernel that is still in a stalled stream until the process ends, because
+  // unloading the code could wait for that stream.
   void keep_code() noexcept {
     if (kernel_ != nullptr) (void)new std::shared_ptr{library_};
   }
@@ -201,7 +201,7 @@ class Trial {
     if (!waited.ok()) return waited.status();
     if (!waited.value()) {
       out.is_stuck = true;
-      return Status::unavailable("the gate did not let its segment start when it was opened");
+      return Status::unavailable("the segment behind the gate did not start after the gate opened");
     }
     const double wake_us = us_of(*waited.value());
     out.wake_us = out.wake_us == 0 ? wake_us : std::min(out.wake_us, wake_us);
@@ -220,7 +220,7 @@ class Trial {
   std::unique_ptr<StreamGate> stream_gate_;
 };
 
-// Reasons for refusal that need no test; ok if the kind must be tested.
+// Fails if the kind can be refused without a test; ok if it must be tested.
 Status rule_out(GateKind kind, const ProbeRequest& request) noexcept {
   if (kind == GateKind::kKernel && !request.in_one_process) {
     return Status::unavailable(
@@ -243,7 +243,7 @@ KindProbe probe(GateKind kind, const driver::DevicePtr& device,
   Status status = rule_out(kind, request);
   if (status.ok()) status = Trial{device, request}.run(kind, out);
   out.is_usable = status.ok();
-  out.why = status.ok() ? "it holds, it opens, and serving streams make progress beside it"
+  out.why = status.ok() ? "the gate holds and opens, and serving streams make progress beside it"
                         : status.message();
   return out;
 }

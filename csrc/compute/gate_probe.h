@@ -18,7 +18,8 @@ struct ProbeRequest {
   std::shared_ptr<const driver::KernelLibrary> library{};  // as in StreamGateConfig
   // Time after which a launch that has not returned counts as blocked by the gate.
   Nanoseconds launch_ns{200'000'000};
-  // Time for which a gate must hold: much longer than a wake-up, so that a leak shows by then.
+  // Time for which a gate must hold: much longer than a wake-up, so that a gate that does not hold
+  // is found.
   Nanoseconds hold_ns{2'000'000};
   bool in_one_process{true};  // serving and borrower share a context
   bool try_all{false};        // test KERNEL even if MEMOP works
@@ -26,10 +27,10 @@ struct ProbeRequest {
 
 struct KindProbe {
   bool is_usable{false};
-  bool is_stuck{false};  // the opened gate did not wake up: the borrower's stream is unusable
+  bool is_stuck{false};  // the stream still waited after the opening: it is unusable
   std::string why;       // one sentence, also for a usable kind
-  double wake_us{0};     // time from the opening store to the end of the gate, best of a few
-  double alias_us{0};    // longest time of an idle serving stream while the borrower waited
+  double wake_us{0};     // shortest time from an opening until the stream had passed the gate
+  double alias_us{0};    // longest time of a kernel in a serving stream while the borrower waited
 };
 
 struct GateChoice {
@@ -43,12 +44,12 @@ struct GateProbe {
   GateChoice choice;  // MEMOP before KERNEL before HOST
 };
 
-// Tests each kind with a gate of its own in the borrower's stream: the driver accepts it, it holds
-// without credit and while closed, an opening releases it, launches behind it return, and a waiting
-// borrower delays no kernel in serving's streams (in a build without device code: no event). Call
-// it before serving starts, with idle streams and nothing else on the device. Takes at most a
-// second; a refusal has a reason. Leaves nothing behind unless a kind is stuck; then it tests no
-// other kind.
+// Tests each kind with its own gate in the borrower's stream. A kind is usable if the driver
+// accepts the gate, the gate holds without credit and while closed, an opening releases it,
+// launches behind it return, and a waiting borrower delays no kernel in serving's streams (in a
+// build without device code: no event). Call this before serving starts, with idle streams and
+// nothing else on the device. It takes at most a second, and every refusal has a reason. It leaves
+// nothing behind unless a kind is stuck; then no other kind is tested.
 GateProbe probe_gates(const driver::DevicePtr& device, const ProbeRequest& request) noexcept;
 
 }  // namespace rose::compute

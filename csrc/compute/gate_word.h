@@ -16,10 +16,10 @@ namespace rose::compute {
 // 2. credit - passed (mod 2^32) segments may still start; never more than a quantum. credit only
 //    grows while the gate is open; opening a closed gate sets a new value.
 // 3. running != 0 from before a segment's last look at `state` until the segment has ended. On a
-//    device it stays kIdle: serving's host never waits for a segment there, and the priority of
-//    serving's streams bounds its cost.
+//    device it stays kIdle: there serving's host never waits for a segment, and the priority of
+//    serving's streams limits the cost of one that still runs.
 // 4. While the drain bit is set no opening succeeds, and a device starts the segments in its
-//    stream, up to `credit`, as if the gate were open. The borrower's host adds no more by then.
+//    stream, up to `credit`, as if the gate were open. The borrower's host adds no more segments.
 struct GateWord {
   static constexpr std::uint64_t kOpenBit = 1;
   static constexpr std::uint64_t kDrainBit = 2;
@@ -33,15 +33,15 @@ struct GateWord {
   std::atomic<std::int64_t> closed_at_ns;  // CLOCK_BOOTTIME of the last open-to-closed move
   std::atomic<std::uint32_t> credit;
   std::atomic<std::uint32_t> passed;   // started segments
-  std::atomic<std::uint32_t> running;  // futex word of serving
-  std::atomic<std::uint32_t> bell;     // futex word of the borrower
-  std::atomic<std::uint32_t> demand;   // futex word of the creditor
+  std::atomic<std::uint32_t> running;  // futex on which serving waits
+  std::atomic<std::uint32_t> bell;     // futex on which the borrower waits
+  std::atomic<std::uint32_t> demand;   // futex on which the creditor waits
   std::atomic<std::uint32_t> step;
   std::atomic<std::uint32_t> close_reason;
-  std::atomic<std::uint32_t> low_water;  // the borrower rings `demand` at this much credit
+  std::atomic<std::uint32_t> low_water;  // the borrower rings `demand` if its credit is this low
   std::atomic<std::uint32_t> shut_down;
   std::atomic<std::uint32_t> magic;
-  std::atomic<std::uint32_t> overdue;    // segments that a device's gate released after its limit
+  std::atomic<std::uint32_t> overdue;    // segments released by a device's gate at its time limit
   std::atomic<std::uint32_t> on_device;  // 1: a device's stream passes the gate, not a thread
 };
 

@@ -14,13 +14,12 @@ namespace rose::compute {
 namespace {
 
 constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
-// Three parties use a gate, and each may change its state once during a close.
+// Only three parties use a gate, and each may change its state once during a close. So after this
+// many failed attempts a party must be broken.
 constexpr int kCloseTries = 16;
-// Longest time between two looks on a busy machine. In a longer time this process was stopped; it
-// counts against no segment.
+// Longest time between two looks on a busy machine. After a longer time this process itself was
+// stopped, so the excess does not count towards the time-out.
 constexpr Nanoseconds kLookMaxNs = 5 * HostGate::kLookAgainNs;
-
-// Deadlines are in real time, even if the measuring clock stands still.
 
 struct NewPage {
   FileDescriptor fd;
@@ -65,7 +64,8 @@ Result<std::unique_ptr<HostGate>> HostGate::attach(const FileDescriptor& fd,
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   // Without the seal the other party could shrink the file under our mapping.
   if (file.st_size != sizeof(GatePage) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return Status::invalid_argument("the descriptor is not a gate of rose");
+    return Status::invalid_argument("the descriptor is not a gate of rose: it must be a memfd of " +
+                                    std::to_string(sizeof(GatePage)) + " bytes with F_SEAL_SHRINK");
   }
   auto copy = fd.duplicate();
   if (!copy.ok()) return copy.status();
@@ -73,7 +73,8 @@ Result<std::unique_ptr<HostGate>> HostGate::attach(const FileDescriptor& fd,
   if (!mapping.ok()) return mapping.status();
   std::unique_ptr<HostGate> gate{new HostGate{copy.take(), mapping.take(), std::move(clock)}};
   if (gate->word_->magic.load() != GateWord::kMagic) {
-    return Status::invalid_argument("the descriptor is not a gate of rose");
+    return Status::invalid_argument(
+        "the descriptor is not a gate of rose: its magic number is wrong");
   }
   return gate;
 }
@@ -126,7 +127,7 @@ void HostGate::record_wait(Nanoseconds blocked_ns) noexcept {
   page_->blocked_ns.fetch_add(blocked_ns, std::memory_order_relaxed);
 }
 
-// The verdict that needs no wait: to stop or to go; nothing if the borrower must wait.
+// Returns the verdict, to stop or to go, if it is known without a wait; otherwise nothing.
 std::optional<Verdict> HostGate::look() noexcept {
   if (is_shut_down()) return Verdict::kShutDown;
   if (take_abort()) return Verdict::kAborted;
@@ -146,7 +147,7 @@ bool HostGate::may_start() const noexcept { return is_open() && credit_left() !=
 bool HostGate::start_segment() noexcept {
   word_->running.store(GateWord::kRuns);
   started_ns_ = clock_->now_ns();
-  // Invariant 1: from here on, a close is seen here or its caller sees `running`.
+  // Invariant 1: from here on, either this thread sees a close, or its caller sees `running`.
   if (!may_start()) {
     if (word_->running.exchange(GateWord::kIdle) == GateWord::kRunsWithWaiter) {
       futex_wake_all(word_->running);
@@ -197,7 +198,7 @@ void HostGate::close(CloseReason reason) noexcept {
   const auto closed = [&] { return (state & ~GateWord::kOpenBit) + kOneEpoch; };
   for (int tries = 0; !word_->state.compare_exchange_weak(state, closed()); ++tries) {
     if (tries < kCloseTries) continue;
-    // A broken borrower may write all the time, so the close is stored first.
+    // A broken borrower may write `state` all the time, so the close overwrites whatever is there.
     word_->state.store(closed());
     break;
   }
@@ -221,7 +222,7 @@ std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcep
 }
 
 Status HostGate::renew() {
-  // The lock ensures that no thread opens the new page by what it read in the old one.
+  // The lock ensures that no thread opens the new page because of values read from the old page.
   const std::scoped_lock one_decides{granting_};
   auto page = create_page(passed());
   if (!page.ok()) return page.status();

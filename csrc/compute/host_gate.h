@@ -31,7 +31,7 @@ enum class CloseReason : std::uint32_t {
 
 struct GateStats {
   Quantiles segments;
-  // Time from a close to the end of the segment that was running. Other closes do not count.
+  // Time from a close to the end of the segment that ran at the close. Other closes do not count.
   Quantiles pause_latency;
   std::uint64_t pauses{0};  // gates that the borrower found closed, each counted once
   std::uint64_t aborts{0};
@@ -39,8 +39,8 @@ struct GateStats {
   Nanoseconds blocked_ns{0};      // time the borrower spent waiting at gates
 };
 
-// Life of a segment: begin_step, then pass (the segment runs from here), pass, ..., leave,
-// end_step.
+// Order of the borrower's calls in a step: begin_step, pass (the first segment runs from here),
+// pass, ..., leave, end_step.
 //
 // 1. No segment starts after a close was visible: pass announces the segment (running), then reads
 //    `state` again; a close writes `state`, then wait_parked reads `running`. Both sides are
@@ -48,17 +48,17 @@ struct GateStats {
 // 2. At most one quantum of segments starts without a new grant.
 // 3. Every wait ends at its deadline, and looks again at least every kLookAgainNs.
 //
-// Threads: one thread for the borrower's calls, any for all others. pass and close take no lock.
-// Time-outs use real time; `clock` measures.
+// Threads: one thread for the borrower's calls, any thread for all others. pass and close take no
+// lock. Time-outs use real time; `clock` is used for measurements.
 class HostGate {
  public:
-  // Maximum cost of a lost wake-up.
+  // Maximum delay after a lost wake-up.
   static constexpr Nanoseconds kLookAgainNs = 20'000'000;
 
   // Makes a closed gate without credit. Counting starts at `first_segment`.
   static Result<std::unique_ptr<HostGate>> create(std::shared_ptr<const Clock> clock,
                                                   std::uint32_t first_segment = 0);
-  // Attaches to the gate of another process, with the same statistics.
+  // Attaches to the gate of another process; both share the statistics.
   static Result<std::unique_ptr<HostGate>> attach(const FileDescriptor& fd,
                                                   std::shared_ptr<const Clock> clock);
 
@@ -67,7 +67,8 @@ class HostGate {
 
   // Borrower.
   void begin_step() noexcept;
-  // Ends the segment before this gate, and starts the next one if no wait is necessary.
+  // Ends the segment before this gate, and starts the next segment if no wait is necessary. Returns
+  // nothing if the borrower must wait.
   std::optional<Verdict> try_pass() noexcept;
   // Like try_pass, but waits for at most `timeout_ns`. kAborted consumes the abort request. After
   // any verdict but kPassed no segment runs.
@@ -83,11 +84,11 @@ class HostGate {
   // Consumes an abort request; true if there was one.
   bool take_abort() noexcept;
   // Lets segments up to number `last` start, even while closed, and makes every opening fail. Call
-  // it repeatedly until they have started: the creditor writes `credit` too.
+  // it repeatedly until they have started, because the creditor may overwrite `credit`.
   void drain_to(std::uint32_t last) noexcept;
   void end_drain() noexcept;
   void record_segment(Nanoseconds duration_ns) noexcept;
-  // Counts a wait, like pass.
+  // Adds a wait to the statistics, as pass does.
   void record_wait(Nanoseconds blocked_ns) noexcept;
   void count_pause() noexcept;
   // Records that a segment of this step is in the stream.
@@ -99,24 +100,26 @@ class HostGate {
   std::byte* page() const noexcept { return mapping_.data(); }
 
   // Serving.
-  // One atomic operation; every call starts a new close epoch, even on a closed gate.
+  // Closes the gate with one atomic operation. Every call starts a new close epoch, even on a
+  // closed gate.
   void close(CloseReason reason) noexcept;
-  // Returns the time until no segment ran; nothing if one still ran at the deadline.
+  // Returns the time until no segment ran; nothing if a segment still ran at the deadline.
   std::optional<Nanoseconds> wait_parked(Nanoseconds timeout_ns) noexcept;
   // Gives the gate a new, closed page after the borrower is gone. The old page, and all later
   // writes to it, are ignored, and wait_parked stops waiting for its segment. Credit and `passed`
   // continue from their last values. Not for a page that a device maps. On error the gate is
   // unchanged.
   Status renew();
-  // Asks the running step to end at its next gate, or at its end if it has none left. True if a
-  // step is running.
+  // Asks the running step to end at its next gate; a step without a further gate runs to its end.
+  // True if a step is running.
   bool abort_step() noexcept;
 
   // Creditor.
-  // Hold it from reading the epoch to the opening, so that no decider's opening finds the credit
-  // of another. Serving's thread only tries it.
+  // The lock for decisions. Hold it from reading the epoch to the opening, so that an opening never
+  // uses credit that another thread's decision set. Serving's thread only tries to lock it.
   std::mutex& granting() noexcept { return granting_; }
-  // Opens unless a close came after `expected_epoch` was read. True if the gate is open in it.
+  // Opens the gate unless a close came after `expected_epoch` was read. True if the gate is open in
+  // that epoch.
   bool open(std::uint32_t expected_epoch) noexcept;
   // Lets segments up to number `last` start. Lowers the credit only while the gate is closed and
   // not draining. False if a drain prevented it: then do not open the gate.
@@ -131,16 +134,17 @@ class HostGate {
   std::uint32_t demand() const noexcept { return word_->demand.load(); }
 
   // Any thread. After shut_down every pass returns kShutDown, and the gate never opens again,
-  // whatever the other side writes.
+  // whatever other processes write to the page.
   void shut_down() noexcept;
-  // Shuts down only this object: the word is unchanged for the other side and the next borrower.
+  // Shuts down only this object. The gate word is unchanged: serving and the next borrower can use
+  // it.
   void abandon() noexcept;
 
   bool is_open() const noexcept { return (word_->state.load() & GateWord::kOpenBit) != 0; }
   bool is_draining() const noexcept { return (word_->state.load() & GateWord::kDrainBit) != 0; }
   bool is_running() const noexcept { return word_->running.load() != GateWord::kIdle; }
   bool is_on_device() const noexcept { return word_->on_device.load() != 0; }
-  // True if the step has started a segment, or enqueued one on a device: it holds resources.
+  // True if the step has started a segment, or enqueued one on a device, so it holds resources.
   bool is_mid_step() const noexcept { return page_->mid_step.load() != 0; }
   bool is_in_step() const noexcept { return word_->step.load() != GateWord::kNoStep; }
   bool wants_credit() const noexcept { return credit_left() <= word_->low_water.load(); }
@@ -166,7 +170,7 @@ class HostGate {
   Nanoseconds recent_segment_ns(double share) const noexcept {
     return page_->recent.recent_quantile(share);
   }
-  // Time since the newest segment ended, or since the clock's zero without one.
+  // Time since the newest segment ended; since the clock's zero if no segment has ended.
   Nanoseconds since_segment_ns() const noexcept {
     return clock_->now_ns() - page_->recent.newest_ns();
   }
@@ -197,7 +201,7 @@ class HostGate {
   // Used only by the borrower's thread.
   bool in_segment_{false};
   Nanoseconds started_ns_{0};
-  std::optional<std::uint32_t> paused_after_;  // the last segment before the last pause
+  std::optional<std::uint32_t> paused_after_;  // `passed` at the last counted pause
 
   std::mutex drain_mutex_;  // guards draining of the recent durations
 };

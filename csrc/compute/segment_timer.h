@@ -14,12 +14,12 @@ namespace rose::compute {
 // is free or the driver refuses its events. One thread.
 class SegmentTimer {
  public:
-  // Exceeds the unread segments of any sensible window; beyond it, some are not measured.
+  // More than any sensible window leaves unread. Segments beyond this number are not measured.
   static constexpr std::uint32_t kPairs = 16;
 
   struct Measured {
     Nanoseconds duration_ns;
-    std::uint32_t segments;  // how many ran in it
+    std::uint32_t segments;  // number of segments that it covers
     // The close epoch at the start, if a gate inside may have waited for an opening.
     std::optional<std::uint32_t> close_epoch;
   };
@@ -32,7 +32,7 @@ class SegmentTimer {
   void start(std::uint32_t segments = 1,
              std::optional<std::uint32_t> close_epoch = std::nullopt) noexcept;
   void end() noexcept;
-  // Forgets what was started.
+  // Discards the measurement that was started.
   void drop() noexcept { is_started_ = false; }
   // Returns the oldest ended measurement that was not taken yet.
   std::optional<Measured> take() noexcept;

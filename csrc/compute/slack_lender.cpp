@@ -6,14 +6,15 @@ namespace rose::compute {
 
 namespace {
 
-// Period of looks at `passed`: a device writes it without a ring. On a CPU the bell comes earlier.
+// Period of looks at `passed`, because a device writes it without ringing. A borrower on a CPU
+// rings earlier.
 constexpr Nanoseconds kLookNs = 200'000;
 
 }  // namespace
 
 std::optional<Offer> SlackLender::offer() noexcept {
   if (gate_->is_shut_down() || !gate_->is_in_step()) return std::nullopt;
-  // If another thread decides right now, serving does not wait for it.
+  // If another thread is deciding, serving does not wait for it.
   const std::unique_lock one_decides{gate_->granting(), std::try_to_lock};
   if (!one_decides.owns_lock() || is_stopped_) return std::nullopt;
   CreditRequest request;
@@ -60,7 +61,8 @@ void SlackLender::set_stopped(bool is) noexcept {
 bool SlackLender::wait_spent(const Offer& offer) noexcept {
   const Nanoseconds start_by_ns = clock_->now_ns() + config_.start_ns;
   for (;;) {
-    // Read before the look, so that a ring during the look makes the wait return at once.
+    // Read before the checks below, so that a ring_demand() meanwhile makes the wait return at
+    // once.
     const std::uint32_t seen = gate_->demand();
     const Nanoseconds now_ns = clock_->now_ns();
     const bool is_ours = gate_->is_open() && gate_->close_epoch() == offer.close_epoch;

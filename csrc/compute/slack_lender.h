@@ -13,7 +13,7 @@ namespace rose::compute {
 
 struct Offer {
   std::uint32_t segments{0};
-  std::uint32_t passed{0};       // segments started before it
+  std::uint32_t passed{0};       // segments started before the offer
   std::uint32_t close_epoch{0};  // close epoch in which the gate was opened
   Nanoseconds until_ns{0};       // end of the offer on the clock, used or not
 };
@@ -22,17 +22,18 @@ struct SlackConfig {
   std::uint32_t max_segments{8};
   // A borrower that starts nothing within this time after an offer has nothing to run.
   Nanoseconds start_ns{1'000'000};
-  bool has_credit{true};  // false: only the open bit, to measure the benefit of credit
+  bool has_credit{true};  // false: only the open bit limits rollouts (for comparisons)
 };
 
 // 1. An offer is made only while the gate is closed and no segment runs, so the borrower runs at
 //    most its quantum until the next decision. On a device the previous segment may still run
-//    unseen: it counts as one of the quantum.
-// 2. lend() returns with the gate closed. It waits no longer than the sum of the policy's quanta;
-//    the caller waits for a segment that still runs then.
+//    unseen, so the quantum is one segment smaller there.
+// 2. lend() returns with the gate closed. It waits no longer than the sum of the policy's quanta.
+//    If a segment still runs when lend() returns, the caller waits for it.
 // 3. Any other close, such as an arrival's, ends the offer at once.
 //
-// Only serving's thread uses it, between two steps. It takes no lock.
+// Only serving's thread uses it, between two steps; these calls wait for no lock. Any thread may
+// call set_stopped().
 class SlackLender {
  public:
   SlackLender(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy> policy,
@@ -50,7 +51,7 @@ class SlackLender {
   // Offers, waits until the offer is used up, and repeats while the policy grants segments. Returns
   // the time it took; 0 if nothing was granted.
   Nanoseconds lend() noexcept;
-  // Disables or enables offers. Any thread; a running lend() ends with its quantum.
+  // Disables or enables offers. A running lend() ends with its current quantum.
   void set_stopped(bool is) noexcept;
 
  private:

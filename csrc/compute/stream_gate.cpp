@@ -14,17 +14,15 @@ namespace {
 
 using driver::MemoryOperation;
 
-// Periods of polling, because a device rings no bell: the first one and the longest.
+// First and longest polling period. The host polls, because a device rings no bell.
 constexpr Nanoseconds kFirstNapNs = 20'000;
 constexpr Nanoseconds kLongestNapNs = 250'000;
 
-// Limit of the gate kernel: longer than every wait of a live host, short enough that a process that
-// is ending does not leave a kernel on the device for ever.
+// Time limit of the gate kernel: longer than every wait of a live host, but short enough that an
+// ending process does not leave a kernel on the device for ever.
 constexpr std::uint64_t kKernelLimitNs = 600'000'000'000;
 
 constexpr auto kLetsGo = static_cast<std::uint32_t>(GateWord::kOpenBit | GateWord::kDrainBit);
-
-// Deadlines are in real time, even if the measuring clock stands still.
 
 MemoryOperation operation(int kind, driver::DevicePointer address, std::uint32_t value,
                           unsigned flags) noexcept {
@@ -84,7 +82,7 @@ Status load_kernel(const driver::DevicePtr& device,
 
 }  // namespace
 
-// ---- making one
+// ---- creation
 
 StreamGate::StreamGate(driver::DevicePtr device, CUstream stream, GateKind kind,
                        StreamGateConfig config) noexcept
@@ -116,7 +114,7 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
   if (!word.ok()) return word.status();
   made->word_ = word.take();
   made->enqueued_ = made->gate().passed();
-  // A borrower that died in a drain has left the bit set.
+  // A borrower that died during a drain left the drain bit set.
   made->gate().end_drain();
   return made;
 }
@@ -163,11 +161,10 @@ Status StreamGate::enqueue(CUstream stream, std::uint32_t segment) noexcept {
                  gate.data(), 0);
 }
 
-// Every replay would write the captured segment number again, and set `passed` back.
+// A captured gate would write its segment number again at every replay, and set `passed` back.
 Status StreamGate::refuse_capture(CUstream stream) const noexcept {
   const auto capture = driver::capture_state(*device_, stream);
-  // Without capture information from the driver, a gate could not be inserted into a capture
-  // either.
+  // If the driver cannot report captures, insert() does not work either, so the call is allowed.
   if (!capture.ok() || capture.value() == driver::CaptureState::kNone) return {};
   return Status::invalid_argument("the stream is being captured: use insert() instead of pass()");
 }
@@ -249,8 +246,9 @@ bool StreamGate::must_stop() const noexcept {
   return owed_ || gate().is_shut_down() || gate().is_abort_asked();
 }
 
-// The verdict that the borrower must get before anything else. It is held back until the device has
-// run everything that could not be removed, because the borrower then frees the step's blocks.
+// Returns an abort or a shut-down, which the borrower must see before any other verdict. It is held
+// back until the device has run all work that could not be removed from the stream, because the
+// borrower frees the step's blocks when it gets this verdict.
 std::optional<Verdict> StreamGate::pending_verdict() noexcept {
   if (!owed_) {
     if (gate().is_shut_down()) {
@@ -357,15 +355,15 @@ Result<StreamGate::GraphGates*> StreamGate::gates_of(const driver::Graph& graph)
   const auto found = graphs_.find(graph.get());
   if (found == graphs_.end() || found->second.count == 0) {
     return Status::invalid_argument(
-        "the graph has no gate of this StreamGate: insert one for each "
-        "segment while it is captured");
+        "the graph has no gate of this StreamGate: call insert() before each segment while the "
+        "graph is captured");
   }
   return &found->second;
 }
 
 bool StreamGate::can_launch(const GraphGates& gates) noexcept {
   const std::uint32_t passed = gate().passed();
-  // Relative to `passed`, so that an old launch does not look like a coming one.
+  // Compared relative to `passed`, so that a finished launch is not taken for one in flight.
   const bool is_in_flight = gates.last - passed - 1 < enqueued_ - passed;
   return !is_in_flight && can_add(gates.count);
 }
@@ -429,7 +427,9 @@ Status StreamGate::add_branch(driver::GraphChain& chain, GraphGates& gates,
 
 Result<std::unique_ptr<driver::Graph>> StreamGate::make_abortable(
     std::span<const CUgraph> segments) noexcept {
-  if (segments.empty()) return Status::invalid_argument("a graph without segments has no gate");
+  if (segments.empty()) {
+    return Status::invalid_argument("an abortable graph needs at least one segment, got none");
+  }
   if (branch_ == nullptr) {
     ROSE_TRY(load_kernel(device_, config_.branch_library, "branch", "branch_kernel", branch_));
   }

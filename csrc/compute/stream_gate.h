@@ -35,32 +35,34 @@ struct StreamGateConfig {
   std::shared_ptr<const driver::KernelLibrary> branch_library{};
 };
 
-// The borrower's side of a gate for segments on a device. Its HostGate is the other side, for
-// serving and the creditor; do not use that gate's borrower calls. The calls have the same meaning,
-// except: kPassed allows the segment to enter the stream, and it starts when the device has passed
-// its gate.
+// The borrower's calls of a gate for segments on a device. Serving and the creditor use its
+// HostGate; do not use that gate's borrower calls. The calls here mean the same, except that
+// kPassed only allows the segment to enter the stream: the segment starts when the device has
+// passed its gate.
 //
 // 1. Gate number s in the stream waits for credit >= s, then for the open bit, then writes
 //    passed = s (MEMOP: one batch, in this order; KERNEL: kernels/gate.h). The open bit comes last:
-//    a segment that saw its credit before a close still waits for the next opening. That opening
-//    covers it, because s is passed + 1 at the head of a stream and every quantum is positive. So
-//    no segment starts after a close was visible to the device, and none without credit.
+//    a segment that saw its credit before a close still waits for the next opening. The credit of
+//    that opening includes this segment, because the first waiting gate has number passed + 1 and
+//    every quantum is at least 1. So no segment starts after a close was visible to the device, and
+//    none without credit.
 // 2. At most `window` segments are in the stream beyond `passed`, and none is added while the gate
-//    is closed: the host waits instead. (A graph with more gates than the window goes alone.)
+//    is closed: the host waits instead. (A graph with more gates than the window is added only when
+//    no segment waits.)
 // 3. Enqueued segments cannot be removed, and their blocks are pinned. So an abort or a shut-down
 //    lets exactly these segments finish: the drain bit is set until the last has started, then the
-//    host waits for the stream. Only then, with the blocks free, it returns kAborted or kShutDown.
-//    Until then the answer is kTimedOut, and no opening succeeds; drain_timeouts() counts late
-//    devices.
+//    host waits for the stream. Only then, when no work uses the blocks, a call returns kAborted or
+//    kShutDown. Until then the answer is kTimedOut, and no opening succeeds; drain_timeouts()
+//    counts the drains that took longer than drain_ns.
 // 4. Every wait ends at its deadline. After an error the gate is unchanged.
 //
-// Threads: only the borrower's; no wait needs a lock. Call settle() before any other wait for the
-// stream: otherwise a segment behind a closed gate blocks the thread that an abort needs.
+// Only the borrower's thread uses it, and no wait takes a lock. Call settle() before any other wait
+// for the stream: otherwise a segment behind a closed gate blocks the thread that an abort needs.
 class StreamGate {
  public:
   static constexpr std::uint32_t kLargestWindow = 64;
-  // Launches that a stalled stream accepts. The next launch blocks the host inside the driver, with
-  // all locks of the caller, until the gate opens. The driver documents no number; 1,024 was
+  // Launches that a stalled stream accepts. The next launch blocks the host inside the driver until
+  // the gate opens, while the caller keeps its locks. The driver documents no number; 1,024 was
   // observed. A gate with its two events counts as three launches.
   static constexpr std::uint32_t kLaunchQueue = 1024;
   static constexpr std::uint32_t kGateLaunches = 3;
@@ -73,7 +75,7 @@ class StreamGate {
                                                     std::shared_ptr<HostGate> gate, CUstream stream,
                                                     GateKind kind,
                                                     StreamGateConfig config = {}) noexcept;
-  // Drains. Do not launch graphs with its gates any more.
+  // Drains the stream. Do not launch graphs with gates of this object afterwards.
   ~StreamGate();
   StreamGate(const StreamGate&) = delete;
   StreamGate& operator=(const StreamGate&) = delete;
@@ -85,27 +87,28 @@ class StreamGate {
   std::uint32_t window() const noexcept;
 
   void begin_step() noexcept;
-  // Ends the segment before this gate, and enqueues the gate of the next one if no wait is
-  // necessary. InvalidArgument while the stream is being captured.
+  // Ends the segment before this gate, and enqueues the gate of the next segment if no wait is
+  // necessary. Returns nothing if the borrower must wait; InvalidArgument while the stream is being
+  // captured.
   Result<std::optional<Verdict>> try_pass() noexcept;
   Result<Verdict> pass(Nanoseconds timeout_ns) noexcept;
   // Waits until every segment in the stream has started: after it nothing of this step waits at a
-  // gate. kAborted and kShutDown like pass.
+  // gate. Returns kAborted and kShutDown as pass does.
   Verdict settle(Nanoseconds timeout_ns) noexcept;
   // Ends the last segment of a step.
   void leave() noexcept;
   // Without settle(), the step counts as running for the creditor and abort_step until its last
-  // segment has started; a later call on this object ends it.
+  // segment has started; a later call on this object ends the step.
   void end_step() noexcept;
 
   // Adds a gate to the graph that `stream` is being captured into. The segments of a graph are
-  // timed together: each counts as its equal share.
+  // timed together: each segment counts with an equal share of the time.
   Status insert(CUstream stream) noexcept;
   // Makes a graph of `segments`, each behind its own gate, for launch(). An abort or a shut-down
-  // ends it after the running segment: the later ones are bodies of IF nodes, which are skipped
-  // (gate numbers: docs/adr/0008). Segments are cloned, and may hold only kernels, copies and
-  // fills. Unavailable before CUDA 12.3, and without device code. Call it before serving starts: it
-  // loads a kernel.
+  // ends the graph after the running segment: segments are bodies of IF nodes, which are skipped
+  // (gate numbers: docs/adr/0008). Segments are cloned, and may contain only kernels, copies and
+  // fills. Unavailable before CUDA 12.3, and in a build without device code. Call this before
+  // serving starts, because it loads a kernel.
   Result<std::unique_ptr<driver::Graph>> make_abortable(std::span<const CUgraph> segments) noexcept;
   // Launches a graph with inserted gates in the borrower's stream, once all its gates may be added
   // and its previous launch has passed its last gate (gate numbers: docs/adr/0008). InvalidArgument
@@ -169,7 +172,7 @@ class StreamGate {
   std::unordered_map<CUgraph, GraphGates> graphs_;
 
   std::unique_ptr<driver::Event> drained_;
-  std::optional<Verdict> owed_;  // kAborted or kShutDown, not yet returned: the device is late
+  std::optional<Verdict> owed_;  // kAborted or kShutDown, to be returned after the drain
   bool is_draining_{false};
   bool is_marked_{false};  // drained_ was recorded after all work of this drain
   std::uint64_t drain_timeouts_{0};

@@ -9,7 +9,7 @@ namespace rose::compute {
 namespace {
 
 constexpr Nanoseconds kNothingToDoNs = std::numeric_limits<Nanoseconds>::max();
-// Period of looks at an opening, to take it back once its segment has started.
+// Period of looks at a forced opening, which is withdrawn once its segment has started.
 constexpr Nanoseconds kTakeBackNs = 1'000'000;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Resolves the deadlock of a serving call that waits for the whole device and a parked borrower.
+// Resolves the deadlock between a parked borrower and a serving call that waits for the whole
+// device.
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,7 @@
 
 namespace rose::compute {
 
-// Log of forced openings, written before each.
+// Log of forced openings. The record of an opening is written before it.
 class ForcedLog {
  public:
   virtual ~ForcedLog() = default;
@@ -26,25 +27,27 @@ class ForcedLog {
 //
 // 1. Outside a declaration nothing is forced: a segment that has not started when the last leave()
 //    returns does not start, unless someone else opens the gate.
-// 2. Each opening admits at most one segment, in the observed close epoch: a close wins.
+// 2. Each opening admits at most one segment, and fails if a close came in the meantime.
 // 3. An opening is withdrawn as soon as its segment has started, and the close reason is restored.
 //    The watchdog leaves the gate alone if someone else closed or opened it.
-// 4. A lost record stops nothing: serving's progress comes first, and the log reports its own loss.
+// 4. An opening is forced even if its record cannot be written: serving's progress comes first, and
+//    the log reports lost records.
 //
-// The creditor's thread calls look(); credit of an opening elsewhere never adds to the one segment
-// (HostGate::granting). Any thread calls enter() and leave(); declarations may overlap.
+// The creditor's thread calls look(). The lock HostGate::granting() ensures that credit from
+// another thread never adds to the one forced segment. Any thread calls enter() and leave();
+// declarations may overlap.
 class Watchdog {
  public:
-  // `log` may be null. `after_ns` counts on `clock`.
+  // `log` may be null. `after_ns` is measured with `clock`.
   Watchdog(std::shared_ptr<HostGate> gate, std::shared_ptr<ForcedLog> log,
            std::shared_ptr<const Clock> clock, Nanoseconds after_ns) noexcept;
 
   // Declares a call that may wait for the whole device, until leave().
   void enter() noexcept;
-  // No effect without an enter().
+  // Ends one declaration. No effect without an enter().
   void leave() noexcept;
 
-  // Returns the time until the next look is due.
+  // Forces an opening, or withdraws one, if that is due. Returns the time until the next look.
   Nanoseconds look() noexcept;
 
   bool is_declared() const noexcept { return declared_.load() != 0; }
@@ -60,7 +63,7 @@ class Watchdog {
   Nanoseconds after_ns_;
   std::atomic<std::uint32_t> declared_{0};  // written under the mutex
 
-  std::mutex mutex_;  // guards the fields below, and that nothing is forced after leave() returns
+  std::mutex mutex_;  // guards the fields below; after leave() returns, nothing is forced
   Nanoseconds still_since_ns_{0};  // start of the observed standstill
   std::uint32_t seen_passed_{0};
   // The current opening.

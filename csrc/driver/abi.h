@@ -89,7 +89,7 @@ constexpr int kWriteValue32 = 2;  // CU_STREAM_MEM_OP_WRITE_VALUE_32
 constexpr unsigned kWaitGeq = 0;  // (int32_t)(*address - value) >= 0
 constexpr unsigned kWaitAnd = 2;  // (*address & value) != 0
 
-struct MemoryOperation {  // CUstreamBatchMemOpParams_v1: a wait and a write have one layout
+struct MemoryOperation {  // CUstreamBatchMemOpParams_v1: waits and writes share this layout
   int operation;
   DevicePointer address;
   union {
@@ -143,8 +143,8 @@ struct KernelNodeParams {  // CUDA_KERNEL_NODE_PARAMS_v2
   CUcontext context;
 };
 
-// Conditional nodes. Their bodies may hold kernels, copies, fills and child graphs, but no memory
-// operations.
+// Conditional nodes. Their bodies may contain kernels, copies, fills and child graphs, but no
+// stream memory operations.
 using ConditionHandle = std::uint64_t;         // CUgraphConditionalHandle
 constexpr int kNodeConditional = 13;           // CU_GRAPH_NODE_TYPE_CONDITIONAL
 constexpr int kConditionIf = 0;                // CU_GRAPH_COND_TYPE_IF

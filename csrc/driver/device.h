@@ -27,8 +27,8 @@ struct DeviceFacts {
 
 Result<DeviceFacts> device_facts(const Driver& driver, int ordinal) noexcept;
 
-// Holds the primary context during its lifetime. Any thread; hold a Current for every call of the
-// driver.
+// Retains the primary context during its lifetime. Any thread may use it; hold a Current during
+// every driver call.
 class Device {
  public:
   // InvalidArgument for an unknown ordinal; the message has the number of devices.
@@ -45,8 +45,8 @@ class Device {
   const DeviceFacts& facts() const noexcept { return facts_; }
 
   struct PriorityRange {
-    int lowest{0};   // 0: numerically the greatest
-    int highest{0};  // -5 on recent parts
+    int lowest{0};   // 0, numerically the greatest value
+    int highest{0};  // -5 on recent devices
   };
   Result<PriorityRange> priority_range() const noexcept;
 
@@ -69,11 +69,11 @@ class Device {
 using DevicePtr = std::shared_ptr<const Device>;
 
 // Makes a device's context current in this thread during its lifetime, then restores the previous
-// one. Check status() before the first call.
+// context. Check status() before the first call.
 //
-// The thread also leaves all captures alone meanwhile: while another thread, such as serving's,
-// captures in global mode, a query or an allocation would fail and invalidate that capture. So no
-// failure of rose reaches serving by this way. RELAXED permits such calls.
+// It also sets the thread's capture mode to RELAXED. Without that, while another thread, such as
+// serving's, captures a stream in global mode, a query or an allocation in this thread would fail
+// and invalidate that capture.
 class Current {
  public:
   explicit Current(const Device& device) noexcept;
@@ -86,7 +86,7 @@ class Current {
  private:
   const Device& device_;
   Status status_;
-  int capture_mode_;  // to be restored, once is_relaxed_
+  int capture_mode_;  // if is_relaxed_: the previous mode, to be restored
   bool is_pushed_{false};
   bool is_relaxed_{false};
 };

@@ -90,8 +90,8 @@ Status Driver::load(GetProcAddress ask) noexcept {
   const auto find = [ask](const char* name, int version) noexcept {
     void* found = nullptr;
     int why_not = 0;
-    // Flags of 0 select the variants with the legacy meaning of stream 0, as in the host's
-    // libraries.
+    // Flags of 0 select the functions for which stream 0 is the legacy default stream, as it is for
+    // the other libraries in the process.
     if (ask(name, &found, version, 0, &why_not) != kSuccess || why_not != 0) found = nullptr;
     return found;
   };

@@ -9,15 +9,15 @@
 
 namespace rose::driver {
 
-// Owns the loaded library and its entry points. Immutable after open(), so any thread may call.
+// Owns the loaded library and its entry points. Immutable after open(), so any thread may use it.
 //
 // open() loads "libcuda.so.1", resolves every entry at its version with cuGetProcAddress, and calls
 // cuInit. It uses no device and creates no context. The library is never unloaded: its threads
 // outlive every dlclose.
 class Driver {
  public:
-  // Unavailable, with a message for the user: no library, a driver that is too old (both versions),
-  // a missing required entry (its name), or cuInit's failure.
+  // Unavailable if there is no library, the driver is too old (the message has both versions), a
+  // required entry is missing (the message has its name), or cuInit fails.
   static Result<std::shared_ptr<const Driver>> open() noexcept;
 
   Driver(const Driver&) = delete;
@@ -30,11 +30,11 @@ class Driver {
   // Converts the answer of `call` to a Status, "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): ...",
   // with code OutOfMemory, InvalidArgument, Unavailable or Internal.
   Status status(const char* call, Answer answer) const noexcept;
-  // Returns Unavailable: this driver lacks the entry point; the message has the CUDA version.
+  // Returns Unavailable for a missing entry point; the message has the CUDA version that added it.
   static Status missing(const char* call) noexcept;
 
   Result<int> device_count() const noexcept;
-  // True if a kernel that is not loaded yet is loaded by its first launch, as by default.
+  // True if the first launch of a kernel loads its code, which is the driver's default.
   Result<bool> loads_lazily() const noexcept;
 
  private:

@@ -98,7 +98,7 @@ namespace rose::driver {
 
 enum class Need { kRequired, kOptional };
 
-// One function pointer per entry point, with the driver's name; null if an optional one is missing.
+// One function pointer per entry point, with the driver's name; null for a missing optional entry.
 struct Entries {
 #define ROSE_CUDA_POINTER(name, version, need, arguments) Answer(*name) arguments{nullptr};
   ROSE_CUDA_ENTRIES(ROSE_CUDA_POINTER)

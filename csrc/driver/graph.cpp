@@ -4,7 +4,7 @@ namespace rose::driver {
 
 namespace {
 
-// State of a capture. The driver owns the arrays, until the next call.
+// State of a capture. The driver owns the array `last`, which is valid until its next call.
 struct Capture {
   int status{kCaptureStatusNone};
   CUgraph graph{nullptr};
@@ -15,7 +15,7 @@ struct Capture {
 Result<Capture> capture_of(const Device& device, CUstream stream) noexcept {
   Capture capture;
   std::uint64_t id = 0;
-  // Requested because the driver otherwise refuses a capture with edges that are not plain.
+  // The edges are requested because the driver otherwise rejects a capture whose edges have data.
   const GraphEdge* edges = nullptr;
   ROSE_TRY(ROSE_CU(device.driver(), cuStreamGetCaptureInfo, stream, &capture.status, &id,
                    &capture.graph, &capture.last, &edges, &capture.last_count));
@@ -61,7 +61,7 @@ Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
   }
   const BatchMemOpNodeParams params = node_params(device, operations);
   CUgraphNode node = nullptr;
-  // Plain edges wait for all work of their source, so they can replace edges of any kind.
+  // Edges without data wait for all work of their source, so they can replace any edges.
   ROSE_TRY(ROSE_CU(device.driver(), cuGraphAddBatchMemOpNode, &node, capture.graph, capture.last,
                    capture.last_count, &params));
   ROSE_TRY(ROSE_CU(device.driver(), cuStreamUpdateCaptureDependencies, stream, &node, nullptr, 1,
@@ -99,7 +99,7 @@ Result<std::unique_ptr<Graph>> Graph::instantiate(DevicePtr device, CUgraph capt
   return std::unique_ptr<Graph>{new Graph{device, captured, executable, false}};
 }
 
-// Running launches end by themselves: the driver keeps what they need.
+// Running launches are not affected: the driver keeps what they need until they end.
 Graph::~Graph() {
   const Current current{*device_};
   device_->driver().entries().cuGraphExecDestroy(executable_);

@@ -1,4 +1,4 @@
-// Capture of a stream into a graph, and rose's own nodes between the engine's.
+// Capture of a stream into a graph, and nodes that rose inserts between the engine's nodes.
 #pragma once
 
 #include <memory>
@@ -22,8 +22,8 @@ Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
 // Owns an instantiated graph. One thread at a time.
 class Graph {
  public:
-  // Instantiates a graph that someone else captured and keeps during this object's lifetime; torch
-  // exposes it as raw_cuda_graph().
+  // Instantiates a captured graph, such as torch's raw_cuda_graph(). The graph's owner must keep it
+  // during this object's lifetime.
   static Result<std::unique_ptr<Graph>> instantiate(DevicePtr device, CUgraph captured) noexcept;
   // The thread that issues the work calls begin_capture(stream) and end_capture(stream). Other
   // threads, such as serving's, may call anything in the meantime. After an invalidated capture
@@ -54,8 +54,8 @@ class Graph {
   bool owns_graph_;
 };
 
-// Builds a graph as a chain of nodes. Capture cannot do this: a stream cannot be captured into a
-// condition. After an error it is unusable.
+// Builds a graph as a chain of nodes, including conditional nodes, which a plain capture of a
+// stream does not record. After an error this object is unusable.
 class GraphChain {
  public:
   static Result<std::unique_ptr<GraphChain>> create(DevicePtr device) noexcept;
@@ -69,8 +69,9 @@ class GraphChain {
   Status add_kernel(CUkernel kernel, void** arguments) noexcept;
   // Makes a condition that each launch resets to 0. Unavailable before CUDA 12.3.
   Result<ConditionHandle> make_condition() noexcept;
-  // Adds a clone of `body` that runs if the condition is not 0 by then. The body may hold kernels,
-  // copies and fills of the device's context, but no memory operations: instantiate() would fail.
+  // Adds a clone of `body` that runs if the condition is not 0 when a launch reaches the node. The
+  // body may contain kernels, copies and fills of the device's context. With stream memory
+  // operations in the body, instantiate() would fail.
   Status add_if(ConditionHandle condition, CUgraph body) noexcept;
   // The returned object owns the graph.
   Result<std::unique_ptr<Graph>> instantiate() noexcept;

@@ -16,7 +16,7 @@ Result<LibraryPtr> KernelLibrary::create(DevicePtr device, std::string_view name
         "this build of rose has no device code: build it with nvcc; ROSE_CUDA=on reports "
         "why there is none");
   }
-  return Status::unavailable("this build of rose has no kernels '" + std::string{name} + "'");
+  return Status::unavailable("this build of rose has no fat binary '" + std::string{name} + "'");
 }
 
 Result<LibraryPtr> KernelLibrary::create(DevicePtr device, const Fatbin& fatbin) noexcept {
@@ -40,7 +40,7 @@ Result<CUkernel> KernelLibrary::kernel(const char* name) const noexcept {
   CUkernel kernel = nullptr;
   const Answer answer = driver.entries().cuLibraryGetKernel(&kernel, library_, name);
   if (answer == kNotFound) {
-    return Status::invalid_argument("no kernel '" + std::string{name} + "' in its fat binary");
+    return Status::invalid_argument("the fat binary has no kernel '" + std::string{name} + "'");
   }
   ROSE_TRY(driver.status("cuLibraryGetKernel", answer));
   CUfunction loaded = nullptr;

@@ -20,16 +20,16 @@ struct Fatbin {
 };
 std::span<const Fatbin> embedded_fatbins() noexcept;
 
-inline constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // a grid's limit in x
+inline constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // CUDA's limit of grid x
 struct Grid {
   unsigned blocks{1};
   unsigned threads{1};
   unsigned shared_bytes{0};
 };
 
-// Owns one loaded fat binary. The driver loads code lazily by default. So kernel() loads it onto
-// the device, never a launch: a loading launch can wait for a stream behind a closed gate. Any
-// thread.
+// Owns one loaded fat binary. By default the driver loads a kernel's code at its first launch, and
+// such a launch can wait for a stream behind a closed gate. So kernel() loads the code before any
+// launch. Any thread may use it.
 class KernelLibrary {
  public:
   // Unavailable if this build has no device code, or none with that name.

@@ -8,7 +8,7 @@ namespace rose::driver {
 
 namespace {
 
-// Periods of polling: short enough to add little to a wait, long enough not to occupy a core.
+// Polling periods: short enough to add little to a wait, long enough not to occupy a core.
 constexpr Nanoseconds kFirstSleep = 20'000;
 constexpr Nanoseconds kLongestSleep = 1'000'000;
 

@@ -11,8 +11,9 @@
 
 namespace rose::driver {
 
-// Lower numbers run first: serving gets the highest priority; 0, everyone's default, is the lowest.
-// Never use a stream of torch's pools: torch hands the same one out again after 32.
+// Streams with a lower priority number run first. Serving gets the highest priority; 0, the default
+// of all streams, is the lowest. Never use a stream of torch's pools: torch reuses its streams
+// after 32.
 enum class StreamPriority { kLowest, kHighest };
 
 // Owns one non-blocking stream. Any thread.
@@ -26,13 +27,13 @@ class Stream {
   CUstream get() const noexcept { return stream_; }
   const DevicePtr& device() const noexcept { return device_; }
   Result<int> priority() const noexcept;
-  // True if all work so far is done. Never waits.
+  // True if all work enqueued so far is done. Never waits.
   Result<bool> is_idle() const noexcept;
   // Polls, with short sleeps, until idle; DeadlineExceeded after `timeout_ns`. Waits only for this
   // stream: nothing in rose synchronises a device.
   Status wait(Nanoseconds timeout_ns) const noexcept;
   // Enqueues a copy of `from` to the device address `to`. The bytes must not change until the
-  // stream has passed the copy. The call may wait unless they are page-locked.
+  // stream has passed the copy. The call may wait unless the bytes are page-locked.
   Status copy_from_host(DevicePointer to, std::span<const std::byte> from) const noexcept;
 
  private:
@@ -43,7 +44,8 @@ class Stream {
   CUstream stream_;
 };
 
-// Owns one event: the completion of all work in a stream when it was recorded. Any thread.
+// Owns one event, which completes when the work that preceded its record() in the stream is done.
+// Any thread may use it.
 class Event {
  public:
   static Result<std::unique_ptr<Event>> create(DevicePtr device, bool has_timing) noexcept;
@@ -52,9 +54,9 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   CUevent get() const noexcept { return event_; }
-  // Takes a raw handle, as the borrower's stream may come from torch.
+  // Takes a raw handle, because the borrower's stream may come from torch.
   Status record(CUstream stream) noexcept;
-  // True if the recorded work is done, and before the first record. Never waits.
+  // True if the recorded work is done, or if nothing was recorded yet. Never waits.
   Result<bool> is_done() const noexcept;
   // Returns the time from `earlier` to this event. InvalidArgument unless both have timing and are
   // recorded; Unavailable until both are done.

@@ -1,4 +1,4 @@
-// Partitions, own memory and loans. Taking back is in revocation.cpp, recounting in audit.cpp.
+// Partitions, own memory and grants. revocation.cpp takes slabs back, audit.cpp recounts them.
 #include "memory/arbiter.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace rose::memory {
 
 namespace {
 
-// Longer than a century, and far from overflowing a clock.
+// Limit of durations: longer than a century, but a sum with the time of a clock does not overflow.
 constexpr Nanoseconds kDurationMax = Nanoseconds{1} << 62;
 
 std::string in_bytes(std::int64_t slabs, std::size_t slab_bytes) {
@@ -21,8 +21,8 @@ std::string in_bytes(std::int64_t slabs, std::size_t slab_bytes) {
 
 Status Arbiter::check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept {
   if (value >= least && value < kDurationMax) return {};
-  return Status::invalid_argument(std::string{name} + " of " + std::to_string(value) +
-                                  " is out of range");
+  return Status::invalid_argument(std::string{name} + " must be at least " + std::to_string(least) +
+                                  " and below 2^62, got " + std::to_string(value));
 }
 
 Result<std::unique_ptr<Arbiter>> Arbiter::create(Pool pool, std::shared_ptr<const Clock> clock,
@@ -64,21 +64,21 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
   for (const Partition& other : partitions_) reserved += other.is_live ? other.reserve_slabs : 0;
   const std::size_t slab_bytes = pool_.shape().slab_bytes;
   if (reserved > slabs_.size()) {
-    return Status::invalid_argument("reserve of " + in_bytes(reserved, slab_bytes) +
+    return Status::invalid_argument("total reserve of " + in_bytes(reserved, slab_bytes) +
                                     " exceeds the pool of " + in_bytes(slabs_.size(), slab_bytes) +
                                     ": lower reserve_bytes or raise pool_bytes");
   }
   PartitionRecord* place = free_place();
   if (place == nullptr) {
-    return Status::unavailable("'" + name + "' would be partition " +
-                               std::to_string(kPartitionsMax + 1) + ": at most " +
-                               std::to_string(kPartitionsMax) + " can hold slabs at a time");
+    return Status::unavailable("partition '" + name + "' cannot be added: at most " +
+                               std::to_string(kPartitionsMax) +
+                               " partitions can exist at a time: drop one first");
   }
   const auto id = static_cast<PartitionId>(partitions_.size());
   if (reserve_slabs > spare_for(id)) {
     return Status::unavailable("reserve of " + in_bytes(reserve_slabs, slab_bytes) + " for '" +
                                name + "': only " + in_bytes(spare_for(id), slab_bytes) +
-                               " are not lent or reserved now: revoke loans first");
+                               " are neither lent nor reserved now: revoke loans first");
   }
   partitions_.push_back({id, std::move(name), reserve_slabs, limit_slabs});
   holders_.emplace_back();
@@ -96,7 +96,7 @@ Result<BlockAllocator*> Arbiter::add_allocator(PartitionId id, BlockGeometry geo
   std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
   if (place != nullptr) {
     return Status::invalid_argument("partition '" + partition(id).name +
-                                    "' has an allocator already");
+                                    "' has an allocator already: add_group() adds further ones");
   }
   std::unique_ptr<BlockAllocator> allocator{new BlockAllocator{grid.value(), books_, *this}};
   BlockAllocator* const made = allocator.get();
@@ -141,12 +141,13 @@ Result<std::int64_t> Arbiter::missing_slabs(PartitionId id,
 
 Status Arbiter::no_allocator(PartitionId id) const noexcept {
   return Status::invalid_argument("partition '" + partitions_[static_cast<std::size_t>(id)].name +
-                                  "' has no allocator here: add one before you add a group");
+                                  "' has no allocator here, or one without groups: call "
+                                  "add_allocator(), then add_group()");
 }
 
 Status Arbiter::check_known(PartitionId id) const noexcept {
   if (id >= 0 && static_cast<std::size_t>(id) < partitions_.size()) return {};
-  return Status::invalid_argument("no partition " + std::to_string(id));
+  return Status::invalid_argument("partition " + std::to_string(id) + " does not exist");
 }
 
 Status Arbiter::check_live(PartitionId id) const noexcept {
@@ -240,21 +241,22 @@ Result<bool> Arbiter::clean(PartitionId id, SlabId slab) noexcept {
     const Transaction transaction{*this};
     ROSE_TRY(check_known(id));
     if (slab < 0 || slab >= slabs_.size()) {
-      return Status::invalid_argument("no slab " + std::to_string(slab));
+      return Status::invalid_argument("slab " + std::to_string(slab) + " does not exist");
     }
     const SlabHolder* holder = holder_of(id);
     const bool is_lent = slabs_[slab].owner == id && slabs_[slab].state == SlabState::kGranted;
     if (!is_lent || holder == nullptr) return false;
     if (holder->was_notified(slab) || is_in_scrub(slab)) {
       return Status::invalid_argument("slab " + std::to_string(slab) +
-                                      " cannot be zeroed: its tenant may be using it");
+                                      " cannot be zeroed: its tenant may be using it already, or "
+                                      "another call zeros it");
     }
     scrub_of(slab) = Scrub::kRuns;
   }
   const Status done = pool_.scrub(slab);
   const Transaction transaction{*this};
   scrub_of(slab) = done.code() == Code::kDeadlineExceeded ? Scrub::kLate : Scrub::kNone;
-  // A revocation, or the tenant's death, during the scrub takes effect now.
+  // If the slab was revoked or its tenant died during the scrub, that takes effect now.
   if (slabs_[slab].state != SlabState::kGranted) ROSE_TRY(on_slab_idle(slab));
   ROSE_TRY(done);
   if (slabs_[slab].owner != id || slabs_[slab].state != SlabState::kGranted) return false;
@@ -308,9 +310,9 @@ Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept
   return started;
 }
 
-// ---- what the moves share
+// ---- parts of the moves
 
-// Gives an unowned or just returned slab to a partition, which may use it from here on.
+// Gives an unowned or just returned slab to a partition, which may use the slab from here on.
 Status Arbiter::hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept {
   ROSE_TRY(slabs_.move(slab, to, hold));
   ++partition(hold.owner).held;
@@ -343,11 +345,11 @@ Candidate Arbiter::candidate(SlabId slab) const noexcept {
   return {slab, load.used, load.pins + (is_in_scrub(slab) ? 1 : 0)};
 }
 
-// ---- what others see
+// ---- the published state
 
 // Returns a free record of the ledger for a new partition; null if all are used. A partition keeps
-// its record until it was dropped and has nothing left, so even a torn read never shows a relevant
-// partition under another id.
+// its record until it is dropped and has no slabs left. So even a torn read never shows the numbers
+// of a partition with slabs under the id of another.
 PartitionRecord* Arbiter::free_place() noexcept {
   for (PartitionRecord& one : shown_) {
     if (one.partition.id == kNobody) return &one;
@@ -365,7 +367,7 @@ Nanoseconds Arbiter::due_ns(PartitionId id) const noexcept {
   return due;
 }
 
-// Notes blocks and pins that changed since the last publication of the ledger.
+// Sets has_news_ if blocks or pins have changed since the ledger was last published.
 void Arbiter::note_news() noexcept {
   for (const PartitionRecord& one : shown_) {
     const PartitionId id = one.partition.id;
@@ -376,7 +378,7 @@ void Arbiter::note_news() noexcept {
   }
 }
 
-// Publish the ledger before the bells ring, so that woken tenants read the new state.
+// Publishes the ledger before the bells ring, so that woken tenants read the new state.
 void Arbiter::show() noexcept {
   const bool has_moved = slabs_.has_changed() || has_changed_;
   if (!has_moved && !std::exchange(has_news_, false)) return;

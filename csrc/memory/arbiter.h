@@ -1,4 +1,4 @@
-// The owner of every slab of a pool, and loans that return in time.
+// Records the owner of every slab of a pool, lends slabs, and takes them back in time.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ struct Grant {
 enum class GrantRefusal : std::uint8_t {
   kPoolEmpty,
   kOverLimit,
-  kAtRisk,  // would violate another partition's reserve or the lender's demand
+  kAtRisk,  // the rest would not cover another partition's reserve or the lender's demand
 };
 // The state of the pool when a loan is requested.
 struct LoanRequest {
@@ -46,8 +46,9 @@ struct LoanRequest {
   std::int32_t unowned{0};      // in slabs
   std::int64_t free_blocks{0};  // free blocks of the lender
 };
-// Decides how much of a loan `lender` can spare. Called under the arbiter's mutex, so nothing
-// changes before the slabs are granted; the rules of MoveObserver apply.
+// Decides how many of the requested slabs `lender` can spare. Called under the arbiter's mutex, so
+// nothing changes before the slabs are granted. Implementations must keep the rules of
+// MoveObserver.
 class Admission {
  public:
   explicit Admission(PartitionId lender_id) noexcept : lender{lender_id} {}
@@ -90,8 +91,9 @@ enum class MoveKind : std::uint8_t { kTake, kGiveBack, kGrant, kReturn, kQuarant
 
 inline constexpr PartitionId kInQuarantine = -2;
 
-// One change of ownership: `slabs` slabs moved from one partition to another (kNobody: unowned,
-// kInQuarantine: lost for now), and `epoch` is the arbiter's epoch after it.
+// One change of ownership: `slabs` is the number of slabs that moved from one partition to another.
+// Instead of a partition, kNobody stands for unowned slabs and kInQuarantine for quarantined ones.
+// `epoch` is the arbiter's epoch after the change.
 struct Move {
   MoveKind kind{};
   PartitionId from_partition{kNobody};
@@ -102,7 +104,7 @@ struct Move {
 };
 
 // Receives every change of ownership, in order, under the arbiter's mutex. It must be quick, must
-// not call back, and must not wait for a lock that a caller of the arbiter may hold.
+// not call the arbiter, and must not wait for a lock that a caller of the arbiter may hold.
 class MoveObserver {
  public:
   virtual ~MoveObserver() = default;
@@ -125,25 +127,25 @@ struct Snapshot {
   std::vector<PartitionSnapshot> partitions;
 };
 
-// Lends slabs and takes them back. The life of a slab is the table in slab_state.h; in short:
+// Lends slabs and takes them back. slab_state.h has the table of a slab's states; in short:
 //
 //   own memory   UNOWNED -> OWNED -> RETURNED -> UNOWNED
 //   a loan       UNOWNED -> GRANTED -> REVOKING -> QUIESCED -> RETURNED -> OWNED by the taker
-//   a late one   ... REVOKING -> FENCED -> QUARANTINED -> RETURNED -> UNOWNED
+//   a late loan  ... REVOKING -> FENCED -> QUARANTINED -> RETURNED -> UNOWNED
 //
 // Thread rule: any thread. One mutex guards the records and the allocators of all partitions. It is
 // held for microseconds, and during no system call except waking a waiter, ringing a tenant's bell
-// (and, in check_invariants, mapping the ledger).
+// (an eventfd) and, in check_invariants(), mapping the ledger.
 //
 // Invariants:
 //   1. No slab has two owners; free + owned + quarantined = all.
 //   2. unowned >= the sum of all partitions' shortfalls: a reserve can always be filled.
-//   3. A partition never holds more than its limit, late slabs included.
-//   4. A slab with a pin or a block in use never changes owner. It can go into quarantine, which
-//      only proof that its old owner has finished ends.
-//   5. A REVOKING slab has a block in use or a pin; otherwise it would be returned. Exceptions: a
-//      tenant in another process may have left it since the last sweep(), or rose itself is
-//      zeroing it, see clean().
+//   3. A partition never holds more than its limit, quarantined slabs included.
+//   4. A slab with a pin or a block in use never changes owner. It can go into quarantine, and
+//      stays there until its old owner is proven to have finished.
+//   5. A REVOKING slab has a block in use or a pin; otherwise it would be returned. There are two
+//      exceptions: a tenant in another process may have left the slab since the last sweep(), and
+//      rose itself may be zeroing it, see clean().
 //   6. A lease that was returned or fenced never comes back; a stale lease_epoch changes nothing.
 //   7. Every change of ownership advances `epoch`.
 class Arbiter final : private SlabWatcher {
@@ -161,21 +163,21 @@ class Arbiter final : private SlabWatcher {
 
   // ---- partitions
 
-  // InvalidArgument when all reserves together exceed the pool; Unavailable while slabs of this
-  // reserve are lent, or when kPartitionsMax partitions have slabs or may get some.
+  // InvalidArgument if all reserves together exceed the pool; Unavailable while slabs of this
+  // reserve are lent, or while kPartitionsMax partitions have slabs or may get some.
   Result<PartitionId> add_partition(std::string name, std::int32_t reserve_slabs,
                                     std::int32_t limit_slabs) noexcept;
-  // For a tenant that is gone: its idle slabs return at once, the rest go into quarantine. A second
-  // call changes nothing.
+  // Drops the partition of a tenant that is gone: its idle slabs return at once, and the rest go
+  // into quarantine. A second call changes nothing.
   Status drop_partition(PartitionId partition) noexcept;
-  // Reopens a dropped partition for the next tenant, with the same reserve. Unavailable while slabs
-  // of the last tenant are missing, or when the reserve cannot be filled.
+  // Reopens a dropped partition for the next tenant, with the same reserve. Unavailable until all
+  // slabs of the last tenant have returned, and while the reserve cannot be filled.
   Status reopen_partition(PartitionId partition, std::int32_t limit_slabs) noexcept;
-  // The partition's only allocator, which lives as long as the arbiter.
+  // Adds the partition's only allocator, which lives as long as the arbiter.
   Result<BlockAllocator*> add_allocator(PartitionId partition, BlockGeometry geometry) noexcept;
   // Adds an allocator for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
   Result<BlockAllocator*> add_group(PartitionId partition, BlockGeometry geometry) noexcept;
-  // For a partition with an allocator in this process; see SlabGroups.
+  // As SlabGroups::missing_slabs(). InvalidArgument for a partition without groups in this process.
   Result<std::int64_t> missing_slabs(PartitionId partition,
                                      std::span<const std::int64_t> wanted) const noexcept;
 
@@ -184,88 +186,94 @@ class Arbiter final : private SlabWatcher {
   // Creates the connection to a tenant that will use a partition's slabs from another process.
   Result<std::shared_ptr<TenantLine>> add_tenant(PartitionId partition,
                                                  Notify notify_at = Notify::kAtGrant) noexcept;
-  // Reads the tenant's words and takes back the slabs that it left or returned. Returns how many.
-  // It needs no notification; a second call changes nothing.
+  // Reads the tenant's mailbox, takes back the slabs that the tenant left or returned, and returns
+  // their number. The tenant need not ring first; a second call changes nothing.
   Result<std::int32_t> sweep(PartitionId partition) noexcept;
-  // For a tenant whose process is proven gone: everything it held is usable again, its leases end,
-  // and the partition is dropped. Returns how many slabs returned; a second call changes nothing.
+  // Takes everything back from a tenant whose process is proven gone: its slabs are usable again,
+  // its leases end, and its partition is dropped. Returns the number of slabs taken back; a second
+  // call changes nothing.
   Result<std::int32_t> lose_tenant(PartitionId partition) noexcept;
-  // The only line to the partition's tenant, for its watch.
+  // Returns the line to the partition's tenant; the watch of that tenant needs it.
   Result<std::shared_ptr<TenantLine>> line_of(PartitionId partition) const noexcept;
 
   // ---- own memory
 
-  // Up to n slabs, limited by the ceiling, the other partitions' floors and the unowned slabs.
+  // Takes up to n unowned slabs, within the partition's limit and the other partitions' reserves.
   Result<std::vector<SlabId>> take(PartitionId partition, std::int32_t n) noexcept;
-  // Returns up to n idle slabs above the reserve, and how many.
+  // Gives back up to n idle slabs that exceed the reserve. Returns how many.
   Result<std::int32_t> give_back(PartitionId partition, std::int32_t n) noexcept;
 
   // ---- loans
 
   std::uint64_t epoch() const noexcept;
-  // All n slabs or a refusal, but never more than leave the partition with `held_max` slabs, late
-  // ones included. With an `admission`: as many as it admits, and none if its lender would be short
-  // after the grant (see watch()).
+  // Grants n slabs, all or none. First n is lowered so that the partition holds at most `held_max`
+  // slabs after the grant, quarantined ones included. With an `admission`, n is then lowered to the
+  // number that it admits; the grant is refused if its lender is watched and would be short
+  // afterwards (see watch()).
   Result<GrantAnswer> grant(
       PartitionId partition, std::int32_t n, Nanoseconds ttl_ns, Admission* admission = nullptr,
       std::int32_t held_max = std::numeric_limits<std::int32_t>::max()) noexcept;
   // Zeros a lent slab before its tenant uses any of its blocks; a tenant with kWhenClean is
-  // notified afterwards. False if the slab was revoked meanwhile, for which the revocation waits.
-  // No lock is held while zeros are written. After DeadlineExceeded the device may still write
-  // zeros: nobody can use the slab until prove_completion(). InvalidArgument for a slab that its
-  // tenant was notified of, because the tenant may be using it.
+  // notified afterwards. False if the slab is not lent, or was revoked meanwhile; a revocation
+  // waits until the zeros are written. No lock is held while zeros are written. After
+  // DeadlineExceeded the device may still write zeros, so nobody can use the slab until
+  // prove_completion(). InvalidArgument if the tenant was already notified of the slab, because the
+  // tenant may be using it.
   Result<bool> clean(PartitionId partition, SlabId slab) noexcept;
   // Extends the lease to `ttl_ns` from now.
   Result<RenewAnswer> renew(LeaseId lease_id, std::uint64_t lease_epoch,
                             Nanoseconds ttl_ns) noexcept;
-  // For periodic calls: fences slabs past their deadline, and revokes leases past their TTL, with a
-  // deadline `grace_ns` from now. Returns the revocations it started, and updates blocks and pins
-  // in the ledger.
+  // Must be called periodically. Fences slabs past their deadline, revokes leases past their TTL
+  // with a deadline `grace_ns` from now, and updates blocks and pins in the ledger. Returns the
+  // revocations that it started.
   Result<std::vector<RevocationId>> expire(Nanoseconds grace_ns) noexcept;
 
   // ---- taking back
 
-  // Makes a partition's lent slabs without blocks or pins unowned within this call, and returns
-  // how many.
+  // Takes back the partition's lent slabs that have no blocks or pins. They are unowned when the
+  // call returns. Returns how many.
   Result<std::int32_t> give_idle(PartitionId partition) noexcept;
-  // The lent slabs of a partition, for an engine that chooses victims.
+  // Returns the lent slabs of a partition, for an engine that chooses victims.
   Result<std::vector<Candidate>> candidates(PartitionId partition) const noexcept;
-  // Its slabs being revoked, or late, that still have blocks or pins.
+  // Returns the partition's slabs that are being revoked or are in quarantine.
   Result<std::vector<SlabId>> leaving(PartitionId partition) const noexcept;
   // Revokes up to n lent slabs: first those without blocks or pins, which return within this call;
-  // then `preferred`, in its order (ignoring slabs that are no candidates); then those with the
-  // fewest blocks in use. A slab goes to `taker`, or becomes unowned if taker is -1, gone or at its
-  // ceiling, or if another partition's floor needs the slab.
+  // then `preferred`, in its order (slabs that are no candidates are ignored); then those with the
+  // smallest rank that their tenant gave, and among equals those with the fewest blocks in use. A
+  // slab goes to `taker`; it becomes unowned if `taker` is -1, was dropped or is at its limit, or
+  // if another partition's reserve needs the slab.
   Result<RevocationId> revoke(PartitionId partition, std::int32_t n, Nanoseconds deadline_ns,
                               PartitionId taker, std::span<const SlabId> preferred) noexcept;
-  // Progress of a revocation; past its deadline this fences the pending slabs. The last
-  // kRevocationsKept completed revocations are known.
+  // Returns the progress of a revocation. After its deadline, the call also fences the pending
+  // slabs. InvalidArgument for a completed revocation that was forgotten because kRevocationsKept
+  // newer ones exist.
   Result<RevocationProgress> poll(RevocationId revocation) noexcept;
   // As poll(), but waits until nothing is pending, or for `timeout_ns` of real time.
   Result<RevocationProgress> wait(RevocationId revocation, Nanoseconds timeout_ns) noexcept;
-  // For a partition whose work is known to be complete (its process is dead, its stream has
-  // drained): makes its quarantined slabs usable again. Returns how many.
+  // Makes the quarantined slabs of a partition usable again. Its work must be known to be complete:
+  // its process is dead, or its stream has drained. Returns how many.
   Result<std::int32_t> prove_completion(PartitionId partition) noexcept;
 
-  // ---- what a tenant could need (watch.cpp)
+  // ---- watching a partition for a shortage (watch.cpp)
 
-  // Sets that `partition`, with `blocks_per_slab` blocks in a slab, may need `demand_blocks` before
-  // a loan returns; 0 ends the watch. It is short while something is lent and its own free blocks
-  // and those of unowned slabs are fewer than that. Returns whether it is short, or will be after
-  // taking `taking` blocks. One partition is watched at a time.
+  // Watches `partition`, which may need `demand_blocks` free blocks before a loan returns and has
+  // `blocks_per_slab` blocks in a slab; a demand of 0 ends the watch. The partition is short while
+  // something is lent and its free blocks, together with those of unowned slabs, are fewer than
+  // `demand_blocks`. Returns whether it is short, or will be after taking `taking` blocks. One
+  // partition is watched at a time.
   //
-  // The bell rings once per call of watch(), inside the first allocation of its allocator that
-  // makes it short or finds it short.
+  // After each call of watch(), the bell rings at most once: in the first allocation that makes the
+  // partition short or finds it short. listen() waits for the bell.
   Result<bool> watch(PartitionId partition, std::int64_t demand_blocks,
                      std::int32_t blocks_per_slab, std::int64_t taking) noexcept;
-  // The same answer for the last demand, without arming the bell.
+  // Gives the same answer for the last demand, without arming the bell.
   Result<bool> is_short(PartitionId partition, std::int64_t taking) const noexcept;
   // Sleeps until the bell has rung more than `seen` times, or for `timeout_ns` of real time.
   // Returns the number of rings.
   //
-  // Repeated calls show that this process runs: time during which it was stopped or the machine
-  // slept does not count against tenants (see note_standstill()). The last call has a `timeout_ns`
-  // of 0.
+  // Repeated calls prove that this process runs. A long gap between them means that the process was
+  // stopped or the machine slept, and does not count against tenants (see note_standstill()). The
+  // last call must have a `timeout_ns` of 0, so that the time after it does not count as a gap.
   std::uint32_t listen(std::uint32_t seen, Nanoseconds timeout_ns) noexcept;
   void ring() noexcept;
 
@@ -283,7 +291,7 @@ class Arbiter final : private SlabWatcher {
     std::uint64_t lease_epoch;
     Nanoseconds expires_ns;
     std::int32_t granted;   // slabs that are not being revoked
-    std::int32_t revoking;  // slabs that are
+    std::int32_t revoking;  // slabs that are being revoked
     bool is_fenced{false};
   };
   struct Revocation {
@@ -315,7 +323,7 @@ class Arbiter final : private SlabWatcher {
     auto operator<=>(const Busy&) const = default;
   };
 
-  // Slabs of one lease that move together in one call, as one move.
+  // Slabs of one lease that return in one call, and are reported to the observer as one Move.
   struct Homecoming {
     LeaseId lease_id{0};
     Lease* lease{nullptr};
@@ -323,7 +331,7 @@ class Arbiter final : private SlabWatcher {
     PartitionId to{kNobody};
     std::int32_t slabs{0};  // not yet reported to the observer
   };
-  // Counts of a partition besides its slabs.
+  // Counts of a partition other than those of its slabs.
   struct Account {
     std::int32_t leases{0};
     RevocationId newest_revocation{0};
@@ -355,12 +363,12 @@ class Arbiter final : private SlabWatcher {
     const SlabHolder* const watched = holder_of(watch_.partition);
     return watched == &taker || (watched != nullptr && watched->includes(taker));
   }
-  // Free blocks that the watched partition must have with `unowned` slabs unowned.
+  // Number of free blocks below which the watched partition is short, with `unowned` unowned slabs.
   std::int64_t low_water(std::int32_t unowned) const noexcept {
     return watch_.demand_blocks - std::int64_t{unowned} * watch_.blocks_per_slab;
   }
-  // A listener makes turns every few milliseconds. After a much longer gap this process stood
-  // still, and deadlines and TTLs are extended by that time.
+  // While somebody listens, transactions follow each other within milliseconds. A much longer gap
+  // means that this process stood still; deadlines and TTLs are then extended by the gap.
   void note_standstill() noexcept;
   Result<std::int32_t> admitted(Admission& admission, PartitionId id, std::int32_t n) noexcept;
   void show() noexcept;
@@ -423,32 +431,31 @@ class Arbiter final : private SlabWatcher {
   std::vector<Partition> partitions_;
   std::vector<std::unique_ptr<SlabHolder>> holders_;          // by partition; null until added
   std::map<PartitionId, std::shared_ptr<TenantLine>> lines_;  // lines to tenants that are not lost
-  std::map<LeaseId, Lease> leases_;                           // with at least one slab
+  std::map<LeaseId, Lease> leases_;                           // leases with at least one slab
   std::map<RevocationId, Revocation> revocations_;
-  std::vector<RevocationId> revoked_by_;  // by slab; 0 when it is not REVOKING
+  std::vector<RevocationId> revoked_by_;  // by slab: its revocation; 0 when it is not REVOKING
   std::vector<Scrub> scrubs_;             // by slab: progress of clean()
   std::vector<SlabId> victims_;           // slabs chosen by the current revocation
-  std::vector<Busy> busy_;                // while they are chosen
-  std::vector<std::int32_t> ranks_;       // by slab, while they are chosen
+  std::vector<Busy> busy_;                // scratch of choose_victims()
+  std::vector<std::int32_t> ranks_;       // scratch of choose_victims(), by slab
   std::vector<Account> accounts_;         // by partition
-  std::vector<PartitionRecord> shown_;    // as in the ledger
-  std::vector<RevocationId> under_way_;   // pending at the last show()
-  bool has_changed_{false};               // other than slabs
+  std::vector<PartitionRecord> shown_;    // the records as published in the ledger
+  std::vector<RevocationId> under_way_;   // revocations that were pending at the last show()
+  bool has_changed_{false};               // something but slabs has changed since the last show()
   bool has_news_{false};                  // blocks or pins changed; ownership did not
-  Nanoseconds changed_ns_{0};             // time of that change
+  Nanoseconds changed_ns_{0};             // time of the last change that is not only has_news_
   Watch watch_;
   bool is_listened_to_{false};
-  Nanoseconds turn_ns_{0};       // start of the last turn, on the clock
+  Nanoseconds turn_ns_{0};       // start of the last transaction, on the clock
   Nanoseconds turn_real_ns_{0};  // the same in real time
   LeaseId next_lease_{1};
   RevocationId next_revocation_{1};
   std::int32_t waiters_{0};
 
-  // Counts slabs of revocations that returned or were lost; waiters sleep on it.
+  // Counts the revoked slabs that returned or were quarantined; wait() sleeps on it.
   std::atomic<std::uint32_t> changes_{0};
-  // Number of rings, and of sleepers on that word.
-  std::atomic<std::uint32_t> rung_{0};
-  std::atomic<std::uint32_t> listeners_{0};
+  std::atomic<std::uint32_t> rung_{0};       // number of rings; listen() sleeps on it
+  std::atomic<std::uint32_t> listeners_{0};  // number of threads in listen()
 };
 
 }  // namespace rose::memory

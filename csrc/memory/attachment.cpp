@@ -20,11 +20,11 @@ Status check_open(const FileDescriptor& fd, const char* what) noexcept {
 
 }  // namespace
 
-// ---- coming and going
+// ---- creation and end
 
 Result<Attachment::Line> Attachment::make_line(AttachmentParts parts) noexcept {
-  ROSE_TRY(check_open(parts.to_arbiter, "the bell to the arbiter"));
-  ROSE_TRY(check_open(parts.to_tenant, "the bell to the tenant"));
+  ROSE_TRY(check_open(parts.to_arbiter, "to_arbiter_fd"));
+  ROSE_TRY(check_open(parts.to_tenant, "to_tenant_fd"));
   Result<LedgerView> ledger = LedgerView::open(parts.ledger);
   if (!ledger.ok()) return ledger.status();
   ROSE_TRY(ledger.value().audit());
@@ -51,12 +51,13 @@ Result<std::unique_ptr<Attachment>> Attachment::make(std::optional<Pool> pool, P
   if (!line.ok()) return line.status();
   const LedgerView& ledger = *line.value().ledger;
   if (ledger.shape() != shape) {
-    return Status::invalid_argument("the ledger belongs to a pool of another shape");
+    return Status::invalid_argument(
+        "the ledger belongs to another pool: its number or size of slabs differs");
   }
   Result<Mailbox> mailbox = Mailbox::open(mailbox_fd, shape);
   if (!mailbox.ok()) return mailbox.status();
   if (mailbox.value().pool() != ledger.pool()) {
-    return Status::corrupt("the mailbox belongs to another pool");
+    return Status::corrupt("the mailbox belongs to another pool than the ledger");
   }
   return std::unique_ptr<Attachment>{
       new Attachment{std::move(pool), shape, mailbox.take(), line.take()}};
@@ -95,8 +96,9 @@ Result<BlockAllocator*> Attachment::make_group(BlockGeometry geometry, bool is_f
   {
     const std::lock_guard lock{slabs_};
     if (has_allocator() == is_first) {
-      return Status::invalid_argument(is_first ? "the attachment has an allocator already"
-                                               : "the attachment has no allocator yet");
+      return Status::invalid_argument(is_first
+                                          ? "the attachment has an allocator already"
+                                          : "the attachment has no allocator yet: add one first");
     }
     const std::lock_guard blocks{blocks_};
     made = groups_.add(
@@ -113,7 +115,7 @@ Result<TenantNews> Attachment::news(Nanoseconds timeout_ns) noexcept {
   std::array<pollfd, 2> fds{pollfd{line_.to_tenant.get(), POLLIN, 0},
                             pollfd{line_.socket.get(), POLLRDHUP, 0}};
   poll_for(fds, timeout_ns);
-  // Before the look, so that a later ring is a new one.
+  // The bell is silenced before the look, so that a later ring causes another look.
   if (fds[0].revents != 0) line_.to_tenant.silence();
   Result<TenantNews> found = look();
   if (!found.ok()) return found;
@@ -161,7 +163,7 @@ Result<std::vector<SlabId>> Attachment::lent() noexcept {
   return found;
 }
 
-// If the arbiter died within a change, the ledger cannot be read, and no slab is late.
+// If the arbiter died within a change, the ledger cannot be read; then only closed slabs are found.
 Result<std::vector<SlabId>> Attachment::leaving() noexcept {
   Result<TenantNews> news = look();
   if (!news.ok()) return news.status();
@@ -197,7 +199,9 @@ Result<std::optional<RevocationNote>> Attachment::revocation() const noexcept {
 Status Attachment::check_slabs(std::span<const SlabId> slabs, const char* purpose) const noexcept {
   for (const SlabId slab : slabs) {
     if (slab >= 0 && slab < shape_.slab_count) continue;
-    return Status::invalid_argument("no slab " + std::to_string(slab) + " to " + purpose);
+    return Status::invalid_argument("slab " + std::to_string(slab) + " to " + purpose +
+                                    " does not exist: the pool has " +
+                                    std::to_string(shape_.slab_count) + " slabs");
   }
   return {};
 }
@@ -209,8 +213,8 @@ Status Attachment::reach(std::span<const SlabId> slabs) noexcept {
   return look_locked().status();
 }
 
-// A slab that was granted again in the meantime stays mapped: it was mapped all the time, and its
-// bytes are zeros.
+// A slab that was granted again in the meantime stays mapped, as it was all the time, and its bytes
+// are zeros.
 Result<std::vector<SlabId>> Attachment::retire() noexcept {
   const std::lock_guard lock{slabs_};
   std::vector<SlabId> gone;
@@ -247,7 +251,8 @@ void Attachment::beat(std::uint64_t progress) noexcept {
 Status Attachment::set_ranks(std::span<const SlabId> slabs,
                              std::span<const std::uint32_t> ranks) noexcept {
   if (slabs.size() != ranks.size()) {
-    return Status::invalid_argument(std::to_string(slabs.size()) + " slabs and " +
+    return Status::invalid_argument("each slab needs one rank, got " +
+                                    std::to_string(slabs.size()) + " slabs and " +
                                     std::to_string(ranks.size()) + " ranks");
   }
   ROSE_TRY(check_slabs(slabs, "rank"));
@@ -276,7 +281,7 @@ Result<std::int32_t> Attachment::give_idle() noexcept {
 bool Attachment::has_news() noexcept {
   const std::uint64_t now = mailbox_.news();
   if (std::exchange(seen_news_, now) == now) return false;
-  // A slab lost for one group is lost for all groups. With a door this cannot fail.
+  // A slab that one group has lost is lost for all groups. With a door, this call cannot fail.
   static_cast<void>(groups_.reconcile_locked());
   return true;
 }

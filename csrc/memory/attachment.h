@@ -31,26 +31,27 @@ struct TenantNews {
   std::vector<SlabId> closed;   // being revoked, and still with blocks or pins of this tenant
   std::int32_t taken{0};        // idle slabs that the arbiter has taken back
   std::int32_t admitted{0};     // new slabs
-  bool was_rung{false};         // the arbiter rang, perhaps only because there is room
+  bool was_rung{false};         // the arbiter rang, perhaps only because slabs became free
   bool is_arbiter_gone{false};  // for good: the loans are over, and the memory is released
 };
 
 // Holds the pool's mapping, the ledger, the mailbox and the tenant's allocators. Using a slab needs
 // no message to the arbiter: the allocator goes through the door of the mailbox.
 //
-// Thread rule: any thread. Two locks, taken in the order slabs, blocks; neither is held over a
-// wait.
+// Thread rule: any thread. There are two locks: a thread that needs both takes `slabs_` first, then
+// `blocks_`. Neither is held during a wait.
 //
 // Invariants:
 //   1. The allocator gives blocks only from slabs that it has entered.
-//   2. A granted slab is in the mailbox, whether or not an answer arrives.
+//   2. A granted slab is in the mailbox even if the arbiter's answer to the request is lost.
 //   3. The allocator gives blocks only from slabs that are mapped here.
 class Attachment final : private SlabDoor {
  public:
-  // Corrupt when ledger or mailbox are invalid, can be written to or resized by others than they
-  // should, or do not belong together; InvalidArgument for another pool. On error nothing is left.
+  // Corrupt if the ledger or the mailbox is invalid, if it can be written or resized by a process
+  // that must not, or if the two do not belong together; InvalidArgument if they belong to another
+  // pool. On error nothing is left.
   static Result<std::unique_ptr<Attachment>> create(Pool pool, AttachmentParts parts) noexcept;
-  // The same for a tenant that maps only lent slabs: see reach().
+  // As create(), for a tenant that maps only lent slabs: see reach().
   static Result<std::unique_ptr<Attachment>> create_mapped(PoolShape shape,
                                                            AttachmentParts parts) noexcept;
   Attachment(const Attachment&) = delete;
@@ -62,7 +63,7 @@ class Attachment final : private SlabDoor {
   const Pool* pool() const noexcept { return pool_.has_value() ? &*pool_ : nullptr; }
   PartitionId partition() const noexcept { return partition_; }
   std::shared_ptr<const LedgerView> ledger() const noexcept { return line_.ledger; }
-  // There is one allocator, and it lives as long as the attachment.
+  // Adds the only allocator, which lives as long as the attachment.
   Result<BlockAllocator*> add_allocator(BlockGeometry geometry) noexcept;
   // Adds an allocator for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
   Result<BlockAllocator*> add_group(BlockGeometry geometry) noexcept;
@@ -74,13 +75,14 @@ class Attachment final : private SlabDoor {
   Result<TenantNews> news(Nanoseconds timeout_ns) noexcept;
   // Looks without waiting.
   Result<TenantNews> look() noexcept;
-  // The slabs that are the tenant's and not to be emptied.
+  // Returns the tenant's slabs, except those that it must empty.
   Result<std::vector<SlabId>> lent() noexcept;
-  // The slabs to empty: closed ones, and late ones by the ledger. A slab may occur twice.
+  // Returns the slabs that the tenant must empty: closed ones, and those that the ledger shows in
+  // quarantine. A slab may occur twice.
   Result<std::vector<SlabId>> leaving() noexcept;
-  // Whether the ledger shows slabs in use past their deadline.
+  // Whether the ledger shows slabs that this tenant uses past their deadline.
   bool is_late() const noexcept;
-  // The newest revocation from this partition in the ledger; nothing before the first.
+  // Returns the newest revocation from this partition in the ledger; nothing before the first.
   Result<std::optional<RevocationNote>> revocation() const noexcept;
 
   // ---- slabs mapped one by one
@@ -88,17 +90,17 @@ class Attachment final : private SlabDoor {
   // Reports slabs that are now mapped here: their blocks may be used once the slabs are the
   // tenant's.
   Status reach(std::span<const SlabId> slabs) noexcept;
-  // The slabs to unmap because the tenant lost them; none is used again before reach().
+  // Returns the slabs that the tenant has lost and must unmap. None is used again before reach().
   Result<std::vector<SlabId>> retire() noexcept;
 
   // Reports a heartbeat, the progress so far, and the use of each slab.
   void beat(std::uint64_t progress) noexcept;
-  // Sets hints: of busy slabs the one with the smallest rank is revoked first. A hint lasts until
-  // the tenant loses the slab.
+  // Sets hints for revocations: among busy slabs, the one with the smallest rank is revoked first.
+  // A hint lasts until the tenant loses the slab.
   Status set_ranks(std::span<const SlabId> slabs, std::span<const std::uint32_t> ranks) noexcept;
-  // Returns slabs without blocks or pins, and how many.
+  // Gives back slabs without blocks or pins. Returns how many.
   Result<std::int32_t> give_idle() noexcept;
-  // Ends allocation and returns idle slabs; the rest return as they are freed.
+  // Ends allocation and gives back idle slabs. The others return as soon as they become idle.
   Status close() noexcept;
 
  private:
@@ -136,7 +138,7 @@ class Attachment final : private SlabDoor {
   const Line line_;
   const PartitionId partition_;  // read once, because the mailbox is writable by others
 
-  mutable std::mutex blocks_;  // for all groups; guards seen_news_
+  mutable std::mutex blocks_;  // the lock of all groups; also guards seen_news_
   std::uint64_t seen_news_{0};
   std::atomic<bool> is_closed_{false};
 

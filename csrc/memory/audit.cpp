@@ -1,4 +1,4 @@
-// The arbiter recounts its books.
+// The arbiter recounts its slabs, leases and revocations.
 #include <string>
 #include <unordered_map>
 
@@ -81,7 +81,10 @@ Status Arbiter::audit_loans() const noexcept {
     const SlabRecord& record = slabs_[slab];
     const bool is_revoking = record.state == SlabState::kRevoking;
     const RevocationId by = revoked_by_[static_cast<std::size_t>(slab)];
-    ROSE_CHECK((by != 0) == is_revoking, "a slab is revoking without a revocation, or the reverse");
+    ROSE_CHECK((by != 0) == is_revoking,
+               "slab " + std::to_string(slab) +
+                   " is in state REVOKING without a revocation, or has a revocation in another "
+                   "state");
     if (is_revoking) ++pending[by];
     if (!is_revoking && record.state != SlabState::kGranted) continue;
     const LeaseId lease_id = slabs_.lease_of(slab);

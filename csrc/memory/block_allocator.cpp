@@ -10,7 +10,7 @@ namespace {
 
 Status not_ours_to_pin(SlabId slab) noexcept {
   return Status::invalid_argument("slab " + std::to_string(slab) +
-                                  " is not held here, so it cannot be pinned");
+                                  " does not belong to this tenant, so it cannot be pinned");
 }
 
 }  // namespace
@@ -65,8 +65,8 @@ Status BlockAllocator::close_slab(SlabId slab) noexcept {
 
 // ---- the door
 
-// Enters a slab through the door. False if the slab has left since its last use; then it is removed
-// here too.
+// Enters a slab through the door. False if the tenant has lost the slab since its last use; then
+// the slab is removed here, too.
 bool BlockAllocator::enter(SlabId slab) noexcept {
   const auto index = static_cast<std::size_t>(slab);
   if (door_ == nullptr || entered_.test(index)) return true;
@@ -78,7 +78,7 @@ bool BlockAllocator::enter(SlabId slab) noexcept {
   return false;
 }
 
-// Call it whenever a slab may have become idle; without effect if it has not.
+// Must be called whenever a slab may have become idle. Has no effect on a slab that is not idle.
 Status BlockAllocator::settle_slab(SlabId slab) noexcept {
   const SlabUse use = map_.use(slab);
   if (use == SlabUse::kAbsent || !map_.is_idle(slab)) return {};
@@ -116,12 +116,14 @@ Status BlockAllocator::admit_slab(SlabId slab, std::uint32_t generation) noexcep
   const std::lock_guard lock{books_};
   const std::string name = "slab " + std::to_string(slab);
   if (slab < 0 || slab >= grid().shape().slab_count) {
-    return Status::invalid_argument("no " + name + " to admit");
+    return Status::invalid_argument(name + " cannot be admitted: the pool has " +
+                                    std::to_string(grid().shape().slab_count) + " slabs");
   }
   if (map_.has_slab(slab)) {
     if (map_.generation(slab) == generation) return {};
     if (!map_.is_idle(slab)) {
-      return Status::invalid_argument(name + " is still in use at generation " +
+      return Status::invalid_argument(name +
+                                      " cannot be admitted: it is still in use at generation " +
                                       std::to_string(map_.generation(slab)));
     }
     remove_slab(slab);
@@ -176,7 +178,7 @@ Status BlockAllocator::give(std::span<const BlockId> blocks) noexcept {
   return release(blocks);
 }
 
-// Each round releases a run of ids of the same slab.
+// Each round releases consecutive ids in `blocks` that lie in the same slab.
 Status BlockAllocator::release(std::span<const BlockId> blocks) noexcept {
   while (!blocks.empty()) {
     const SlabId slab = grid().slab_at(blocks.front());
@@ -265,7 +267,7 @@ Result<PinId> BlockAllocator::pin_slabs(std::span<const SlabId> slabs) noexcept 
   return keep_pin(std::move(pinned));
 }
 
-// One hold per slab, however many of its blocks are named.
+// Pins each slab once, however many of its blocks are named.
 Result<PinId> BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
   std::ranges::sort(slabs, {}, &PinnedSlab::slab);
   const auto repeated = std::ranges::unique(slabs, {}, &PinnedSlab::slab);
@@ -340,7 +342,8 @@ std::int32_t BlockAllocator::used(SlabId slab) const noexcept {
 Result<std::uint32_t> BlockAllocator::generation(SlabId slab) const noexcept {
   const std::lock_guard lock{books_};
   if (!map_.has_slab(slab)) {
-    return Status::invalid_argument("slab " + std::to_string(slab) + " is not held here");
+    return Status::invalid_argument("slab " + std::to_string(slab) +
+                                    " does not belong to this tenant");
   }
   return map_.generation(slab);
 }
@@ -399,7 +402,8 @@ Status BlockAllocator::audit_aside() const noexcept {
   }
   for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
     ROSE_CHECK(aside[static_cast<std::size_t>(slab)] == map_.aside(slab),
-               "slab " + std::to_string(slab) + " has set aside blocks without an owner");
+               "slab " + std::to_string(slab) +
+                   " has blocks set aside that belong to no ticket and no move");
   }
   return {};
 }
@@ -435,7 +439,7 @@ Status BlockAllocator::audit_pins() const noexcept {
         entered_.test(index) == should_be_in,
         "slab " + std::to_string(slab) + " is in use without having been entered, or was not left");
     ROSE_CHECK(map_.is_draining(slab) == (moves_out_of_[index] > 0),
-               "slab " + std::to_string(slab) + " is draining, but no move leaves it");
+               "slab " + std::to_string(slab) + " is draining without moves, or the reverse");
   }
   return {};
 }

@@ -39,7 +39,7 @@ class SlabSource {
  public:
   // Number of slabs of other groups that `group` could get at once.
   virtual std::int64_t spare_beside(const BlockAllocator& group) const noexcept = 0;
-  // Moves one spare slab to the group; false without a spare slab.
+  // Moves one spare slab to the group; false if no other group has one.
   virtual bool move_spare_to(BlockAllocator& group) noexcept = 0;
 
  protected:
@@ -53,20 +53,20 @@ struct Evacuation {
 };
 
 // The life of a block:
-//   alloc()     one reference
-//   share()     one more reference per further user of the same data, also of a cached block
+//   alloc()     gives the block one reference
+//   share()     adds a reference for a further user of the same data; the block may be cached
 //   publish()   gives its data a key, under which others find it
-//   free()      one less; after the last, a block with a key stays cached, any other is free
-// A cached block counts as free. When no other block is left, slabs give up all their cached blocks
-// at once, so that whole slabs become empty: first slabs of namespaces that are not current, then
-// those whose cached blocks were used longest ago. A slab that is being revoked loses its keys and
-// its cached blocks at once.
+//   free()      drops a reference; after the last, a block with a key is cached, any other is free
+// A cached block counts as free. When no other free block is left, a slab loses all its cached
+// blocks at once, so that whole slabs become empty: first slabs of namespaces that are not current,
+// then those whose cached blocks were used longest ago. A slab that is being revoked loses its keys
+// and its cached blocks at once.
 //
 // The life of a ticket:
 //   reserve(n)  sets n blocks aside: nobody else can get them, and they count as used
 //   commit(k)   allocates k of them; the ticket ends with its last block
 //   cancel()    returns the rest; the ticket ends
-// A slab that is being revoked takes its blocks out of every ticket: they hold no data yet, and a
+// The revocation of a slab takes its blocks out of every ticket: they hold no data yet, and a
 // revocation waits only for pins and blocks in use.
 //
 // A pin holds whole slabs for a step, from its preparation to its completion: a pinned slab never
@@ -79,9 +79,9 @@ struct Evacuation {
 //   finish()    moves references and keys and frees the sources; the engine rewrites its tables
 //   cancel()    nothing has moved
 //
-// Either the arbiter is in this process and a SlabWatcher tells it of idle slabs, or it is in
-// another one and the slabs are used through a SlabDoor. Then an idle slab may leave at any moment:
-// a call that finds that a slab has left does without it.
+// The arbiter may be in this process; then a SlabWatcher reports idle slabs to it. Or it is in
+// another process; then slabs are used through a SlabDoor, and the arbiter may take an idle slab at
+// any moment. A call that finds a slab gone continues without it.
 //
 // Thread rule: any thread; public methods take `books`, the mutex of the arbiter or of the tenant.
 // A method that frees or unpins may return a revoked slab within the call.
@@ -102,21 +102,22 @@ class BlockAllocator final : public SlabHolder {
   // Writes n ids to `out`; false, with nothing taken, if fewer are free.
   bool alloc(std::span<BlockId> out) noexcept;
   // Drops one reference of all `blocks`, or of none: InvalidArgument for an id that is out of
-  // range, stale, already free, set aside, or listed more often than it has references. Ids of a
-  // quarantined slab count as evidence of its completion.
+  // range, stale, already free, set aside, or listed more often than it has references. Freeing all
+  // blocks of a quarantined slab proves that its tenant has finished with it.
   Status free(std::span<const BlockId> blocks) noexcept;
   // Adds one reference to all `blocks`, which must be in use or cached, or to none.
   Status share(std::span<const BlockId> blocks) noexcept;
-  // 0 for a block that is free, cached or set aside.
+  // Returns the number of references; 0 for a block that is free, cached or set aside.
   Result<std::int32_t> references(BlockId block) const noexcept;
 
   // ---- prefix cache
 
-  // Makes this the namespace for new keys and lookups. Linear in the slabs with a cached
-  // block.
+  // Makes this the namespace for new keys and lookups. Takes time linear in the number of slabs
+  // with a cached block.
   void set_cache_namespace(std::string_view name) noexcept;
-  // Gives keys to blocks in use; to all or, on InvalidArgument, to none. A key that has a block
-  // keeps it; a block in a slab that is being revoked gets no key.
+  // Gives keys to blocks in use: to all of them or, on InvalidArgument, to none. A key that already
+  // names another block keeps naming that block. A block in a slab that is being revoked gets no
+  // key.
   Status publish(std::span<const BlockId> blocks, std::span<const BlockKey> keys) noexcept;
   // Finds the blocks of the longest known prefix of `keys`, without taking references.
   std::size_t lookup(std::span<const BlockKey> keys, std::span<BlockId> out) const noexcept;
@@ -129,7 +130,7 @@ class BlockAllocator final : public SlabHolder {
 
   // ---- tickets
 
-  // Nothing if fewer than n are free.
+  // Sets n blocks aside, or returns nothing if fewer than n are free.
   std::optional<TicketId> reserve(std::int64_t n) noexcept;
   // Writes out.size() ids to `out`; false, with nothing allocated, if the ticket has fewer.
   Result<bool> commit(TicketId ticket, std::span<BlockId> out) noexcept;
@@ -137,7 +138,7 @@ class BlockAllocator final : public SlabHolder {
 
   // ---- pins
 
-  // All or none; the blocks must be in use, and the slabs must be the tenant's.
+  // Pins all of the slabs or none. The blocks must be in use, and the slabs must be the tenant's.
   Result<PinId> pin_blocks(std::span<const BlockId> blocks) noexcept;
   Result<PinId> pin_slabs(std::span<const SlabId> slabs) noexcept;
   Status unpin(PinId pin) noexcept;
@@ -146,16 +147,17 @@ class BlockAllocator final : public SlabHolder {
 
   // ---- evacuation
 
-  // Empties `slabs`, in this order, each wholly or not at all; moves at most `limit` blocks. Skips
-  // slabs that are not the tenant's, are pinned, hold set-aside blocks, or do not fit elsewhere.
-  // Their cached blocks are freed at once, and they give no blocks until finish or cancel.
+  // Plans to empty `slabs`, in this order, each wholly or not at all, by moving at most `limit`
+  // blocks. Skips slabs that are not the tenant's, are pinned, have blocks set aside, or whose
+  // blocks find no room elsewhere. The cached blocks of the chosen slabs are freed at once, and
+  // these slabs give no blocks until their moves are finished or cancelled.
   Evacuation plan_evacuation(std::span<const SlabId> slabs, std::int64_t limit) noexcept;
-  // As above for the slabs with the fewest blocks in use, as long as the other slabs in use have
-  // room.
+  // Does the same for the slabs with the fewest blocks in use, as long as the other slabs in use
+  // have room.
   Evacuation plan_evacuation(std::int64_t limit) noexcept;
-  // now_at[i] is the place of the data of from[i]: to[i], or from[i] if it was freed meanwhile or
-  // the slab of to[i] is being revoked. InvalidArgument, with no change, for a pair that is not
-  // planned.
+  // Ends the planned moves of from[i] to to[i]. Sets now_at[i] to the block that has the data now:
+  // to[i], or still from[i] if that block was freed meanwhile or the slab of to[i] is being
+  // revoked. InvalidArgument, with no change, for a move that is not planned.
   Status finish_evacuation(std::span<const BlockId> from, std::span<const BlockId> to,
                            std::span<BlockId> now_at) noexcept;
   Status cancel_evacuation(std::span<const BlockId> from, std::span<const BlockId> to) noexcept;
@@ -168,20 +170,22 @@ class BlockAllocator final : public SlabHolder {
   std::int64_t cached_blocks() const noexcept;
   std::int64_t used_blocks() const noexcept;
   std::int64_t capacity_blocks() const noexcept;
-  // Number of slabs with a pin, or with a block in use or set aside. Linear in the slabs.
+  // Number of slabs with a pin, or with a block in use or set aside. Takes time linear in the
+  // number of slabs.
   std::int32_t slabs_in_use() const noexcept;
-  // 0 for a slab that is not the tenant's.
+  // Number of blocks of the slab in use or set aside; 0 for a slab that is not the tenant's.
   std::int32_t used(SlabId slab) const noexcept;
   Result<std::uint32_t> generation(SlabId slab) const noexcept;
   const BlockGrid& grid() const noexcept { return map_.grid(); }
 
   // ---- with a door
 
-  // Adds a slab that the arbiter has granted. Repetition at the same generation changes nothing;
-  // InvalidArgument if there is no such slab or an earlier generation of it is still in use.
+  // Adds a slab that the arbiter has granted. A second call with the same generation changes
+  // nothing. InvalidArgument if there is no such slab or an earlier generation of it is still in
+  // use.
   Status admit_slab(SlabId slab, std::uint32_t generation) noexcept;
-  // Checks all slabs: a closed one gives no new blocks from now on, a lost one is forgotten. Calls
-  // that take blocks or pins do this by themselves when the door has news.
+  // Checks all slabs: a closed one gives no new blocks from now on, and a lost one is forgotten.
+  // Calls that take blocks or pins do this by themselves when the door has news.
   Status reconcile() noexcept;
 
  private:
@@ -233,7 +237,8 @@ class BlockAllocator final : public SlabHolder {
   bool make_free() noexcept;
   // All n or none.
   bool take(std::int64_t n, BlockId* out) noexcept;
-  // Called when free blocks come into use, to check this tenant's watched supply.
+  // Called after free blocks were taken. The watcher then checks whether its watched tenant is
+  // short.
   void tell_taken() noexcept {
     if (watcher_ != nullptr) watcher_->on_blocks_taken(*this);
   }
@@ -263,17 +268,18 @@ class BlockAllocator final : public SlabHolder {
 
   std::mutex& books_;  // guards all members below
   SlabWatcher* const watcher_;
-  SlabDoor* const door_;         // exactly one of the two is set
+  SlabDoor* const door_;         // exactly one of watcher_ and door_ is set
   SlabSource* source_{nullptr};  // set if the tenant's model has other groups
   BlockMap map_;
   BitSet entered_;  // slabs entered through the door
   PrefixCache cache_;
-  std::vector<std::int32_t> keys_;                // by slab: blocks with a key
-  std::vector<std::uint32_t> cached_namespaces_;  // by slab: of its cached blocks, if any
+  std::vector<std::int32_t> keys_;                // by slab: number of blocks with a key
+  std::vector<std::uint32_t> cached_namespaces_;  // by slab: namespace of its cached blocks, if any
   std::unordered_map<TicketId, std::vector<BlockId>> tickets_;
   std::map<PinId, Pin> pins_;  // oldest first
   std::unordered_map<BlockId, Move> moves_;
-  std::vector<std::int32_t> moves_out_of_;  // by slab; it gives no blocks until all are over
+  std::vector<std::int32_t>
+      moves_out_of_;  // by slab: moves that have not ended; the slab gives no blocks until 0
   std::uint64_t next_id_{1};
 };
 

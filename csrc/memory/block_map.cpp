@@ -122,19 +122,22 @@ Status BlockMap::check_in_use(BlockId block) const noexcept {
 Status BlockMap::why_not_in_use(BlockId block) const noexcept {
   const std::string name = "block " + std::to_string(block);
   const SlabId slab = grid_.slab_at(block);
-  if (slab == kNoSlab) return Status::invalid_argument(name + " is out of range");
-  if (!entry(slab).has(block)) return Status::invalid_argument(name + " is out of range");
+  if (slab == kNoSlab || !entry(slab).has(block)) {
+    return Status::invalid_argument(name + " is out of range: no slab contains it");
+  }
   if (entry(slab).use == SlabUse::kAbsent) {
     return Status::invalid_argument(name + " is stale: slab " + std::to_string(slab) +
-                                    " has a new owner");
+                                    " no longer belongs to this tenant");
   }
   const BlockPosition at = place_in(slab, entry(slab).index_of(block));
-  if (state(at) == kAside) return Status::invalid_argument(name + " is set aside");
+  if (state(at) == kAside) {
+    return Status::invalid_argument(name + " is not in use: a ticket or a move has set it aside");
+  }
   if (is_dropped(at)) {
     return Status::invalid_argument(name +
                                     " is freed more often in this call than it has references");
   }
-  return Status::invalid_argument(name + " is free already");
+  return Status::invalid_argument(name + " is not in use: it is free already");
 }
 
 // ---- taking

@@ -1,4 +1,4 @@
-// The use of the blocks of a partition's slabs, as bits and counts, without locks or owners.
+// Bits and counts that say how each block of a partition's slabs is used; no locks and no owners.
 #pragma once
 
 #include <algorithm>
@@ -19,24 +19,25 @@ namespace rose::memory {
 struct BlockPosition {
   SlabId slab{kNoSlab};
   std::int32_t index{0};  // in its slab
-  std::uint32_t slot{0};  // dense over all slabs
+  std::uint32_t slot{0};  // number among the blocks of all slabs
 };
 
 // A block is free, in use with one reference or more, set aside (reserved without data), or cached
-// (unreferenced, with data that may be wanted again). Cached blocks delay nothing: a slab with no
-// others is idle, and evict() frees them.
+// (unreferenced, with data that may be wanted again). Cached blocks delay no revocation: a slab
+// whose blocks are all cached or free is idle, and evict() frees the cached ones.
 //
 // Thread rule: the caller's lock.
 //
 // Invariants:
-//   1. A block's bit is set exactly while it is free, and its references are counted exactly while
-//      it is in use: it is never given twice.
-//   2. used(slab) counts its blocks in use or set aside, kept(slab) its cached ones. Exactly the
-//      slabs that give blocks (open, not draining) and have a free one are in the bucket of their
-//      number of unused blocks; exactly the slabs with a cached block are in the queue.
-//   3. A slab is spare exactly while it gives blocks and has no used one and no pin.
-//   4. free_blocks() counts free blocks of slabs that give, and cached ones; capacity and used
-//      blocks count open and closed slabs.
+//   1. A block's free bit is set exactly while the block is free, and its references are counted
+//      exactly while it is in use. So no block is given twice.
+//   2. used(slab) is its number of blocks in use or set aside, kept(slab) that of cached ones. A
+//      slab is in a bucket exactly while it gives blocks (is open, not draining) and has a free
+//      block; the number of its bucket is count - used. A slab is in the queue exactly while it has
+//      a cached block.
+//   3. A slab is spare exactly while it gives blocks, none of them is used, and it has no pin.
+//   4. free_blocks() counts the free blocks of slabs that give blocks, and all cached blocks.
+//      capacity_blocks() and used_blocks() count over open and closed slabs.
 class BlockMap {
  public:
   explicit BlockMap(const BlockGrid& grid) noexcept;
@@ -66,7 +67,7 @@ class BlockMap {
   std::int64_t spare_slabs() const noexcept { return spare_slabs_; }
   // All blocks of the spare slabs.
   std::int64_t spare_blocks() const noexcept { return spare_blocks_; }
-  // Fewest blocks of any slab.
+  // Number of blocks in the slab that has the fewest.
   std::int64_t fewest_blocks() const noexcept { return fewest_blocks_; }
 
   // ---- slabs
@@ -79,12 +80,13 @@ class BlockMap {
   void quarantine(SlabId slab) noexcept;
   // Any -> kAbsent. Forgets blocks and pins that are still there.
   void remove(SlabId slab) noexcept;
-  // A draining slab gives no block, as if it were closed; draining can end.
+  // A draining slab gives no blocks, like a closed one; unlike closing, draining can end.
   void set_draining(SlabId slab, bool is_draining) noexcept;
 
   // ---- places
 
-  // Tries `near`, a present slab or kNoSlab, first, because ids of one slab come in runs.
+  // Finds a block. `near`, a present slab or kNoSlab, is tried first, because callers list the ids
+  // of one slab together.
   BlockPosition find(BlockId block, SlabId near = kNoSlab) const noexcept;
   BlockPosition place_of(std::uint32_t slot) const noexcept;
   BlockPosition place_in(SlabId slab, std::int32_t index) const noexcept {
@@ -96,15 +98,15 @@ class BlockMap {
   // 0 unless the block is in use.
   std::int32_t references(BlockPosition at) const noexcept { return std::max(state(at), 0); }
   bool is_cached(BlockPosition at) const noexcept { return state(at) == kCached; }
-  // True if the block has no reference left and still awaits release().
+  // True if the block has no reference left but was not released by release() yet.
   bool is_dropped(BlockPosition at) const noexcept { return state(at) == 0 && !is_free(at); }
   // InvalidArgument for an id that is out of range, stale (the slab is absent) or not in use.
   Status check_in_use(BlockId block) const noexcept;
 
   // ---- taking
 
-  // Of the slabs that give and have a free block, the one with the fewest unused blocks, or
-  // kNoSlab. Taking from it first keeps whole slabs empty.
+  // Among the slabs that give blocks and have a free one, returns the slab with the smallest
+  // count - used; kNoSlab without such a slab. Taking from it first keeps whole slabs empty.
   SlabId fullest() const noexcept;
   // Writes up to n free ids of that slab to `out`, with one reference each; returns how many.
   std::int32_t take_from(SlabId slab, std::int64_t n, BlockId* out) noexcept;
@@ -113,12 +115,14 @@ class BlockMap {
 
   // ---- giving
 
-  // Drops one reference of each; no change on an error of check_in_use() or for an id with more
-  // drops than references. Each slab then needs a release().
+  // Drops one reference of each block. Changes nothing if an id is not in use (see check_in_use())
+  // or is listed more often than it has references. After success, each slab of the blocks needs a
+  // release().
   Status drop(std::span<const BlockId> blocks) noexcept;
   // Undoes a drop() before any release().
   void undo_drop(std::span<const BlockId> blocks) noexcept;
-  // For one slab: blocks without references become cached if keep(place) says so, else free.
+  // Releases blocks of one slab: a block without references becomes cached if keep(position)
+  // returns true, else free.
   template <typename Keep>
   void release(SlabId slab, std::span<const BlockId> blocks, Keep keep) noexcept {
     std::int32_t dropped = 0;
@@ -137,7 +141,7 @@ class BlockMap {
     if (dropped > 0) count_released(slab, dropped, cached);
   }
 
-  // In use, with however many references -> free.
+  // In use, with any number of references -> free.
   void free_used(BlockPosition at) noexcept;
 
   // ---- set aside
@@ -158,7 +162,7 @@ class BlockMap {
   void touch_cached(SlabId slab) noexcept { queue_.touch(slab); }
   // Cached -> free.
   void uncache(BlockPosition at) noexcept;
-  // All cached blocks of a slab -> free; calls forget(place) for each.
+  // All cached blocks of a slab -> free; calls forget(position) for each.
   template <typename Forget>
   void evict(SlabId slab, Forget forget) noexcept {
     for (std::size_t word = 0; entry(slab).kept > 0 && word < words_per_slab_; ++word) {
@@ -173,7 +177,7 @@ class BlockMap {
 
   // ---- pins
 
-  // Adds a hold on a present slab; unpin() of an earlier generation returns false and changes
+  // Adds a pin to a present slab. unpin() with an earlier generation returns false and changes
   // nothing.
   void pin(SlabId slab) noexcept {
     ++entry(slab).pins;
@@ -185,7 +189,8 @@ class BlockMap {
   Status audit() const noexcept;
 
  private:
-  // Value in references_ of a cached block; a free or dropped one has 0.
+  // Values in references_ of a cached block and of a block set aside; a free or dropped block has
+  // 0.
   static constexpr std::int32_t kCached = -1;
   static constexpr std::int32_t kAside = -2;
 
@@ -202,7 +207,7 @@ class BlockMap {
     // The neighbours in its bucket.
     SlabId next{kNoSlab};
     SlabId previous{kNoSlab};
-    // No earlier word has a free bit.
+    // Index of the first word of free bits that may be nonzero.
     std::int32_t first_word{0};
 
     std::int32_t index_of(BlockId block) const noexcept { return block - run.first; }
@@ -240,7 +245,7 @@ class BlockMap {
   void clear_cached(BlockPosition at) noexcept;
   void count_released(SlabId slab, std::int32_t dropped, std::int32_t cached) noexcept;
   void count_used(Entry& at, std::int32_t more) noexcept;
-  // Called when a slab becomes spare or ceases to be.
+  // Must be called after every change that can make a slab spare, or end that.
   void recount_spare(Entry& at) noexcept {
     const bool is_spare = at.gives() && at.used == 0 && at.pins == 0;
     if (is_spare == at.is_spare) return;
@@ -251,14 +256,14 @@ class BlockMap {
   Status audit_slab(SlabId slab) const noexcept;
 
   BlockGrid grid_;
-  std::uint32_t blocks_per_slab_{0};  // largest of any slab
+  std::uint32_t blocks_per_slab_{0};  // number of blocks in the slab that has the most
   std::int64_t fewest_blocks_{0};
   std::size_t words_per_slab_{0};
   std::vector<Entry> entries_;
   Words free_bits_;
   Words cached_bits_;
   std::vector<std::int32_t> references_;  // by slot
-  std::vector<SlabId> buckets_;           // by number of unused blocks: first slab of a list
+  std::vector<SlabId> buckets_;           // by count - used: first slab of a list
   BitSet filled_buckets_;
   SlabQueue queue_;
   std::int64_t free_{0};

@@ -17,7 +17,7 @@ Status BlockAllocator::share(std::span<const BlockId> blocks) noexcept {
   for (std::size_t done = 0; done < blocks.size(); ++done) {
     BlockPosition at = map_.find(blocks[done]);
     if (at.slab != kNoSlab && map_.is_cached(at) && !enter(at.slab)) at = {};
-    if (at.slab == kNoSlab) {  // the slab left between the two looks
+    if (at.slab == kNoSlab) {  // the arbiter took the slab after the check above
       ROSE_TRY(give(blocks.first(done)));
       return map_.check_in_use(blocks[done]);
     }
@@ -27,7 +27,7 @@ Status BlockAllocator::share(std::span<const BlockId> blocks) noexcept {
   return {};
 }
 
-// A hit makes the slab's other cached blocks recent again, unless they are of another namespace.
+// A hit in the current namespace makes the slab's other cached blocks recent again.
 void BlockAllocator::add_reference(BlockPosition at) noexcept {
   const bool is_hit = map_.is_cached(at);
   map_.add_reference(at);
@@ -64,8 +64,9 @@ Status BlockAllocator::publish(std::span<const BlockId> blocks,
                                std::span<const BlockKey> keys) noexcept {
   const std::lock_guard lock{books_};
   if (blocks.size() != keys.size()) {
-    return Status::invalid_argument(std::to_string(blocks.size()) + " blocks and " +
-                                    std::to_string(keys.size()) + " keys: each needs one");
+    return Status::invalid_argument("each block needs one key, got " +
+                                    std::to_string(blocks.size()) + " blocks and " +
+                                    std::to_string(keys.size()) + " keys");
   }
   for (const BlockId block : blocks) ROSE_TRY(map_.check_in_use(block));
   for (std::size_t index = 0; index < blocks.size(); ++index) {
@@ -98,7 +99,7 @@ std::size_t BlockAllocator::acquire(std::span<const BlockKey> keys,
     const std::optional<Slot> slot = cache_.find(key);
     if (!slot.has_value()) break;
     const BlockPosition at = map_.place_of(*slot);
-    if (map_.is_cached(at) && !enter(at.slab)) break;  // the slab left, and its keys are gone
+    if (map_.is_cached(at) && !enter(at.slab)) break;  // the slab is lost, and so are its keys
     add_reference(at);
     out[found++] = map_.block_at(at);
   }
@@ -124,9 +125,10 @@ void BlockAllocator::forget_all() noexcept {
   for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) forget_keys(slab);
 }
 
-// ---- what a key does to its block
+// ---- keys and cached blocks
 
-// Returns true if a block without references keeps its data; otherwise removes a useless key.
+// Returns true if a block without references stays cached. Otherwise the block becomes free, and
+// this call has removed its key.
 bool BlockAllocator::stays_cached(BlockPosition at) noexcept {
   if (!has_key(at)) return false;
   if (cache_.namespace_of(at.slot) != cache_.current() || map_.is_draining(at.slab)) {

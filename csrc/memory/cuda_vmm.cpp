@@ -12,7 +12,7 @@ using driver::Current;
 
 namespace {
 
-// Clearing a pool takes milliseconds; a device that needs longer than this is stuck.
+// Deadline of a clear. Clearing a pool takes milliseconds; a device that takes longer is stuck.
 constexpr Nanoseconds kClearNs = 10'000'000'000;
 
 driver::AllocationProperties properties_of(const driver::Device& device) noexcept {
@@ -50,9 +50,10 @@ Result<std::unique_ptr<CudaVmm>> CudaVmm::create(driver::DevicePtr device) noexc
 
 Status CudaVmm::check_size(std::size_t size_bytes) const noexcept {
   if (size_bytes > 0 && size_bytes % granularity_bytes_ == 0) return {};
-  return Status::invalid_argument("device memory of " + std::to_string(size_bytes) +
-                                  " bytes is not a multiple of the driver's page of " +
-                                  std::to_string(granularity_bytes_) + " bytes");
+  return Status::invalid_argument(
+      "the size of device memory must be a positive multiple of the "
+      "driver's page of " +
+      std::to_string(granularity_bytes_) + " bytes, got " + std::to_string(size_bytes) + " bytes");
 }
 
 Result<VaRange> CudaVmm::reserve(std::size_t size_bytes) noexcept {
@@ -146,7 +147,7 @@ Result<PageHandle> CudaVmm::import_fd(FileDescriptor fd, std::size_t size_bytes)
   const Current current{*device_};
   ROSE_TRY(current.status());
   driver::MemoryHandle handle = 0;
-  // The interface takes the descriptor itself in place of a pointer.
+  // The driver's interface expects the descriptor's number in the place of a pointer.
   const auto number = std::bit_cast<void*>(static_cast<std::intptr_t>(fd.get()));
   ROSE_TRY(ROSE_CU(device_->driver(), cuMemImportFromShareableHandle, &handle, number,
                    driver::kHandlePosixFd));

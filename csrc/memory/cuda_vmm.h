@@ -11,10 +11,10 @@
 
 namespace rose::memory {
 
-// Its addresses are the device's and must not be dereferenced on the host.
+// Its addresses are device addresses and must not be dereferenced on the host.
 //
-// Sizes are multiples of the driver's granularity (2 MiB); others are InvalidArgument. Memory can
-// be exported, and holds the bytes of its previous owner until it is cleared.
+// Sizes must be multiples of the driver's granularity (2 MiB); any other size is InvalidArgument.
+// Memory can be exported. It holds the bytes of its previous owner until it is cleared.
 class CudaVmm final : public PageBackend {
  public:
   // Unavailable for a device without virtual memory, or whose memory cannot be exported as a
@@ -33,15 +33,15 @@ class CudaVmm final : public PageBackend {
   Status clear(VaRange range) noexcept override;
   Status scrub(VaRange range) noexcept override;
   Result<FileDescriptor> export_fd(PageHandle handle) noexcept override;
-  // The driver does not report the size of imported memory: map() fails for a size that is too
-  // large.
+  // The driver does not report the size of imported memory, so a `size_bytes` that is too large
+  // only fails in map().
   Result<PageHandle> import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept override;
 
  private:
   CudaVmm(driver::DevicePtr device, std::size_t granularity_bytes) noexcept
       : device_{std::move(device)}, granularity_bytes_{granularity_bytes} {}
   Status check_size(std::size_t size_bytes) const noexcept;
-  // Waits until they are written.
+  // Returns after the zeros are written.
   Status fill_with_zeros(const driver::Stream& stream, VaRange range) noexcept;
 
   driver::DevicePtr device_;

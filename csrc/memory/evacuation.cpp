@@ -1,4 +1,4 @@
-// Moves of blocks, so that whole slabs become empty.
+// Moves blocks, so that whole slabs become empty.
 #include <algorithm>
 #include <string>
 
@@ -19,7 +19,7 @@ Evacuation BlockAllocator::plan_evacuation(std::span<const SlabId> slabs,
   const std::lock_guard lock{books_};
   Evacuation plan;
   if (!hear_news().ok()) return plan;
-  // First stop all sources from giving blocks, so that none is a target of another.
+  // First stop all sources from giving blocks, so that no block moves from one source to another.
   std::vector<SlabId> sources;
   for (const SlabId slab : slabs) {
     if (!can_empty(slab) || map_.used(slab) > limit) continue;
@@ -53,7 +53,8 @@ Evacuation BlockAllocator::plan_evacuation(std::int64_t limit) noexcept {
   }
   std::ranges::stable_sort(used, {}, [&](SlabId slab) { return map_.used(slab); });
 
-  // From the slabs with the fewest blocks on, move blocks into free blocks of the others.
+  // Take the slabs in ascending order of their blocks in use, and move these blocks into free
+  // blocks of the other slabs.
   std::vector<SlabId> sources;
   for (const SlabId slab : used) {
     if (!can_empty(slab)) continue;
@@ -83,7 +84,7 @@ Evacuation BlockAllocator::plan_evacuation(std::int64_t limit) noexcept {
   return plan;
 }
 
-// Gives each block in use of a draining slab one of `targets`, which has as many.
+// Plans the move of each block in use of a draining slab to one of `targets`, which has as many.
 void BlockAllocator::clear_out(SlabId slab, std::span<const BlockId> targets,
                                Evacuation& plan) noexcept {
   map_.set_aside(targets);
@@ -106,18 +107,22 @@ void BlockAllocator::clear_out(SlabId slab, std::span<const BlockId> targets,
 Status BlockAllocator::check_planned(std::span<const BlockId> from,
                                      std::span<const BlockId> to) const noexcept {
   if (from.size() != to.size()) {
-    return Status::invalid_argument("`from` and `to` must have the same length");
+    return Status::invalid_argument("`from` and `to` must have the same length, got " +
+                                    std::to_string(from.size()) + " and " +
+                                    std::to_string(to.size()));
   }
   for (std::size_t index = 0; index < to.size(); ++index) {
     const auto found = moves_.find(to[index]);
     if (found != moves_.end() && found->second.from == from[index]) continue;
-    return Status::invalid_argument("no move of block " + std::to_string(from[index]) + " to " +
-                                    std::to_string(to[index]) + " is planned");
+    return Status::invalid_argument("no move of block " + std::to_string(from[index]) +
+                                    " to block " + std::to_string(to[index]) + " is planned");
   }
   std::vector<BlockId> sorted(to.begin(), to.end());
   std::ranges::sort(sorted);
-  if (std::ranges::adjacent_find(sorted) == sorted.end()) return {};
-  return Status::invalid_argument("a move must be named once");
+  const auto repeated = std::ranges::adjacent_find(sorted);
+  if (repeated == sorted.end()) return {};
+  return Status::invalid_argument("each move must be listed once, got block " +
+                                  std::to_string(*repeated) + " twice in `to`");
 }
 
 Status BlockAllocator::finish_evacuation(std::span<const BlockId> from, std::span<const BlockId> to,
@@ -138,7 +143,8 @@ Status BlockAllocator::cancel_evacuation(std::span<const BlockId> from,
   return {};
 }
 
-// Sets `now_at` to the block that holds the data; if it is null, nothing moves.
+// Ends one planned move, and sets `now_at` to the block that has the data now. If `now_at` is null,
+// nothing moves.
 Status BlockAllocator::end_move(BlockId to, BlockId* now_at) noexcept {
   const Move move = moves_.extract(to).mapped();
   const bool has_moved = now_at != nullptr && carry_over(move, to);
@@ -155,7 +161,8 @@ Status BlockAllocator::end_move(BlockId to, BlockId* now_at) noexcept {
   return settle_slab(source);
 }
 
-// False, and nothing changed, if the source was freed or the target's slab is in revocation.
+// Moves references and key from the source to `to`. False, with nothing changed, if the source was
+// freed or the slab of `to` is being revoked.
 bool BlockAllocator::carry_over(const Move& move, BlockId to) noexcept {
   const BlockPosition source = map_.find(move.from);
   const BlockPosition target = map_.find(to);

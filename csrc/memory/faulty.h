@@ -1,4 +1,4 @@
-// A back end around another that fails on purpose, to test what a failure leaves behind.
+// A back end that wraps another one and fails on purpose, to test what a failure leaves behind.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace rose::memory {
 
 // The call to fail, and counts of live objects.
 struct FaultPlan {
-  std::int64_t fail_call{0};  // counted from 1; 0 fails nothing
+  std::int64_t fail_call{0};  // number of the call that fails, from 1; 0: no call fails
   Status failure{Status::out_of_memory("this call fails on purpose")};
 
-  std::int64_t calls{0};  // number of calls that can fail
+  std::int64_t calls{0};  // number of calls so far that can fail
   std::int64_t live_ranges{0};
   std::int64_t live_objects{0};
   std::int64_t live_mappings{0};
@@ -27,7 +27,7 @@ struct FaultPlan {
 // Invariant: a call that fails on purpose never reaches the inner back end.
 class FaultyBackend final : public PageBackend {
  public:
-  // The test also keeps the plan, to read it after the back end has ended.
+  // The test also keeps the plan, so that it can read the counts after the back end is destroyed.
   FaultyBackend(std::unique_ptr<PageBackend> inner, std::shared_ptr<FaultPlan> plan) noexcept
       : inner_{std::move(inner)}, plan_{std::move(plan)} {}
 

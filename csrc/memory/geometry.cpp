@@ -5,14 +5,15 @@
 namespace rose::memory {
 
 Result<BlockGrid> BlockGrid::create(PoolShape shape, BlockGeometry geometry) noexcept {
-  if (geometry.block_bytes == 0) return Status::invalid_argument("block_bytes must be above 0");
+  if (geometry.block_bytes == 0) return Status::invalid_argument("block_bytes must be > 0, got 0");
   if (geometry.blocks_per_slab_max < 0) {
-    return Status::invalid_argument("blocks_per_slab_max must be at least 0");
+    return Status::invalid_argument("blocks_per_slab_max must be at least 0, got " +
+                                    std::to_string(geometry.blocks_per_slab_max));
   }
   if (geometry.origin_bytes > shape.header_bytes()) {
-    return Status::invalid_argument("origin_bytes of " + std::to_string(geometry.origin_bytes) +
-                                    " must be within the header of " +
-                                    std::to_string(shape.header_bytes()) + " bytes");
+    return Status::invalid_argument("origin_bytes must be at most the header's " +
+                                    std::to_string(shape.header_bytes()) + " bytes, got " +
+                                    std::to_string(geometry.origin_bytes));
   }
   const std::size_t id_end =
       (shape.total_bytes() - geometry.origin_bytes) / geometry.block_bytes + 1;
@@ -22,14 +23,14 @@ Result<BlockGrid> BlockGrid::create(PoolShape shape, BlockGeometry geometry) noe
   }
   if (geometry.block_bytes > shape.slab_bytes) {
     return Status::invalid_argument("a block of " + std::to_string(geometry.block_bytes) +
-                                    " bytes does not fit a slab of " +
-                                    std::to_string(shape.slab_bytes));
+                                    " bytes does not fit into a slab of " +
+                                    std::to_string(shape.slab_bytes) + " bytes: raise slab_bytes");
   }
   const BlockGrid grid{shape, geometry};
   for (SlabId slab = 0; slab < shape.slab_count; ++slab) {
     if (grid.blocks_of(slab).count > 0) continue;
     return Status::invalid_argument("no whole block of " + std::to_string(geometry.block_bytes) +
-                                    " bytes fits slab " + std::to_string(slab) +
+                                    " bytes fits into slab " + std::to_string(slab) +
                                     ": raise slab_bytes");
   }
   return grid;

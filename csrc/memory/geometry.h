@@ -1,4 +1,4 @@
-// The block ids in each slab, for one tenant's block size and origin.
+// Computes the block ids in each slab from one tenant's block size and origin.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,16 @@
 
 namespace rose::memory {
 
-// Names `block_bytes` bytes from `origin + id * block_bytes` on.
+// Names one block: the `block_bytes` bytes that start at `origin_bytes + id * block_bytes`.
 using BlockId = std::int32_t;
 
 struct BlockGeometry {
   std::size_t block_bytes{0};
-  // Start of id 0, counted from the first byte of the pool; not behind the header.
+  // Start of the block with id 0, counted from the first byte of the pool; at most the header's
+  // size.
   std::size_t origin_bytes{0};
-  // 0: as many as fit. Otherwise the tenant's layout uses the rest of the slab (in the
-  // slab-layer-major layout an id names one block of every layer).
+  // Most ids in a slab; 0 means as many as fit. A tenant's layout may need the rest of the slab: in
+  // the slab-layer-major layout, one id names a block in every layer.
   std::int32_t blocks_per_slab_max{0};
 };
 
@@ -27,7 +28,7 @@ struct BlockRun {
   std::int32_t count{0};
 };
 
-// A pure function of shape and geometry.
+// The ids in each slab: a pure function of shape and geometry.
 //
 // Invariants:
 //   1. Every block of blocks_of(slab) lies wholly inside that slab.
@@ -35,7 +36,8 @@ struct BlockRun {
 //   3. Every id, including those of the last slab, fits BlockId.
 class BlockGrid {
  public:
-  // Refuses a geometry with a slab without blocks, or with ids that do not fit 32 bits.
+  // InvalidArgument for a geometry that leaves a slab without a whole block, or whose ids do not
+  // fit 32 bits.
   static Result<BlockGrid> create(PoolShape shape, BlockGeometry geometry) noexcept;
 
   const PoolShape& shape() const noexcept { return shape_; }
@@ -49,8 +51,8 @@ class BlockGrid {
     if (most != 0 && count > most) count = most;
     return {static_cast<BlockId>(first), static_cast<std::int32_t>(count)};
   }
-  // The slab with the first byte of `block`, or kNoSlab outside the lendable slabs. The block need
-  // not be in the run of that slab.
+  // Returns the slab that contains the first byte of `block`; kNoSlab if no lendable slab does. The
+  // block need not be in the run of that slab.
   SlabId slab_at(BlockId block) const noexcept {
     if (block < 0) return kNoSlab;
     const std::size_t at = offset_of(block);

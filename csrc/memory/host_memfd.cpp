@@ -43,7 +43,7 @@ Status HostMemfd::map(std::byte* at, PageHandle handle) noexcept {
 }
 
 void HostMemfd::unmap(VaRange range) noexcept {
-  // Reserved again, not free, so that no other mapping gets these addresses.
+  // Reserves the range again instead of freeing it, so that no other mapping gets these addresses.
   ::mmap(range.base, range.size_bytes, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
@@ -73,13 +73,15 @@ Result<PageHandle> HostMemfd::import_fd(FileDescriptor fd, std::size_t size_byte
   constexpr int kSized = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSized) != kSized) {
-    return Status::invalid_argument("the descriptor must be a memfd with a sealed size");
+    return Status::invalid_argument(
+        "the descriptor of pool memory must be a memfd whose size is sealed");
   }
   struct stat about{};
   if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
   if (about.st_size != static_cast<off_t>(size_bytes)) {
-    return Status::invalid_argument("the descriptor has " + std::to_string(about.st_size) +
-                                    " bytes, expected " + std::to_string(size_bytes));
+    return Status::invalid_argument("the descriptor of pool memory must have " +
+                                    std::to_string(size_bytes) + " bytes, got " +
+                                    std::to_string(about.st_size));
   }
   return keep(std::move(fd), size_bytes);
 }

@@ -26,10 +26,10 @@ class HostMemfd final : public PageBackend {
   PageHandle keep(FileDescriptor fd, std::size_t size_bytes) noexcept;
   const FileDescriptor* find(PageHandle handle) const noexcept;
 
-  // A handle is its position here plus one; a released object leaves a closed descriptor, whose
-  // handle the next object gets.
+  // A handle is a position in objects_ plus one. A released object leaves a closed descriptor at
+  // its position, and the next object gets that position.
   std::vector<FileDescriptor> objects_;
-  std::vector<std::uint64_t> free_;
+  std::vector<std::uint64_t> free_;  // handles of released objects
 };
 
 }  // namespace rose::memory

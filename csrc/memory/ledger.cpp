@@ -22,14 +22,14 @@ namespace {
 
 constexpr std::uint64_t kLedgerMagic = 0x3152474c45534f52;  // "ROSELGR1", little endian
 constexpr std::uint32_t kLedgerVersion = 3;
-// A change takes microseconds. After this many failed reads the writer must have died.
+// A change takes microseconds. After this many failed reads, the writer must have died.
 constexpr int kReadsMax = 10'000;
-// A pause for a writer that was descheduled within a change: about 15 ms in total.
+// Pauses for a writer that was descheduled within a change: about 15 ms in total.
 constexpr int kReadsPerNap = 64;
 constexpr long kNapNs = 50'000;
 
-// Without these seals a process with the descriptor could write, or shrink the memfd under a
-// reader.
+// Without these seals, a process with the descriptor could write to the memfd, or shrink it while
+// another process reads.
 constexpr int kLedgerSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 constexpr std::size_t kPartitionsAt = sizeof(LedgerHeaderWire);
 constexpr std::size_t kSlabsAt = kPartitionsAt + kPartitionsMax * sizeof(PartitionRecordWire);
@@ -224,22 +224,29 @@ Result<LedgerView> LedgerView::open(const FileDescriptor& fd) noexcept {
   const Result<struct stat> about = stat_of(fd);
   if (!about.ok()) return about.status();
   const auto size_bytes = static_cast<std::size_t>(about.value().st_size);
-  if (size_bytes < kSlabsAt) return Status::corrupt("too short for a ledger");
+  if (size_bytes < kSlabsAt) {
+    return Status::corrupt("the descriptor is no ledger: it has " + std::to_string(size_bytes) +
+                           " bytes, fewer than a ledger's header");
+  }
   Result<Mapping> mapping = Mapping::create(fd, size_bytes, Access::kRead);
   if (!mapping.ok()) return mapping.status();
   LedgerView view{mapping.take()};
   const LedgerHeaderWire& head = view.header();
-  if (head.magic != kLedgerMagic) return Status::corrupt("not a ledger");
+  if (head.magic != kLedgerMagic) {
+    return Status::corrupt("the descriptor is no ledger: it does not start with \"ROSELGR1\"");
+  }
   if (head.version != kLedgerVersion) {
-    return Status::corrupt("a ledger of version " + std::to_string(head.version) + ", not " +
-                           std::to_string(kLedgerVersion));
+    return Status::corrupt("the ledger must have version " + std::to_string(kLedgerVersion) +
+                           ", got " + std::to_string(head.version) +
+                           ": run the same release of rose in both processes");
   }
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // only a memfd has seals
   if (seals < 0 || (seals & kLedgerSeals) != kLedgerSeals)
-    return Status::corrupt("an unsealed ledger");
+    return Status::corrupt("the ledger is not sealed: other processes could write to it");
   if (head.slab_count < 1 || ledger_bytes(head.slab_count) != size_bytes) {
-    return Status::corrupt("the size of the ledger does not match its " +
-                           std::to_string(head.slab_count) + " slabs");
+    return Status::corrupt("the ledger's size of " + std::to_string(size_bytes) +
+                           " bytes does not match its " + std::to_string(head.slab_count) +
+                           " slabs");
   }
   return view;
 }

@@ -1,4 +1,5 @@
-// The owner of each slab, in shared memory that all may read and only the arbiter can write.
+// The owner of each slab, in shared memory that every tenant can read and only the arbiter can
+// write.
 #pragma once
 
 #include <atomic>
@@ -21,8 +22,8 @@ namespace rose::memory {
 // One slab in the ledger.
 //   owner: the partition that holds it; for a quarantined slab the one whose completion is awaited;
 //          -1 when unowned.
-//   lease_epoch, lease_id: of the lease it is lent under; 0 when it is not lent.
-//   generation: advances each time the slab returns; detects older ids.
+//   lease_epoch, lease_id: the lease under which the slab is lent; 0 when it is not lent.
+//   generation: advances each time the slab returns, so that older block ids are detected.
 struct SlabRecord {
   std::int32_t owner{-1};
   SlabState state{SlabState::kUnowned};
@@ -33,7 +34,8 @@ struct SlabRecord {
   bool operator==(const SlabRecord&) const = default;
 };
 
-// A revocation in the ledger, in slabs. `id` is 0 if there was none.
+// A revocation in the ledger; `wanted` and `pending` are numbers of slabs. `id` is 0 if there was
+// none.
 struct RevocationNote {
   std::uint64_t id{0};
   std::int32_t wanted{0};
@@ -47,7 +49,7 @@ struct RevocationNote {
 //   leases: number of leases with at least one slab.
 //   free_blocks, used_blocks, pins: as of the last change of ownership or expire(). Changes in
 //                                   between do not appear in the ledger.
-//   revocation: the newest from this partition.
+//   revocation: the newest revocation of slabs of this partition.
 struct PartitionRecord {
   Partition partition;
   std::int32_t leases{0};
@@ -120,7 +122,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 // The contents of one change.
 struct LedgerChange {
   const std::vector<SlabRecord>& slabs;
-  const std::vector<SlabId>& changed;  // the changed ones of `slabs`
+  const std::vector<SlabId>& changed;  // ids of the slabs whose records changed
   LedgerCounts counts;
   std::uint64_t epoch{0};
   std::span<const PartitionRecord> partitions;  // all of them, at most kPartitionsMax
@@ -130,9 +132,9 @@ struct LedgerChange {
 // The writing side. Thread rule: the caller's lock.
 //
 // Invariants:
-//   1. The only writable mapping is made before the memfd is sealed against further ones, so
-//      others with the descriptor can only read.
-//   2. Between calls the sequence is even and the counts are those of the records.
+//   1. The only writable mapping is made before the memfd is sealed against further ones, so that
+//      other holders of the descriptor can only read.
+//   2. Between calls the sequence is even and the counts match the records.
 class Ledger {
  public:
   static Result<Ledger> create(PoolShape shape) noexcept;
@@ -172,7 +174,7 @@ class LedgerView {
 
   PoolShape shape() const noexcept;
   std::uint64_t pool() const noexcept { return header().pool; }
-  // All records at one moment; Unavailable if the writer stopped in the middle of a change.
+  // Returns all records at one moment; Unavailable if the writer stopped in the middle of a change.
   Result<Moment> read() const noexcept;
   // Corrupt unless every record is legal, the partitions' counts are right, and free + owned +
   // quarantined = all.

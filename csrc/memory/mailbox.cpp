@@ -15,8 +15,8 @@ namespace {
 constexpr std::uint64_t kMailboxMagic = 0x3158424d45534f52;  // "ROSEMBX1", little endian
 constexpr std::uint32_t kMailboxVersion = 2;
 constexpr int kMailboxSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// Attempts. A tenant that enters and leaves in between causes another look; if it never stops, the
-// next sweep looks again.
+// Attempts of close(). A tenant that enters or leaves the slab meanwhile makes an attempt fail. If
+// all fail, the next sweep tries again.
 constexpr int kTriesMax = 64;
 
 std::size_t mailbox_bytes(std::int32_t slab_count) noexcept {
@@ -28,19 +28,27 @@ constexpr std::uint64_t packed(SlabWord word) noexcept {
 }
 
 Status check_header(const MailboxHeaderWire& head, PoolShape shape) noexcept {
-  if (head.magic != kMailboxMagic) return Status::corrupt("not a mailbox");
+  if (head.magic != kMailboxMagic) {
+    return Status::corrupt("the descriptor is no mailbox: it does not start with \"ROSEMBX1\"");
+  }
   if (head.version != kMailboxVersion) {
-    return Status::corrupt("a mailbox of version " + std::to_string(head.version) + ", not " +
-                           std::to_string(kMailboxVersion));
+    return Status::corrupt("the mailbox must have version " + std::to_string(kMailboxVersion) +
+                           ", got " + std::to_string(head.version) +
+                           ": run the same release of rose in both processes");
   }
   if (head.slab_count != shape.slab_count || head.slab_bytes != shape.slab_bytes ||
       head.header_slabs != shape.header_slabs) {
-    return Status::corrupt("a mailbox of a pool with " + std::to_string(head.slab_count) +
-                           " slabs of " + std::to_string(head.slab_bytes) + " bytes, not " +
-                           std::to_string(shape.slab_count) + " of " +
-                           std::to_string(shape.slab_bytes));
+    return Status::corrupt("the mailbox must be for a pool of " + std::to_string(shape.slab_count) +
+                           " slabs of " + std::to_string(shape.slab_bytes) + " bytes and " +
+                           std::to_string(shape.header_slabs) + " header slabs, got " +
+                           std::to_string(head.slab_count) + " slabs of " +
+                           std::to_string(head.slab_bytes) + " bytes and " +
+                           std::to_string(head.header_slabs) + " header slabs");
   }
-  if (head.partition < 0) return Status::corrupt("the mailbox has no partition");
+  if (head.partition < 0) {
+    return Status::corrupt("the mailbox's partition must be at least 0, got " +
+                           std::to_string(head.partition));
+  }
   return {};
 }
 
@@ -51,7 +59,7 @@ Result<Mailbox> Mailbox::create(PoolShape shape, PartitionId partition,
   const std::size_t size_bytes = mailbox_bytes(shape.slab_count);
   Result<FileDescriptor> fd = create_memfd("rose-mailbox", size_bytes);
   if (!fd.ok()) return fd.status();
-  // Otherwise a tenant could add seals that prevent later attachments.
+  // Without this seal a tenant could add seals that prevent later attachments.
   if (::fcntl(fd.value().get(), F_ADD_SEALS, F_SEAL_SEAL) != 0) {
     return from_errno("fcntl(F_SEAL_SEAL)", errno);
   }
@@ -79,11 +87,11 @@ Result<Mailbox> Mailbox::open(const FileDescriptor& fd, PoolShape shape) noexcep
   // Only a memfd has seals; without them the file could shrink under the mapping.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kMailboxSeals) != kMailboxSeals)
-    return Status::corrupt("an unsealed mailbox");
+    return Status::corrupt("the mailbox is not sealed: other processes could resize it");
   const std::size_t size_bytes = mailbox_bytes(shape.slab_count);
   if (static_cast<std::size_t>(about.st_size) != size_bytes) {
-    return Status::corrupt("a mailbox of " + std::to_string(about.st_size) + " bytes, not " +
-                           std::to_string(size_bytes));
+    return Status::corrupt("the mailbox must have " + std::to_string(size_bytes) +
+                           " bytes for this pool, got " + std::to_string(about.st_size));
   }
   Result<FileDescriptor> own = fd.duplicate();
   if (!own.ok()) return own.status();

@@ -3,20 +3,20 @@
 //   ABSENT   the tenant does not have the slab
 //   IDLE     it has the slab but uses no block: the arbiter may take it without asking
 //   BUSY     it has a block in use or a pin
-//   CLOSED   the same, and it must leave the slab
+//   CLOSED   it has a block in use or a pin, and must leave the slab
 //
 //   arbiter   any    -> IDLE     granted: an unowned slab, so nobody else writes this word
 //             IDLE   -> ABSENT   taken back at once
 //             BUSY   -> CLOSED   revoked
-//             any    -> ABSENT   the tenant is proven gone, or its completion is
+//             any    -> ABSENT   the tenant is proven gone, or its work proven complete
 //   tenant    IDLE   -> BUSY     enters
 //             BUSY   -> IDLE     leaves
 //             CLOSED -> ABSENT   leaves for good, and rings
 //             IDLE   -> ABSENT   returns the slab, and rings
 //
-// Every move but a grant is one compare-and-swap of generation and use together, so a late party
-// with an old generation changes nothing. The state is in the words alone: either party can die
-// after any single move, and the other continues from the words.
+// Every move except a grant is one compare-and-swap of generation and use together, so a process
+// that acts late, with an old generation, changes nothing. The state is in the words alone: either
+// process can die after any single move, and the other continues from the words.
 #pragma once
 
 #include <sys/types.h>
@@ -35,7 +35,7 @@ namespace rose::memory {
 
 enum class WordUse : std::uint32_t { kAbsent = 0, kIdle, kBusy, kClosed };
 
-// The fields of one word. `use` may hold any number, because the other side can write garbage.
+// The fields of one word. `use` may hold any number, because the other process can write garbage.
 struct SlabWord {
   std::uint32_t generation{0};
   WordUse use{WordUse::kAbsent};
@@ -45,9 +45,9 @@ struct SlabWord {
 
 // The result of leaving a slab.
 enum class Leaving {
-  kStays,     // the slab is still its own
-  kHome,      // it was closed, and is returned by this call
-  kWasTaken,  // it was no longer the tenant's
+  kStays,     // the slab is still the tenant's
+  kHome,      // the slab was closed, and this call returned it
+  kWasTaken,  // the slab was no longer the tenant's
 };
 
 // A tenant's report about itself, which is not trusted.
@@ -69,7 +69,7 @@ struct MailboxHeaderWire {
   std::int32_t header_slabs;
   std::int32_t partition;
   std::uint64_t pool;  // the same as in the ledger
-  // Advances when the arbiter has closed, taken or granted; the tenant then checks its slabs.
+  // Advances when the arbiter has closed, taken or granted slabs; the tenant then checks its slabs.
   std::atomic<std::uint64_t> news;
   std::atomic<std::int64_t> heartbeat_ns;
   std::atomic<std::uint64_t> progress;
@@ -82,15 +82,15 @@ struct MailboxHeaderWire {
 };
 struct SlabWordWire {
   std::atomic<std::uint64_t> word;  // generation << 32 | use
-  std::atomic<std::uint32_t> used;  // blocks, by the tenant's last report
+  std::atomic<std::uint32_t> used;  // blocks in use, from the tenant's last report
   std::atomic<std::uint32_t> rank;  // the tenant's hint: the smallest is revoked first
 };
 static_assert(sizeof(MailboxHeaderWire) == 128 && sizeof(SlabWordWire) == 16);
 
 // One mapping of a mailbox; the arbiter and the tenant have one each.
 //
-// Thread rule: any thread and any process. The arbiter moves under its mutex, and the tenant under
-// its allocator's.
+// Thread rule: any thread and any process. The arbiter changes words under its own mutex, and the
+// tenant under the mutex of its allocator.
 class Mailbox {
  public:
   // Creates a mailbox of zeros with a sealed size: every word is ABSENT.
@@ -111,7 +111,7 @@ class Mailbox {
   void grant(SlabId slab, std::uint32_t generation) const noexcept;
   // IDLE -> ABSENT; false, with nothing changed, from any other state.
   bool take_idle(SlabId slab, std::uint32_t generation) const noexcept;
-  // As take_idle(), and from BUSY to CLOSED. Garbage is left unchanged and counts as busy.
+  // IDLE -> ABSENT, or BUSY -> CLOSED. An invalid word stays unchanged and counts as busy.
   void close(SlabId slab, std::uint32_t generation) const noexcept;
   void clear(SlabId slab, std::uint32_t generation) const noexcept;
   void tell_news() const noexcept { header().news.fetch_add(1); }

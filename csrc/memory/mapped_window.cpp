@@ -44,7 +44,8 @@ Status MappedWindow::give(SlabId slab) noexcept {
   ROSE_TRY(check_slab(slab));
   Place& place = places_[place_of(slab)];
   if (place.presence == Presence::kAway) {
-    return Status::invalid_argument("slab " + std::to_string(slab) + " is not in this window");
+    return Status::invalid_argument("slab " + std::to_string(slab) +
+                                    " is not mapped in this window");
   }
   if (std::exchange(place.presence, Presence::kLeaving) == Presence::kHere) {
     leaving_.push_back(place_of(slab));
@@ -71,7 +72,7 @@ std::vector<SlabId> MappedWindow::held() const noexcept {
 
 Status MappedWindow::check_slab(SlabId slab) const noexcept {
   if (slab >= 0 && slab < shape_.slab_count) return {};
-  return Status::invalid_argument("no slab " + std::to_string(slab));
+  return Status::invalid_argument("slab " + std::to_string(slab) + " does not exist");
 }
 
 Status MappedWindow::map(std::size_t at, FileDescriptor fd) noexcept {

@@ -11,24 +11,25 @@
 
 namespace rose::memory {
 
-// Addresses for the whole pool, with the pool's offsets, so that block tables and layer views equal
-// those of a tenant that maps everything. A slab arrives as its own descriptor (Pool::share_slab)
-// and goes in two steps:
+// Reserves addresses for the whole pool, with the pool's offsets, so that block tables and layer
+// views equal those of a tenant that maps everything. Each slab arrives as a descriptor of its own
+// (Pool::share_slab()) and is unmapped in two steps:
 //
 //   AWAY -> HERE      take(): mapped
 //   HERE -> LEAVING   give(): the tenant must not touch it, but still could
 //   LEAVING -> AWAY   sweep(): unmapped; any touch faults
-//   LEAVING -> HERE   take(): lent again before the sweep; the mapping never went
+//   LEAVING -> HERE   take(): lent again before the sweep, so it was mapped all the time
 //
-// Serving does not wait for any of this: its own mapping stays, and a slab is its own again when
-// the arbiter says so. A borrower has no descriptor of slabs that it was never lent.
+// Serving waits for none of this: it has a mapping of its own, which stays, and it may use a slab
+// as soon as the arbiter records the slab's return. A borrower never has a descriptor of a slab
+// that was not lent to it.
 //
-// Thread rule: one thread at a time, and only while no kernel of this tenant runs: a change of page
-// tables makes a running kernel fault, even if it reads elsewhere.
+// Thread rule: one thread at a time, and only while no kernel of this tenant runs. A change of page
+// tables would make a running kernel fault, even if that kernel reads other addresses.
 //
 // Invariants:
 //   1. An AWAY slab is not mapped here, and no descriptor of it is open here.
-//   2. An opened header slab stays until the window ends.
+//   2. An opened header slab stays mapped until the window is destroyed.
 //   3. A take() that fails changes nothing.
 class MappedWindow {
  public:
@@ -44,13 +45,14 @@ class MappedWindow {
   bool is_on_host() const noexcept { return backend_->is_on_host(); }
   std::size_t size_bytes() const noexcept { return shape_.total_bytes(); }
 
-  // Maps the tenant's own header slab, with its null blocks. Takes the descriptor.
+  // Maps the tenant's own header slab, with its null blocks. The window owns `fd` from here on.
   Status open_header(std::int32_t index, FileDescriptor fd) noexcept;
-  // Takes the descriptor, which must be of this slab. A mapped slab stays as it is.
+  // Maps the slab from its descriptor `fd`, which the window owns from here on. A slab that is
+  // mapped already stays so.
   Status take(SlabId slab, FileDescriptor fd) noexcept;
   // InvalidArgument if the slab is AWAY.
   Status give(SlabId slab) noexcept;
-  // Unmaps up to `slabs_max` LEAVING slabs in the order of give(), and returns how many.
+  // Unmaps up to `slabs_max` LEAVING slabs, in the order of their give(). Returns how many.
   std::int32_t sweep(std::int32_t slabs_max) noexcept;
 
   // HERE slabs, ascending.

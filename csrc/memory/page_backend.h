@@ -1,5 +1,5 @@
-// The source of a pool's memory. Every back end reserves address space, creates physical memory,
-// maps it, and exports and imports it as descriptors.
+// The source of a pool's memory. Every back end reserves address space, creates physical memory and
+// maps it there, and exports and imports memory as descriptors.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,9 @@ struct PageHandle {
   std::size_t size_bytes{0};
 };
 
-// Thread rule: one thread at a time; the pool calls it during its construction and destruction.
-// Creation can fail. Release returns nothing, because a destructor could not use the result.
+// Thread rule: one thread at a time, except scrub(). The pool calls a back end while it is
+// constructed and destroyed. Creation can fail. Release returns nothing, because a destructor could
+// not use the result.
 class PageBackend {
  public:
   virtual ~PageBackend() = default;
@@ -42,13 +43,13 @@ class PageBackend {
   virtual void unmap(VaRange range) noexcept = 0;
   // Zeros the mapped bytes of `range` before it returns.
   virtual Status clear(VaRange range) noexcept = 0;
-  // As clear(), for memory in use: it stays mapped for all its users. The range is whole pages. Any
-  // thread.
+  // As clear(), for memory that other processes may have mapped: it stays mapped for all of them.
+  // `range` must be whole pages. Any thread.
   virtual Status scrub(VaRange range) noexcept = 0;
 
   // A descriptor that another process can import; the caller owns it.
   virtual Result<FileDescriptor> export_fd(PageHandle handle) noexcept = 0;
-  // Takes the memory behind `fd`, which must hold exactly `size_bytes`.
+  // Imports the memory behind `fd`, which must have exactly `size_bytes`.
   virtual Result<PageHandle> import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept = 0;
 };
 

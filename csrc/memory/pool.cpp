@@ -11,15 +11,17 @@ namespace {
 // Checks that the objects of `from` are whole slabs, and together all slabs of its shape.
 Status check_objects(const PoolExport& from) noexcept {
   if (from.objects.size() != from.sizes.size()) {
-    return Status::invalid_argument(std::to_string(from.objects.size()) + " descriptors for " +
+    return Status::invalid_argument("each memory object needs one descriptor, got " +
+                                    std::to_string(from.objects.size()) + " descriptors for " +
                                     std::to_string(from.sizes.size()) + " memory objects");
   }
   std::size_t missing = from.shape.total_bytes();
   for (const std::size_t size_bytes : from.sizes) {
     if (size_bytes == 0 || size_bytes % from.shape.slab_bytes != 0 || size_bytes > missing) {
-      return Status::invalid_argument("a memory object of " + std::to_string(size_bytes) +
-                                      " bytes does not fit into a pool of " +
-                                      std::to_string(from.shape.total_bytes()) + " bytes");
+      return Status::invalid_argument(
+          "a memory object must be whole slabs of " + std::to_string(from.shape.slab_bytes) +
+          " bytes within the remaining " + std::to_string(missing) + " bytes of the pool, got " +
+          std::to_string(size_bytes) + " bytes");
     }
     missing -= size_bytes;
   }
@@ -33,7 +35,7 @@ Status check_kind(bool is_on_host, bool should_be) noexcept {
   if (is_on_host == should_be) return {};
   const auto kind = [](bool host) { return host ? "the host" : "a device"; };
   return Status::invalid_argument(std::string{"the pool is memory of "} + kind(is_on_host) +
-                                  ", and this back end maps memory of " + kind(should_be));
+                                  ", but this process maps memory of " + kind(should_be));
 }
 
 }  // namespace
@@ -112,7 +114,7 @@ Result<FileDescriptor> Pool::share_place(std::size_t place) const noexcept {
 
 Status Pool::check_slab(SlabId slab) const noexcept {
   if (slab >= 0 && slab < shape_.slab_count) return {};
-  return Status::invalid_argument("no slab " + std::to_string(slab));
+  return Status::invalid_argument("slab " + std::to_string(slab) + " does not exist");
 }
 
 Status Pool::reserve() noexcept {

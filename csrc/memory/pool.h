@@ -9,7 +9,7 @@
 
 namespace rose::memory {
 
-// The export of a pool to another process: numbers, and descriptors sent over a socket.
+// What another process needs to attach to a pool. The descriptors are sent over a socket.
 struct PoolExport {
   PoolShape shape;
   std::vector<FileDescriptor> objects;  // in address order
@@ -27,16 +27,16 @@ struct PoolExport {
 //      pool it was attached to ends first.
 class Pool {
  public:
-  // Reserves, creates and maps everything; on error nothing is left. A memory object holds up to
-  // `object_bytes_max` (at least one slab), because each may use a file descriptor while the pool
-  // lives.
+  // Reserves, creates and maps everything; on error nothing is left. A memory object has up to
+  // `object_bytes_max` bytes, but at least one slab. Fewer, larger objects save file descriptors:
+  // each object may use one while the pool lives.
   static Result<Pool> create(std::unique_ptr<PageBackend> backend, PoolShape shape,
                              std::size_t object_bytes_max = kObjectBytesMax) noexcept;
 
   // Maps the memory of a pool of another process (or of this one), each object once, at the same
-  // offsets. Takes the descriptors, even on failure; on error nothing is left. InvalidArgument if
-  // the sizes do not add up to the shape, the memory is of another kind than the back end's, or a
-  // descriptor holds something else.
+  // offsets. Owns the descriptors, even on failure; on error nothing is left. InvalidArgument if
+  // the sizes do not add up to the shape, if the back end does not map this kind of memory (host or
+  // device), or if a descriptor does not fit its size.
   static Result<Pool> attach(std::unique_ptr<PageBackend> backend, PoolExport from) noexcept;
 
   Pool(Pool&& other) noexcept = default;
@@ -48,18 +48,18 @@ class Pool {
   std::byte* data() const noexcept { return range_.base; }
   bool is_on_host() const noexcept { return backend_->is_on_host(); }
   std::size_t size_bytes() const noexcept { return shape_.total_bytes(); }
-  // New descriptors of all objects, owned by the caller. An attached pool can be shared, too.
-  // Thread rule: the back end's, so not while the pool ends.
+  // Returns new descriptors of all objects; the caller owns them. An attached pool can be shared,
+  // too. Thread rule: that of the back end, so not while the pool is being destroyed.
   Result<PoolExport> share() const noexcept;
 
   // ---- one slab alone, for a borrower that maps only lent slabs
 
-  // Zeros the slab through this mapping before it returns. For a slab that its new owner has not
-  // touched yet, and that cannot return to the old one meanwhile (it is pinned). Any thread. After
-  // DeadlineExceeded the device may still write.
+  // Zeros the slab through this mapping; the zeros are written when it returns. The slab's new
+  // owner must not have touched it yet, and the slab must not change owner meanwhile. Any thread.
+  // After DeadlineExceeded the device may still write.
   Status scrub(SlabId slab) const noexcept;
-  // A new descriptor of one slab or header slab. InvalidArgument unless each memory object is one
-  // slab (object_bytes_max of create()).
+  // Returns a new descriptor of one slab or header slab. InvalidArgument unless each memory object
+  // is one slab (object_bytes_max of create()).
   Result<FileDescriptor> share_slab(SlabId slab) const noexcept;
   Result<FileDescriptor> share_header(std::int32_t index) const noexcept;
 
@@ -77,7 +77,7 @@ class Pool {
   Status check_slab(SlabId slab) const noexcept;
   Result<FileDescriptor> share_place(std::size_t place) const noexcept;
   Status reserve() noexcept;
-  // Takes the handle, even on failure.
+  // Owns the handle from here on, even on failure.
   Status map_next(std::size_t offset, Result<PageHandle> handle) noexcept;
 
   std::unique_ptr<PageBackend> backend_;  // null after a move

@@ -77,7 +77,7 @@ void PrefixCache::erase(Slot slot) noexcept {
   std::size_t hole = bucket_of(slot);
   --namespaces_[std::exchange(namespaces_of_[slot], 0)].keys;
   --size_;
-  // Moves entries behind the hole into it if a search would no longer reach them.
+  // Moves each later entry into the hole if a search would no longer reach it.
   for (std::size_t at = (hole + 1) & mask(); table_[at].slot_and_one != 0; at = (at + 1) & mask()) {
     const std::size_t from_home = (at - table_[at].hash) & mask();
     if (from_home < ((at - hole) & mask())) continue;
@@ -103,7 +103,7 @@ void PrefixCache::enter_namespace(std::string_view name) noexcept {
     current_ = static_cast<std::uint32_t>(known - namespaces_.begin());
     return;
   }
-  // A namespace without keys can be reused, because nobody can tell.
+  // A namespace without keys can be reused, because no lookup can tell the difference.
   const auto spare = std::ranges::find_if(namespaces_.begin() + 1, namespaces_.end(),
                                           [](const Namespace& one) { return one.keys == 0; });
   current_ = static_cast<std::uint32_t>(spare - namespaces_.begin());
@@ -124,10 +124,10 @@ Status PrefixCache::audit() const noexcept {
   const auto filled = static_cast<std::size_t>(
       std::ranges::count_if(table_, [](const Bucket& one) { return one.slot_and_one != 0; }));
   ROSE_CHECK(keys == size_ && filled == size_,
-             "the prefix cache has a wrong number of keys or filled buckets");
+             "the prefix cache has a number of keys or filled buckets that differs from its count");
   for (std::size_t index = 1; index < namespaces_.size(); ++index) {
     ROSE_CHECK(in_namespace[index] == namespaces_[index].keys,
-               "a namespace of the prefix cache has a wrong number of keys");
+               "a namespace of the prefix cache has a number of keys that differs from its count");
   }
   return {};
 }

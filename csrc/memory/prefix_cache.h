@@ -1,4 +1,4 @@
-// The block with the KV of each prefix: 16-byte keys of the engine, inside a namespace.
+// Finds the block that has the KV of a prefix, by the engine's 16-byte key inside a namespace.
 #pragma once
 
 #include <cstdint>
@@ -25,29 +25,30 @@ using Slot = std::uint32_t;
 // An open-addressing table from (namespace, key) to slot, and its inverse.
 //
 // A namespace is a model at one version of its weights. Keys are inserted and found in the current
-// one. Entries of others stay until they are erased, and are found again when their namespace
-// becomes current.
+// namespace. Entries of other namespaces stay until they are erased, and are found again when their
+// namespace becomes current.
 //
-// Thread rule: the caller's lock. Constant time each; only the first insert() allocates, for all
-// slots.
+// Thread rule: the caller's lock. find(), insert(), erase() and move() take constant time; of
+// these, only the first insert() allocates, for all slots at once.
 //
 // Invariants:
 //   1. A slot has at most one key, and a key of a namespace at most one slot.
-//   2. No bucket between the home of an entry and the entry is empty, so a search may stop there.
+//   2. Every bucket between the home bucket of an entry and the entry is filled, so a search may
+//      stop at the first empty bucket.
 //   3. At most half of the buckets are filled, so a search ends.
 class PrefixCache {
  public:
   explicit PrefixCache(std::size_t slots) noexcept;
 
-  // The number of the current namespace, which is unique.
+  // The number of the current namespace, >= 1. No two namespaces with keys share a number.
   std::uint32_t current() const noexcept { return current_; }
   // 0 for a slot without a key.
   std::uint32_t namespace_of(Slot slot) const noexcept {
     return slot < namespaces_of_.size() ? namespaces_of_[slot] : 0;
   }
   std::optional<Slot> find(const BlockKey& key) const noexcept;
-  // Inserts into the current namespace. False, with nothing changed, if the key has another slot. A
-  // slot loses its former key.
+  // Inserts into the current namespace. False, with nothing changed, if the key already has another
+  // slot. The slot loses its former key.
   bool insert(Slot slot, const BlockKey& key) noexcept;
   // No effect on a slot without a key.
   void erase(Slot slot) noexcept;
@@ -71,7 +72,7 @@ class PrefixCache {
 
   void make_room() noexcept;
   std::size_t mask() const noexcept { return table_.size() - 1; }
-  // The bucket of this key, or the empty one for it.
+  // The bucket of this key, or the empty bucket into which it would go.
   std::size_t bucket_of(const BlockKey& key, std::uint32_t in_namespace) const noexcept;
   std::size_t bucket_of(Slot slot) const noexcept;
   void put(std::size_t bucket, Slot slot, const BlockKey& key, std::uint32_t in_namespace) noexcept;

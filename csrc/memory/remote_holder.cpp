@@ -38,7 +38,7 @@ void RemoteHolder::notify(SlabId slab) noexcept {
 bool RemoteHolder::take_idle(SlabId slab) noexcept {
   if (!is_lost_ && !line_->mailbox.take_idle(slab, entry(slab).generation)) return false;
   entry(slab).use = SlabUse::kAbsent;
-  has_news_ = true;  // nobody is woken: the tenant sees it at its next look
+  has_news_ = true;  // does not wake the tenant, which notices the loss at its next look
   return true;
 }
 
@@ -72,7 +72,8 @@ SlabLoad RemoteHolder::load(SlabId slab) const noexcept {
   const Entry& mine = entry(slab);
   if (is_lost_ || mine.use == SlabUse::kAbsent || !mine.is_notified) return {};
   const Mailbox& mailbox = line_->mailbox;
-  // In a slab in revocation an idle word is closed first: the tenant could enter it at any moment.
+  // In a slab that is being revoked, an IDLE word is closed first, because the tenant could enter
+  // the slab at any moment.
   const bool is_open = mine.use == SlabUse::kOpen;
   if (!is_open) mailbox.close(slab, mine.generation);
   const SlabWord now = mailbox.word(slab);
@@ -103,9 +104,10 @@ void RemoteHolder::settle() noexcept {
 
 Status RemoteHolder::audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept {
   const std::string name = "slab " + std::to_string(slab);
-  ROSE_CHECK(entry(slab).use == use, name + " has different uses here and in the arbiter");
+  ROSE_CHECK(entry(slab).use == use,
+             name + " has different uses in its tenant's records and in the arbiter");
   ROSE_CHECK(use == SlabUse::kAbsent || entry(slab).generation == generation,
-             name + " has different generations here and in the arbiter");
+             name + " has different generations in its tenant's records and in the arbiter");
   return {};
 }
 

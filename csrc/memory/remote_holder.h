@@ -12,7 +12,7 @@ namespace rose::memory {
 // When to notify a tenant of a granted slab.
 enum class Notify : std::uint8_t {
   kAtGrant,
-  kWhenClean,  // by notify(); before that the slab is taken back without asking
+  kWhenClean,  // in notify(); before that, the arbiter takes the slab back without asking
 };
 
 // Reads and writes the words of a mailbox. The arbiter's own record of each slab is kept here,
@@ -24,15 +24,16 @@ class RemoteHolder final : public SlabHolder {
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override;
   bool take_idle(SlabId slab) noexcept override;
   Status close_slab(SlabId slab) noexcept override;
-  // Also asks for the end of the tenant, which missed a deadline or was dropped while inside. A
-  // tenant cannot be late with a slab that it was never notified of.
+  // Also reports the tenant as late, so that its watch may kill it: it missed a deadline, or was
+  // dropped while it used the slab. A tenant is never late with a slab of which it was not
+  // notified.
   void quarantine_slab(SlabId slab) noexcept override;
   void remove_slab(SlabId slab) noexcept override;
   void notify(SlabId slab) noexcept override;
   bool was_notified(SlabId slab) const noexcept override { return entry(slab).is_notified; }
 
   SlabLoad load(SlabId slab) const noexcept override;
-  // By the tenant's report.
+  // Taken from the tenant's report.
   BlockTotals totals() const noexcept override;
   PinTotals pin_totals() const noexcept override;
   bool reports_idle() const noexcept override { return false; }

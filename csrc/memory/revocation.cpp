@@ -1,4 +1,4 @@
-// The return of loans: revoke, hand over, fence, quarantine, prove.
+// Takes loans back: revokes, hands over, fences and quarantines slabs, and proves completions.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -12,12 +12,13 @@ namespace rose::memory {
 namespace {
 
 constexpr std::int32_t kUnranked = std::numeric_limits<std::int32_t>::max();
-// Shortest sleep: if the clock stands still, a deadline must not turn wait() into a spin.
+// Shortest sleep of wait(): it must not spin when a deadline is reached but the clock stands still.
 constexpr Nanoseconds kNapMin = 20'000;
-// Longest sleep. A waiter shows as often as the keeper that this process runs, because the keeper
-// may not get the interpreter.
+// Longest sleep of wait(), and of one listen() by the keeper, a Python thread. If the keeper does
+// not get the interpreter, wait() alone shows that this process runs.
 constexpr Nanoseconds kNapMax = 20'000'000;
-// The keeper listens for 20 ms at a time, and a busy machine delays it by tens of milliseconds.
+// Shortest gap between transactions that is a standstill. The keeper listens for 20 ms at a time,
+// and a busy machine delays it by tens of milliseconds.
 constexpr Nanoseconds kStandstillNs = 100'000'000;
 
 }  // namespace
@@ -59,7 +60,7 @@ Result<std::int32_t> Arbiter::give_idle(PartitionId id) noexcept {
     if (is_lent && is_idle(slab)) victims_.push_back(slab);
   }
   if (victims_.empty()) return 0;
-  // They cannot be late, because they have no blocks or pins.
+  // This deadline is never reached, because slabs without blocks or pins return within the call.
   const RevocationId given = open_revocation(id, kNobody, clock_->now_ns() + kTimeoutMax,
                                              static_cast<std::int32_t>(victims_.size()));
   ROSE_TRY(revoke_victims(given));
@@ -106,9 +107,12 @@ Result<RevocationId> Arbiter::revoke(PartitionId from, std::int32_t n, Nanosecon
                                      PartitionId taker,
                                      std::span<const SlabId> preferred) noexcept {
   const Transaction transaction{*this};
-  ROSE_TRY(check_known(from));  // a dropped partition has nothing lent, so this ends at once
+  ROSE_TRY(check_known(from));  // not check_live(): a dropped partition has no lent slabs to revoke
   if (taker != kNobody) ROSE_TRY(check_live(taker));
-  if (taker == from) return Status::invalid_argument("the taker must be another partition");
+  if (taker == from) {
+    return Status::invalid_argument("slabs of partition " + std::to_string(from) +
+                                    " must be revoked for another partition, got the same");
+  }
   if (n < 1)
     return Status::invalid_argument("the number of slabs to revoke must be at least 1, got " +
                                     std::to_string(n));
@@ -165,7 +169,7 @@ Status Arbiter::on_slab_idle(SlabId slab) noexcept {
   return done;
 }
 
-// A REVOKING slab without a block in use or a pin changes owner.
+// Returns a REVOKING slab that has no block in use and no pin.
 Status Arbiter::bring_home(SlabId slab) noexcept {
   const RevocationId id = std::exchange(revoked_by_[static_cast<std::size_t>(slab)], 0);
   Revocation& revocation = revocations_.at(id);
@@ -200,14 +204,14 @@ Status Arbiter::bring_home(SlabId slab, Revocation& revocation, Homecoming& home
   return {};
 }
 
-// Returns true if the taker may get a RETURNED slab. The slab does not count as unowned yet, and
-// another partition's reserve may need it.
+// Returns true if the taker may get a RETURNED slab, which does not count as unowned yet. False if
+// another partition's reserve needs that slab.
 bool Arbiter::goes_to(PartitionId taker) const noexcept {
   return taker != kNobody && partitions_[static_cast<std::size_t>(taker)].headroom() > 0 &&
          memory::spare_for(partitions_, taker, slabs_.unowned() + 1) > 0;
 }
 
-// Returns the slab's lease; first reports moves under another lease to the observer.
+// Returns the slab's lease. Before that, reports returned slabs of another lease to the observer.
 Arbiter::Lease& Arbiter::lease_for(SlabId slab, Homecoming& home) noexcept {
   const LeaseId id = slabs_.lease_of(slab);
   if (id != home.lease_id || home.lease == nullptr) {
@@ -250,7 +254,7 @@ Result<RevocationProgress> Arbiter::poll_locked(RevocationId id) noexcept {
   const auto found = revocations_.find(id);
   if (found == revocations_.end()) {
     return Status::invalid_argument("revocation " + std::to_string(id) +
-                                    " does not exist, or ended long ago");
+                                    " does not exist, or was completed and forgotten");
   }
   const Revocation& revocation = found->second;
   if (revocation.progress.pending > 0) {
@@ -286,7 +290,7 @@ Result<RevocationProgress> Arbiter::wait(RevocationId revocation, Nanoseconds ti
   }
 }
 
-// With a clock of its own, such as virtual time, the smaller of both elapsed times counts.
+// clock_ may be virtual. The gap is the smaller of the elapsed times on clock_ and in real time.
 void Arbiter::note_standstill() noexcept {
   const Nanoseconds now_ns = clock_->now_ns();
   const Nanoseconds real_ns = real_now_ns();
@@ -295,7 +299,7 @@ void Arbiter::note_standstill() noexcept {
   turn_real_ns_ = real_ns;
   if (!is_listened_to_ || since_ns < kStandstillNs) return;
   const auto later = [since_ns](Nanoseconds at) {
-    return at < kTimeoutMax ? at + since_ns : at;  // "no deadline" stays
+    return at < kTimeoutMax ? at + since_ns : at;  // a larger value means: no deadline
   };
   for (auto& [id, revocation] : revocations_)
     revocation.deadline_ns = later(revocation.deadline_ns);
@@ -310,18 +314,18 @@ void Arbiter::forget_revocations() noexcept {
   }
 }
 
-// ---- late slabs
+// ---- slabs past their deadline
 
 Status Arbiter::fence(RevocationId id) noexcept {
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     if (revoked_by_[static_cast<std::size_t>(slab)] != id) continue;
-    // A tenant of another process may have left the slab at the last moment.
+    // A tenant in another process may have left the slab at the last moment.
     ROSE_TRY(is_idle(slab) ? bring_home(slab) : quarantine(slab));
   }
   return {};
 }
 
-// Quarantines a held slab that is not idle, through FENCED; then nobody may use it.
+// Moves a held slab that is not idle to QUARANTINED, by way of FENCED. Nobody may use it then.
 Status Arbiter::quarantine(SlabId slab) noexcept {
   const PartitionId from = slabs_[slab].owner;
   const LeaseId lease_id = slabs_.lease_of(slab);
@@ -375,7 +379,8 @@ Status Arbiter::drop_partition(PartitionId id) noexcept {
   return drop_locked(id);
 }
 
-// Revokes all lent slabs with a deadline in the past; own slabs have no lease.
+// Revokes all lent slabs, with a deadline of now, and takes the partition's own slabs, which have
+// no lease. Slabs that are not idle go into quarantine.
 Status Arbiter::drop_locked(PartitionId id) noexcept {
   if (!partition(id).is_live) return {};
   ROSE_TRY(choose_victims(id, slabs_.size(), {}));

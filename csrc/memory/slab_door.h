@@ -7,9 +7,9 @@
 
 namespace rose::memory {
 
-// The door between an allocator and the shared words of its mailbox: the first block or pin of an
-// empty slab enters, the last one leaves. While the tenant is inside, the arbiter waits for the
-// slab; otherwise it takes the slab back without asking.
+// The door between an allocator and the shared words of its mailbox. The allocator enters a slab
+// before it takes the slab's first block or pin, and leaves it after the last. While the tenant is
+// inside, the arbiter waits for the slab; otherwise it takes the slab back without asking.
 //
 // Thread rule: the allocator calls it under its own lock. Nothing here waits.
 class SlabDoor {
@@ -18,11 +18,12 @@ class SlabDoor {
 
   // Whether the arbiter has closed, taken or added slabs since the last call.
   virtual bool has_news() noexcept = 0;
-  // The slab's current state; sets `generation` unless it is absent.
+  // Whether the tenant has the slab, at this generation, and need not leave it.
   virtual bool is_open(SlabId slab, std::uint32_t generation) const noexcept = 0;
-  // True if the tenant may use the slab until leave(); false if the slab has left.
+  // True if the tenant may use the slab until leave(); false if the tenant has lost the slab.
   virtual bool enter(SlabId slab, std::uint32_t generation) noexcept = 0;
-  // True if the slab is still the tenant's; false if it was closed, and this call returned it.
+  // True if the slab is still the tenant's; false if it was closed, so that this call returned it,
+  // or was taken before.
   virtual bool leave(SlabId slab, std::uint32_t generation) noexcept = 0;
 };
 

@@ -35,7 +35,10 @@ Result<std::int64_t> SlabGroups::missing_slabs(
   std::int64_t missing = 0;
   for (std::size_t index = 0; index < wanted.size(); ++index) {
     if (wanted[index] < 0)
-      return Status::invalid_argument("the wanted numbers of blocks must be at least 0");
+      return Status::invalid_argument(
+          "the wanted number of blocks of each group must be at least "
+          "0, got " +
+          std::to_string(wanted[index]));
     const BlockMap& map = groups_[index]->map_;
     const std::int64_t loose = map.free_blocks() - map.spare_blocks();
     const std::int64_t beyond = std::max<std::int64_t>(wanted[index] - loose, 0);
@@ -59,8 +62,8 @@ std::int64_t SlabGroups::spare_beside(const BlockAllocator& group) const noexcep
   return spare;
 }
 
-// Moves a spare slab of another group, if possible one without cached blocks. Returns false if no
-// group has a spare slab.
+// Moves a spare slab of another group to `group`, if possible one without cached blocks. Returns
+// false if no other group has a spare slab.
 bool SlabGroups::move_spare_to(BlockAllocator& group) noexcept {
   BlockAllocator* from = nullptr;
   SlabId found = kNoSlab;
@@ -91,7 +94,7 @@ Status SlabGroups::admit_slab(SlabId slab, std::uint32_t generation) noexcept {
   {
     const std::lock_guard lock{books_};
     if (groups_.empty())
-      return Status::invalid_argument("there is no allocator yet: add one first");
+      return Status::invalid_argument("the tenant has no allocator yet: add one first");
     group = group_of(slab);
   }
   return (group != nullptr ? *group : *groups_.front()).admit_slab(slab, generation);

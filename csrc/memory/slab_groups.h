@@ -10,16 +10,17 @@
 
 namespace rose::memory {
 
-// Layers that keep different tokens have blocks of different sizes: each group of them has its own
-// BlockAllocator over the same slabs. A slab belongs to one group at a time, at first to the first
-// one. A group that runs out gets slabs of others without blocks and pins, so memory freed behind a
-// window becomes room for the layers that keep everything.
+// Layers that keep different tokens (all of them, or those in a sliding window) have blocks of
+// different sizes. Each group of such layers has its own BlockAllocator over the same slabs. A slab
+// belongs to one group at a time; a new slab belongs to the first group. A group that runs out gets
+// slabs of other groups that have no blocks in use and no pins. So the memory that a sliding window
+// frees becomes room for the layers that keep all tokens.
 //
 // The arbiter sees one holder of slabs: loans, pins, revocations and losses work the same for all
-// groups. In a tenant's process the groups use one door.
+// groups. In a tenant's process the groups share one SlabDoor.
 //
-// Thread rule: any thread; methods take `books`, except those of SlabHolder and SlabSource, which
-// are called under it.
+// Thread rule: any thread. Methods lock the mutex `books`, except those of SlabHolder and
+// SlabSource, whose callers hold it.
 //
 // Invariants:
 //   1. No slab belongs to two groups.
@@ -31,26 +32,27 @@ class SlabGroups final : public SlabHolder, private SlabSource {
   SlabGroups(const SlabGroups&) = delete;
   SlabGroups& operator=(const SlabGroups&) = delete;
 
-  // The first group has all slabs, the others start empty. Under `books`.
+  // Adds a group. The first one has all slabs, and the others start empty. The caller holds
+  // `books`.
   BlockAllocator* add(std::unique_ptr<BlockAllocator> group) noexcept;
   std::span<const std::unique_ptr<BlockAllocator>> groups() const noexcept { return groups_; }
 
-  // Number of further slabs needed for wanted[g] blocks of each group g at the same time.
-  // InvalidArgument for another number of groups, or a negative number of blocks.
+  // Returns the number of further slabs that are needed for wanted[g] blocks of each group g at the
+  // same time. InvalidArgument unless `wanted` has one number >= 0 per group.
   Result<std::int64_t> missing_slabs(std::span<const std::int64_t> wanted) const noexcept;
 
   // ---- with a door
 
-  // As BlockAllocator::admit_slab(), for the group that has the slab, or the first.
+  // As BlockAllocator::admit_slab(), for the group that has the slab, or else for the first group.
   Status admit_slab(SlabId slab, std::uint32_t generation) noexcept;
   // As BlockAllocator::reconcile(), for all groups.
   Status reconcile() noexcept;
-  // The same under `books`.
+  // The same, for a caller that holds `books`.
   Status reconcile_locked() noexcept;
 
-  // Blocks of the group that has the slab.
+  // Number of blocks of the slab in use or set aside, in the group that has the slab.
   std::int32_t used(SlabId slab) const noexcept;
-  // As pin_totals(), without `books`.
+  // As pin_totals(), for a caller that does not hold `books`.
   PinTotals pinned() const noexcept;
 
   // ---- SlabHolder
@@ -60,7 +62,7 @@ class SlabGroups final : public SlabHolder, private SlabSource {
   void quarantine_slab(SlabId slab) noexcept override;
   void remove_slab(SlabId slab) noexcept override;
   SlabLoad load(SlabId slab) const noexcept override;
-  // Free blocks are those that the first group could get, used ones those of all.
+  // `free` counts the blocks that the first group could get, `used` those of all groups.
   BlockTotals totals() const noexcept override;
   PinTotals pin_totals() const noexcept override;
   bool includes(const SlabHolder& other) const noexcept override;

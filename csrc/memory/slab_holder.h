@@ -13,18 +13,18 @@ namespace rose::memory {
 enum class SlabUse : std::uint8_t {
   kAbsent,       // not the holder's: its ids are stale
   kOpen,         // gives and takes back blocks
-  kClosed,       // being revoked: takes back, gives none
+  kClosed,       // being revoked: takes back blocks, gives none
   kQuarantined,  // lost: takes back blocks as evidence of completion, and counts nowhere
 };
 
-// No hint about the cost of a revocation of the slab for its tenant.
+// The rank of a slab for which the tenant has given no hint.
 inline constexpr std::uint32_t kNoRank = 0xffffffff;
 
 // A slab is idle when it has neither a block in use nor a pin.
 struct SlabLoad {
   std::int32_t used{0};
   std::int32_t pins{0};
-  // The tenant's own hint; the busy slab with the smallest rank is revoked first.
+  // The tenant's hint: the busy slab with the smallest rank is revoked first.
   std::uint32_t rank{kNoRank};
 
   bool is_idle() const noexcept { return used == 0 && pins == 0; }
@@ -35,7 +35,7 @@ struct BlockTotals {
   std::int64_t used{0};
 };
 
-// Holds that have not ended.
+// Pins that have not ended.
 struct PinTotals {
   std::int64_t count{0};
   Nanoseconds oldest_ns{0};  // CLOCK_BOOTTIME of the oldest; 0 if there is none
@@ -48,7 +48,7 @@ struct PinTotals {
   bool operator==(const PinTotals&) const = default;
 };
 
-// An allocator of this process, or the mailbox of a tenant in another one.
+// An allocator in this process, or the mailbox of a tenant in another process.
 //
 // Thread rule: the arbiter calls all methods, under its mutex. None waits for the tenant.
 class SlabHolder {
@@ -82,13 +82,13 @@ class SlabHolder {
   // Whether `other` is this holder, or a part of it.
   virtual bool includes(const SlabHolder& other) const noexcept { return this == &other; }
 
-  // Whether the call that makes a slab idle reports it. Otherwise the arbiter has to check.
+  // Whether the holder reports a slab that becomes idle. Otherwise the arbiter has to check.
   virtual bool reports_idle() const noexcept { return true; }
   // Whether the holder returned an open slab by itself.
   virtual bool has_given(SlabId) const noexcept { return false; }
-  // The holder is proven gone: from now on every slab is idle.
+  // Called when the holder is proven gone: from now on every slab is idle.
   virtual void lose() noexcept {}
-  // Ends a change of the records: notifies the holder now.
+  // Called at the end of a change of the records: notifies the holder of it.
   virtual void settle() noexcept {}
 
   // Internal unless the slab has the state `use`, at `generation` if it is not absent.

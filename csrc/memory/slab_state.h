@@ -9,8 +9,8 @@
 //   FENCED       the deadline passed (or the tenant is gone): nobody may use it
 //   QUARANTINED  nobody may use it until a completion is proven; never counted as free
 //
-// QUIESCED, RETURNED and FENCED pass within one call, under one lock, and are never visible at
-// rest. FENCED leads only to QUARANTINED, so a fenced lease never comes back.
+// A slab enters and leaves QUIESCED, RETURNED and FENCED within one call, under one lock, so nobody
+// else sees these states. FENCED leads only to QUARANTINED, so a fenced lease never comes back.
 #pragma once
 
 #include <cstdint>

@@ -45,12 +45,12 @@ Status SlabTable::move(SlabId slab, SlabState to, const Hold& hold) noexcept {
 }
 
 std::string SlabTable::no_move(SlabId slab, SlabState to) const {
-  return "slab " + std::to_string(slab) + ": no move from state " +
-         std::to_string(static_cast<int>(records_[at(slab)].state)) + " to " +
+  return "slab " + std::to_string(slab) + " cannot move from state " +
+         std::to_string(static_cast<int>(records_[at(slab)].state)) + " to state " +
          std::to_string(static_cast<int>(to));
 }
 
-// Changes state, generation and counts; the owner stays.
+// Changes state, generation and counts; the owner and the lease stay.
 SlabRecord& SlabTable::change(SlabId slab, SlabState to) noexcept {
   SlabRecord& record = records_[at(slab)];
   count(record.state, -1u);
@@ -90,8 +90,7 @@ Status SlabTable::audit() const noexcept {
   for (SlabId slab = 0; slab < size(); ++slab) {
     const SlabRecord& mine = records_[at(slab)];
     const SlabRecord& shown = moment.value().slabs[at(slab)];
-    ROSE_CHECK(mine == shown, "the ledger and the table differ in slab " + std::to_string(slab) +
-                                  " than the book");
+    ROSE_CHECK(mine == shown, "the ledger and the table differ in slab " + std::to_string(slab));
     ROSE_CHECK(unowned_.test(at(slab)) == (mine.state == SlabState::kUnowned),
                "slab " + std::to_string(slab) +
                    " is in the unowned set though it must not be, or the reverse");

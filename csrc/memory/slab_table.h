@@ -14,7 +14,7 @@
 
 namespace rose::memory {
 
-// The holder and lease of a slab; zeros if none.
+// The owner and the lease of a slab. lease_id and lease_epoch are 0 if it is not lent.
 struct Hold {
   PartitionId owner{kNobody};
   std::uint64_t lease_id{0};
@@ -43,9 +43,10 @@ class SlabTable {
     return static_cast<SlabId>(unowned_.find(at(from)));
   }
 
-  // Moves to `to` with holder and lease unchanged.
+  // Moves the slab to state `to`. RETURNED and UNOWNED remove its owner; these and QUARANTINED
+  // remove its lease.
   Status move(SlabId slab, SlabState to) noexcept;
-  // Moves to OWNED or GRANTED under `hold`.
+  // Moves the slab to OWNED or GRANTED, under `hold`.
   Status move(SlabId slab, SlabState to, const Hold& hold) noexcept;
 
   // Whether publish() has changes to write.

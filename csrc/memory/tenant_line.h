@@ -14,9 +14,9 @@ struct TenantLine {
   static Result<std::shared_ptr<TenantLine>> create(Mailbox mailbox) noexcept;
 
   Mailbox mailbox;
-  EventFd to_arbiter;  // a closed slab has returned
-  EventFd to_tenant;   // something was granted, closed or lost
-  EventFd late;        // it missed a deadline, or delays serving repeatedly
+  EventFd to_arbiter;  // the tenant returned a slab
+  EventFd to_tenant;   // the arbiter granted, closed or quarantined a slab
+  EventFd late;        // the tenant missed a deadline, or delays serving repeatedly
 };
 
 }  // namespace rose::memory

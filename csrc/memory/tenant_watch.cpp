@@ -13,9 +13,9 @@ namespace rose::memory {
 
 namespace {
 
-// A bound for waits, in case a bell is lost; no such case is known.
+// Longest wait, in case a ring is lost; no such case is known.
 constexpr Nanoseconds kLookAgainNs = 1'000'000'000;
-// A tenant that always rings must not keep the arbiter's mutex busy.
+// Shortest time between sweeps: a tenant that always rings must not keep the arbiter's mutex busy.
 constexpr Nanoseconds kBetweenSweepsNs = 20'000;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Watches one tenant of another process, and acts when it leaves a slab, is late, or dies.
+// Watches a tenant in another process, and acts when it returns a slab, misses a deadline, or dies.
 #pragma once
 
 #include <atomic>
@@ -11,14 +11,15 @@
 
 namespace rose::memory {
 
-// Owns a thread that sleeps until the tenant rings (its slabs return), the arbiter calls it late
-// (its process is killed, along with its children where a cgroup contains only them), or its
-// process is gone (everything returns). No Python runs here, so no interpreter can delay this.
+// Owns a thread that sleeps until one of three things happens. If the tenant rings, the thread
+// takes back the slabs that the tenant has left. If the arbiter reports the tenant as late, the
+// thread kills its process, and also its children where a cgroup contains only them. If the process
+// has ended, the thread takes everything back. It runs no Python, so no interpreter can delay it.
 //
 // The end of the process proves that all its work on the host is complete. A forked process that
 // shares the mapping is not watched: a tenant must not fork without exec.
 //
-// Thread rule: any thread. The destructor joins; it kills nothing.
+// Thread rule: any thread. The destructor joins the thread and kills no process.
 class TenantWatch {
  public:
   // `kills_late`: whether a missed deadline kills the tenant's process. Otherwise late slabs stay
@@ -33,13 +34,13 @@ class TenantWatch {
   const TenantLine& line() const noexcept { return *line_; }
   const Process& process() const noexcept { return process_; }
   PartitionId partition() const noexcept { return partition_; }
-  // By this watch, for a missed deadline.
+  // Whether this watch has killed the process because the tenant was late.
   bool was_killed() const noexcept { return was_killed_.load(); }
-  // Whether its process is gone and its slabs have returned.
+  // Whether the tenant's process is gone and its slabs have returned.
   bool is_lost() const noexcept { return is_lost_.load() != 0; }
   // Waits until is_lost(), for at most `timeout_ns`.
   bool wait_lost(Nanoseconds timeout_ns) const noexcept;
-  // The error of the watch; ok while there is none.
+  // The first error in the thread; ok while there is none.
   Status failure() const noexcept;
 
  private:

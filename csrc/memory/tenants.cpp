@@ -1,4 +1,4 @@
-// Tenants of other processes: their lines, and the return of their slabs.
+// Tenants in other processes: their lines, and the return of their slabs.
 #include <string>
 #include <utility>
 
@@ -32,20 +32,33 @@ Status Arbiter::reopen_partition(PartitionId id, std::int32_t limit_slabs) noexc
   const Transaction transaction{*this};
   ROSE_TRY(check_known(id));
   Partition& one = partition(id);
-  if (one.is_live) return Status::invalid_argument("'" + one.name + "' was not dropped");
+  if (one.is_live) {
+    return Status::invalid_argument("partition '" + one.name +
+                                    "' cannot be reopened: it was not dropped");
+  }
   if (limit_slabs < one.reserve_slabs) {
-    return Status::invalid_argument("a limit of " + std::to_string(limit_slabs) + " slabs for '" +
-                                    one.name + "' is less than its reserve");
+    return Status::invalid_argument("the limit of partition '" + one.name +
+                                    "' must be at least its reserve of " +
+                                    std::to_string(one.reserve_slabs) + " slabs, got " +
+                                    std::to_string(limit_slabs) + " slabs");
   }
   if (one.held + one.quarantined > 0) {
-    return Status::unavailable("slabs of the previous '" + one.name + "' are not back yet");
+    return Status::unavailable("partition '" + one.name + "' cannot be reopened: " +
+                               std::to_string(one.held + one.quarantined) +
+                               " slabs of its previous tenant have not returned yet");
   }
   if (one.reserve_slabs > spare_for(id)) {
-    return Status::unavailable("the reserve of '" + one.name + "' is lent out now");
+    return Status::unavailable("partition '" + one.name + "' cannot be reopened: its reserve of " +
+                               std::to_string(one.reserve_slabs) +
+                               " slabs is lent now: revoke loans first");
   }
-  // The record of the previous one is free: its end freed it, or a step since.
+  // This partition's former record is free again: show() freed it after the last slab returned.
   PartitionRecord* place = free_place();
-  if (place == nullptr) return Status::unavailable("the ledger has no room for another partition");
+  if (place == nullptr) {
+    return Status::unavailable("partition '" + one.name + "' cannot be reopened: at most " +
+                               std::to_string(kPartitionsMax) +
+                               " partitions can exist at a time: drop one first");
+  }
   holders_[static_cast<std::size_t>(id)].reset();
   lines_.erase(id);
   one.limit_slabs = limit_slabs;
@@ -111,8 +124,8 @@ Result<std::int32_t> Arbiter::lose_tenant(PartitionId id) noexcept {
   SlabHolder* holder = holder_of(id);
   if (holder == nullptr) return 0;
   if (holder->reports_idle()) {
-    return Status::invalid_argument("the tenant of '" + partition(id).name +
-                                    "' is this process, which is not gone");
+    return Status::invalid_argument("the tenant of partition '" + partition(id).name +
+                                    "' is this process, which still runs");
   }
   const std::int32_t lost = partition(id).held + partition(id).quarantined;
   holder->lose();

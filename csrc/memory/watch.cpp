@@ -1,4 +1,4 @@
-// The watched tenant's demand, and the bell that rings when it could be short.
+// The demand of the watched partition, and the bell that rings when the partition is short.
 #include <algorithm>
 #include <string>
 
@@ -18,9 +18,8 @@ Result<bool> Arbiter::watch(PartitionId id, std::int64_t demand_blocks,
                             std::int32_t blocks_per_slab, std::int64_t taking) noexcept {
   if (demand_blocks < 0 || demand_blocks > kBlocksMax || blocks_per_slab < 1) {
     return Status::invalid_argument(
-        "a demand of " + std::to_string(demand_blocks) + " blocks, " +
-        std::to_string(blocks_per_slab) +
-        " in a slab: the demand must be at least 0, and a slab have at least 1 block");
+        "demand_blocks must be in 0..2^48 and blocks_per_slab at least 1, got " +
+        std::to_string(demand_blocks) + " and " + std::to_string(blocks_per_slab));
   }
   {
     const std::lock_guard lock{books_};
@@ -31,7 +30,7 @@ Result<bool> Arbiter::watch(PartitionId id, std::int64_t demand_blocks,
   return is_short(id, taking);
 }
 
-// With nothing lent nothing can be taken back, so nobody is short.
+// While nothing is lent, nothing could be taken back, so no partition counts as short.
 Result<bool> Arbiter::is_short(PartitionId id, std::int64_t taking) const noexcept {
   const std::lock_guard lock{books_};
   ROSE_TRY(check_known(id));
@@ -56,7 +55,7 @@ Result<std::int32_t> Arbiter::admitted(Admission& admission, PartitionId id,
 
 // ---- the bell
 
-// Once is enough: the listener checks everything and calls watch() again.
+// One ring is enough: the listener then checks everything and calls watch() again.
 void Arbiter::on_blocks_taken(const SlabHolder& taker) noexcept {
   if (!watch_.is_armed || leases_.empty() || !is_of_watched(taker)) return;
   if (holder_of(watch_.partition)->totals().free >= low_water(slabs_.unowned())) return;

@@ -10,7 +10,7 @@ using namespace scheduler;  // its events and actions
 
 namespace {
 
-// Number of events between two questions to the caller whether to continue.
+// Number of events or steps between two calls of `go_on`.
 constexpr std::int64_t kRoundsBetweenQuestions = 1 << 16;
 
 }  // namespace
@@ -51,7 +51,7 @@ Status Cluster::run(const GoOn& go_on) {
     if (round % kRoundsBetweenQuestions == 0 && !go_on(now_ns_, events_)) break;
   }
   if (!is_over() && next_ns() > world_.horizon_ns) now_ns_ = world_.horizon_ns;
-  // Reports the remaining tokens, so that the sums are complete.
+  // The workers report their remaining tokens, so that the sums are complete.
   for (SimulatedWorker& worker : workers_) worker.report(now_ns_);
   return step();
 }
@@ -158,8 +158,7 @@ bool Cluster::is_over() const noexcept {
                      [](const Trainer& trainer) { return trainer.is_over(); });
 }
 
-// ---- the driver
-// ----------------------------------------------------------------------------------
+// ---- the driver ---------------------------------------------------------------------------------
 
 Status Cluster::step() {
   stepped_ns_ = now_ns_;
@@ -196,7 +195,7 @@ Status Cluster::step_core() {
   for (const Event& event : step_events_) {
     const auto* const progress = std::get_if<TurnProgress>(&event);
     if (progress == nullptr) continue;
-    // Tokens of a dropped trajectory are no loss.
+    // Undelivered tokens of a dropped trajectory do not count as lost.
     const bool is_wanted = trajectory_of(progress->trajectory).phase == TrajectoryPhase::kAdmitted;
     reported_ += is_wanted ? progress->tokens : 0;
   }
@@ -310,7 +309,8 @@ void Cluster::train(std::int64_t job) {
   Trainer& trainer = trainers_[static_cast<std::size_t>(job)];
   const JobSpec& spec = world_.jobs[static_cast<std::size_t>(job)];
   if (trainer.take()) event_queue_.schedule(now_ns_ + spec.train_ns, EventKind::kLearned, job);
-  // In a later step than the ends of these trajectories, which are answers of this step.
+  // The core receives this event in a later step than the ends of these trajectories, which it
+  // receives in the current step.
   if (const std::int64_t count = trainer.thrown_away()) {
     inbox_.push(Consumed{count, spec.job}, now_ns_);
   }

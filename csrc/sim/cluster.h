@@ -21,15 +21,16 @@
 
 namespace rose::sim {
 
-// Whether to continue; called now and then with the number of events so far.
+// Returns whether to continue. Called now and then with the virtual time and the number of events
+// so far.
 using GoOn = std::function<bool(Nanoseconds now_ns, std::int64_t events)>;
 
-// A discrete-event simulation. The driver works as in production: it gathers events for `gather_ns`
-// after the first, steps the core with them and with the resulting events until there are none, and
-// also steps it periodically. Actions take effect at once.
+// A discrete-event simulation. The driver works as in production. After a first event it gathers
+// more for `gather_ns`; then it steps the core with them, and with the events that result, until
+// none result. Without events it steps the core every `tick_ns`. Actions take effect at once.
 //
-// Equal worlds give equal outcomes: simultaneous events happen in the order of their scheduling,
-// nothing is random, and no result depends on the order of a hash table.
+// Equal worlds give equal outcomes: simultaneous events happen in the order in which they were
+// scheduled, nothing is random, and no result depends on the order of a hash table.
 class Cluster {
  public:
   // `core` must be new and used by nothing else. `world` must outlive the cluster.
@@ -37,15 +38,15 @@ class Cluster {
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
-  // May be called once. Internal: a bug in the scheduler, or here.
+  // May be called once. Returns Internal after a bug in the scheduler or in the simulation.
   Status run(const GoOn& go_on);
   ClusterOutcome outcome() const;
 
  private:
   struct Revocation {
     Nanoseconds at_ns;
-    std::int64_t left;  // turns that have not restarted yet
-    Nanoseconds recovery_ns;
+    std::int64_t left;        // turns that have not restarted yet
+    Nanoseconds recovery_ns;  // from at_ns until the last of them restarted; kNone before
   };
 
   // Time of the next event or step.
@@ -88,7 +89,7 @@ class Cluster {
   scheduler::Core& core_;
   EventQueue event_queue_;
   Inbox inbox_;
-  std::vector<SimulatedTrajectory> trajectories_;  // by number, job after job
+  std::vector<SimulatedTrajectory> trajectories_;  // by TrajectoryId: those of job 0 first
   std::vector<std::int64_t> turn_tokens_max_;      // by job
   std::deque<SimulatedWorker> workers_;
   std::unordered_map<WorkerId, std::int64_t> place_of_;  // never iterated

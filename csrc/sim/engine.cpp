@@ -7,7 +7,7 @@ namespace rose::sim {
 
 namespace {
 
-// A jump that ends later would overflow 64 bits; it counts as never.
+// A jump that takes longer could overflow 64 bits, so its end counts as never.
 constexpr double kFarNs = 4e18;
 
 }  // namespace
@@ -102,7 +102,7 @@ double SimulatedEngine::work_ns(std::int64_t steps) const noexcept {
 std::int64_t SimulatedEngine::steps_by(double work) const noexcept {
   const double base_ns = first_ns_ - slope_ns_ / 2;
   const double root = std::sqrt(base_ns * base_ns + 2 * slope_ns_ * work);
-  // The same root in a form that does not subtract two large numbers when the slope is small.
+  // This form of the root does not subtract two large numbers when the slope is small.
   const double guess = std::min(2 * work / (base_ns + root), static_cast<double>(steps_ - 1));
   auto steps = std::max<std::int64_t>(0, static_cast<std::int64_t>(guess));
   while (steps > 0 && work_ns(steps) > work) --steps;
@@ -154,7 +154,8 @@ void SimulatedEngine::begin(Nanoseconds now_ns) noexcept {
     const std::int64_t generated = decode_steps_ - sequence.since;
     ++decoding_;
     context_tokens += sequence.context + generated;
-    // Stop at its first token, so that the worker can report that the prompt is computed.
+    // The jump ends at the first token of a sequence, so that the worker can report at once that
+    // the prompt is computed.
     steps = std::min(steps, generated == 0 ? 1 : sequence.to_generate - generated);
   }
   if (head_tokens > 0) steps = std::min(steps, (head_tokens + chunk_tokens_ - 1) / chunk_tokens_);

@@ -1,4 +1,4 @@
-// Continuous batching with chunked prefill, in jumps from one change of the batch to the next.
+// Simulates continuous batching with chunked prefill, in jumps between changes of the batch.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +13,21 @@ namespace rose::sim {
 
 inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
-// A step generates one token for each sequence with a computed prompt, and computes up to
-// `chunk_tokens` of the prompts, first come first served. It takes
-//   (step + per_sequence n + per_context_token (sum of their contexts))  with n > 0 of them
-//   + chunk / prefill rate
+// A step generates one token for each of the n sequences whose prompts are computed, and computes
+// up to `chunk_tokens` tokens of the other prompts, first come first served. It takes
+//   (decode_step + n * per_sequence + (sum of their contexts) * per_context_token, or 0 if n is 0)
+//   + (prompt tokens computed) / (prefill rate)
 // of the engine's own time, which runs at `speed` times the world's time. A sequence that arrives
-// during a step joins the batch at its end. A sequence that leaves is gone at once, but does not
-// shorten the step.
+// during a step joins the batch at the end of the step. A sequence that leaves is gone at once, but
+// does not shorten the step.
 //
-// Between two changes of the batch, steps differ only in contexts that grow by one token each: an
-// arithmetic series. So a jump over k steps is one sum, and a position within it is the root of a
-// quadratic. The only approximation is that each jump's end is rounded up to a nanosecond;
-// otherwise single steps give the same result.
+// Between two changes of the batch, steps differ only because each context grows by one token per
+// step, so their durations are an arithmetic series. The duration of a jump over k steps is one
+// sum, and a position within the jump is the root of a quadratic. The only approximation is that
+// the end of each jump is rounded up to a nanosecond; otherwise single steps give the same result.
 //
-// A sequence is identified by its index in arrival order; when one leaves, later ones move up.
+// A sequence is identified by its index in arrival order. When a sequence leaves, the indices of
+// later ones decrease by one.
 class SimulatedEngine {
  public:
   struct Progress {
@@ -36,17 +37,18 @@ class SimulatedEngine {
 
   SimulatedEngine(const StepTimes& times, std::int64_t chunk_tokens, bool is_stepwise) noexcept;
 
-  // Times never decrease from call to call, and never pass next_ns() without a call of advance().
+  // In all calls, `now_ns` never decreases, and never passes next_ns() without a call of advance().
   void set_speed(double speed, Nanoseconds now_ns) noexcept;
-  // Computes `prompt_tokens` > 0 of the `context_tokens`, then generates `to_generate` > 0 tokens.
+  // Adds a sequence of `context_tokens`. Its last `prompt_tokens` > 0 are not computed yet. After
+  // them it generates `to_generate` > 0 tokens.
   void add(std::int64_t prompt_tokens, std::int64_t context_tokens, std::int64_t to_generate,
            Nanoseconds now_ns);
   // Removes a sequence, and returns its progress.
   Progress remove(std::size_t place, Nanoseconds now_ns);
-  // Counts whole steps only.
+  // Returns the progress of a sequence, in whole steps.
   Progress progress(std::size_t place, Nanoseconds now_ns) noexcept;
 
-  // Time at which the batch next changes by itself; kNever if it stands still.
+  // Time at which the batch next changes by itself; kNever if no step runs or the speed is 0.
   Nanoseconds next_ns() const noexcept { return next_ns_; }
   // Advances to `now_ns`. Removes finished sequences, and appends their indices in ascending order.
   void advance(Nanoseconds now_ns, std::vector<std::size_t>& finished);
@@ -75,7 +77,7 @@ class SimulatedEngine {
   // Completes the first `steps` of this jump, fewer than all, and keeps the rest as the jump.
   void count(std::int64_t steps) noexcept;
   void settle(Nanoseconds now_ns) noexcept;
-  // Ends the jump with the running step; true if no step runs.
+  // Shortens the jump so that it ends with the running step. Returns true if no step runs.
   bool cut(Nanoseconds now_ns) noexcept;
   void begin(Nanoseconds now_ns) noexcept;
   void set_next() noexcept;
@@ -93,8 +95,9 @@ class SimulatedEngine {
   double speed_{1};
   double busy_ns_{0};
 
-  // The jump has `steps_` steps. The first takes `first_ns_`, each next one `slope_ns_` more, the
-  // last one `last_ns_`; `done_ns_` of their work is done at `at_ns_`.
+  // The jump has `steps_` steps. The first step takes `first_ns_`, each further step `slope_ns_`
+  // more than the step before it, and the last step `last_ns_`. At `at_ns_`, `done_ns_` of their
+  // total duration are done.
   std::int64_t steps_{0};
   std::int64_t decoding_{0};
   double first_ns_{0};

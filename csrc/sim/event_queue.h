@@ -1,4 +1,4 @@
-// Queue of future events by time; simultaneous events keep the order of their scheduling.
+// Queue of future events by time; simultaneous events keep the order in which they were scheduled.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 namespace rose::sim {
 
 enum class EventKind : std::uint8_t {
-  kBatchChanged = 0,  // the batch of worker `subject`
-  kReportDue,         // a report of worker `subject`
-  kLendingChanged,    // the loan of worker `subject`
-  kStartedUp,         // worker `subject` after a new loan
-  kUpdateArrived,     // new weights at worker `subject`
-  kUpdated,           // worker `subject` runs them
-  kToolDone,          // the tool of trajectory `subject`
+  kBatchChanged = 0,  // the batch of worker `subject` changes
+  kReportDue,         // worker `subject` must report
+  kLendingChanged,    // the loan of worker `subject` changes
+  kStartedUp,         // worker `subject` is ready after a new loan
+  kUpdateArrived,     // new weights have arrived at worker `subject`
+  kUpdated,           // worker `subject` runs with the new weights
+  kToolDone,          // the tool call of trajectory `subject` returned
   kLearned,           // the trainer of job `subject` finished a step
 };
 

@@ -15,8 +15,8 @@ struct JobOutcome {
   std::vector<Rollout> versions;
   std::vector<Nanoseconds> started_ns;  // kNone if never
   std::vector<Nanoseconds> done_ns;
-  std::vector<std::int64_t> used_by;
-  std::vector<std::int64_t> staleness;
+  std::vector<std::int64_t> used_by;    // version that learned from the trajectory, or kNone
+  std::vector<std::int64_t> staleness;  // in versions; kNone if neither used nor discarded
   std::int64_t tokens_delivered{0};
   std::int64_t dropped{0};
 };

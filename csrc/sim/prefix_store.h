@@ -1,4 +1,4 @@
-// Computed contexts on a worker that no turn is using.
+// The computed contexts that a worker keeps although no running turn uses them.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace rose::sim {
 
-// Evicts the least recently used first, like prefix caches.
+// Evicts the least recently used contexts first, like prefix caches.
 class PrefixStore {
  public:
   void put(scheduler::TrajectoryId id, std::int64_t tokens) {

@@ -30,7 +30,7 @@ Trainer::Trainer(const JobSpec& spec, std::span<SimulatedTrajectory> trajectorie
 }
 
 void Trainer::admitted() noexcept {
-  // Each admission makes room for a new trajectory, so that as many wait as a batch has.
+  // Each admission makes room for a new trajectory, so that one batch of them is always waiting.
   if (is_asynchronous()) ++creatable_;
 }
 
@@ -39,7 +39,8 @@ void Trainer::over(std::int64_t index) {
   const std::size_t place = group_of_[static_cast<std::size_t>(index)];
   Group& group = groups_[place];
   if (--group.left > 0) return;
-  // While a version is being trained, its number may still change which trajectories are too old.
+  // While a version is being trained, the group is not sifted yet: publish() does that, because the
+  // new version can make more trajectories stale.
   if (is_learning_ || sift(group)) {
     ready_.push_back(place);
     ready_trajectories_ += group.size;

@@ -14,35 +14,36 @@
 
 namespace rose::sim {
 
-// The rollout of a version.
+// One version, and the rollout of the batch from which it was learned.
 struct Rollout {
-  Nanoseconds published_ns{0};
-  Nanoseconds rollout_ns{0};  // from the first trajectory's admission to the last one's end
+  Nanoseconds published_ns{0};  // time at which the version was published
+  Nanoseconds rollout_ns{0};    // from the first trajectory's admission to the end of the last
 };
 
-// A batch has whole groups whose trajectories are all over. A trajectory with a token more than
-// `max_staleness` versions old is discarded, and a dropped one is missing; the rest of its group is
-// still used.
+// A batch has whole groups whose trajectories are all over (done or dropped). Dropped trajectories
+// are left out, and so are stale ones, which have a token more than `max_staleness` versions old.
+// The rest of their group is still used.
 //
 // Asynchronous: a batch takes complete groups in order, until another group might not fit.
-// Otherwise a batch consists of trajectories created for it: after the previous batch was taken
-// (one step off), or after its version was published (synchronous).
+// Otherwise a batch has the trajectories that were created for it. They are created when the
+// previous batch is taken (one step off), or when the version of that batch is published
+// (synchronous).
 class Trainer {
  public:
   Trainer(const JobSpec& spec, std::span<SimulatedTrajectory> trajectories, std::int64_t versions);
 
-  // Number of trajectories that may exist by now.
+  // Number of trajectories that may have been created by now.
   std::int64_t creatable() const noexcept { return creatable_; }
   void admitted() noexcept;
   void created() noexcept { ++created_; }
   std::int64_t created_so_far() const noexcept { return created_; }
-  // A trajectory is done or dropped.
+  // Notes that a trajectory is done or dropped.
   void over(std::int64_t index);
   // Takes a batch if one is ready and none is in training. Returns whether it did.
   bool take();
-  // Publishes the version of the taken batch. Returns the number of its trajectories.
+  // Publishes the version learned from the taken batch. Returns the batch's number of trajectories.
   std::int64_t publish(Nanoseconds now_ns);
-  // Number of trajectories discarded since the last call.
+  // Returns the number of stale trajectories discarded since the last call.
   std::int64_t thrown_away() noexcept;
 
   std::int64_t published() const noexcept { return static_cast<std::int64_t>(rollouts_.size()); }

@@ -7,12 +7,12 @@ namespace rose::sim {
 
 namespace {
 
-// Smallest reported share of a device: with a smaller one no turn would be placed there, and the
-// estimate would never be corrected.
+// Smallest share of a device that a worker reports. With a smaller one no turn would be placed
+// there, so that no measurement would ever correct the estimate.
 constexpr double kShareMin = 0.05;
 
-// Expected share of its device that a worker gets while anything is lent, as declared by an
-// operator who has watched serving; production does the same.
+// Returns the mean share of its device that a worker gets while anything is lent. In production, an
+// operator who has watched serving declares this share.
 double expected_share(const Lending& lending) noexcept {
   double lent_ns = 0;
   double share_ns = 0;
@@ -77,7 +77,7 @@ void SimulatedWorker::start(const scheduler::Start& start, SimulatedTrajectory& 
                 now_ns);
     return;
   }
-  // The last token is always computed, because it yields the next one.
+  // The last token of the prompt is always computed, because that yields the first new token.
   const std::int64_t hit = std::min(prefixes_.take(held.id), prompt - 1);
   const std::int64_t seen = std::min(trajectory.computed_tokens, prompt);
   counts_.reprefill_tokens += std::max<std::int64_t>(0, seen - hit);
@@ -238,7 +238,7 @@ std::vector<TrajectoryId> SimulatedWorker::fit(std::vector<SimulatedTrajectory>&
                                                Nanoseconds now_ns) {
   std::vector<TrajectoryId> victims;
   std::int64_t tokens = held_tokens(now_ns);
-  // The newest turns lose the least.
+  // The newest turns lose the least work.
   while (!held_.empty() && (tokens > kv_tokens_ || kv_tokens_ == 0)) {
     const std::size_t last = held_.size() - 1;
     tokens -= held_[last].prompt_tokens + engine_.progress(last, now_ns).generated;
@@ -260,7 +260,7 @@ void SimulatedWorker::report_grant(Nanoseconds now_ns) {
 }
 
 void SimulatedWorker::pause(Nanoseconds now_ns) {
-  report(now_ns);  // with the weights so far
+  report(now_ns);  // these tokens were generated with the old weights
   pausing_for_ = arrived_;
   apply_speed(now_ns);
   schedule_batch_change();

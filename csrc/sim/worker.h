@@ -1,4 +1,4 @@
-// A rollout worker: an engine with its capacity grant, weights, and reports to the scheduler.
+// A rollout worker: an engine with its capacity grant and weights, which reports to the scheduler.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +22,12 @@ struct WorkerCounts {
   std::int64_t reprefill_tokens{0};
 };
 
-// Revocation is local: the worker first removes turns that no longer fit from the engine, then
-// reports them with all their tokens.
+// Revocation is local: the worker first removes the turns that no longer fit from its engine, and
+// then reports them with all their tokens.
 //
 // Weights: a published version arrives after `update_ns`, while the worker runs. Then the worker
-// pauses for `pause_ns` and has the version. Running turns keep their computed contexts; unused
-// contexts are lost. A worker without a grant updates too.
+// pauses for `pause_ns`, and runs with the new version afterwards. Running turns keep their
+// computed contexts; unused contexts are lost. A worker without a grant updates, too.
 //
 // Memory: contexts grow with every token. Unused contexts are evicted only when a turn starts, and
 // only a report detects that turns no longer fit.
@@ -47,9 +47,9 @@ class SimulatedWorker {
   // ---- events
   void on_batch_changed(std::int64_t mark, std::vector<SimulatedTrajectory>& trajectories,
                         Nanoseconds now_ns);
-  // Also returns turns if the engine is overfull.
+  // Reports progress, and returns turns to the scheduler if the engine holds too many tokens.
   void on_report_due(std::vector<SimulatedTrajectory>& trajectories, Nanoseconds now_ns);
-  // Returns the turns evicted by a smaller grant.
+  // Returns the trajectories whose turns were evicted because the loan became smaller.
   std::vector<TrajectoryId> on_lending_changed(std::vector<SimulatedTrajectory>& trajectories,
                                                Nanoseconds now_ns);
   void on_started_up(std::int64_t mark, Nanoseconds now_ns);
@@ -69,8 +69,8 @@ class SimulatedWorker {
   struct Held {
     TrajectoryId id;
     std::int64_t turn;
-    std::int64_t first_token;    // tokens generated before it came here
-    std::int64_t prompt_tokens;  // including first_token
+    std::int64_t first_token;    // number of the turn's tokens generated before it came here
+    std::int64_t prompt_tokens;  // its context when it came here, including those tokens
     std::int64_t to_generate;    // tokens to generate here
     std::int64_t reported;       // tokens generated here and reported
     std::int64_t version;        // weight version that computed its context
@@ -79,14 +79,15 @@ class SimulatedWorker {
   void apply_speed(Nanoseconds now_ns) noexcept;
   void schedule_batch_change();
   void schedule_report(Nanoseconds now_ns);
-  // Reports the tokens up to `generated`, the count generated here so far.
+  // Reports the new tokens of a turn, which has generated `generated` tokens here so far.
   void report(Held& held, std::int64_t generated, Nanoseconds now_ns);
   // Reports the end of a turn that has left the engine.
   void end(Held& held, const SimulatedEngine::Progress& progress, scheduler::TurnEnd end,
            SimulatedTrajectory& trajectory, Nanoseconds now_ns);
   void give_back(std::size_t place, std::vector<SimulatedTrajectory>& trajectories,
                  Nanoseconds now_ns);
-  // Returns turns to the scheduler, latest first, until the others fit; returns their trajectories.
+  // Gives turns back to the scheduler, newest first, until the others fit. Returns the trajectories
+  // of these turns.
   std::vector<TrajectoryId> fit(std::vector<SimulatedTrajectory>& trajectories, Nanoseconds now_ns);
   void open(Nanoseconds now_ns);
   void report_grant(Nanoseconds now_ns);
@@ -114,7 +115,7 @@ class SimulatedWorker {
   std::int64_t arrived_{0};          // newest version that has arrived
 
   std::int64_t batch_mark_{0};
-  Nanoseconds batch_ns_{kNever};  // scheduled time under that mark
+  Nanoseconds batch_ns_{kNever};  // time of the event scheduled with batch_mark_
   bool is_report_scheduled_{false};
   std::int64_t start_up_mark_{0};
   std::vector<std::size_t> finished_;  // scratch

@@ -20,7 +20,7 @@ struct StepTimes {
   double decode_ms_per_context_token{0};
 };
 
-// Rows, each valid until the next; the first is at 0.
+// Rows of a loan over time. Each row is valid until the next one starts; the first starts at 0.
 struct Lending {
   std::vector<Nanoseconds> at_ns;
   std::vector<double> share;
@@ -61,10 +61,10 @@ struct JobSpec {
 
 // Settings of the simulation itself.
 struct Knobs {
-  Nanoseconds tick_ns{50'000'000};                 // step interval of the driver without events
-  Nanoseconds gather_ns{1'000'000};                // from the first event to the step with it
+  Nanoseconds tick_ns{50'000'000};                 // interval of the driver's steps without events
+  Nanoseconds gather_ns{1'000'000};                // from a first event to the step that handles it
   Nanoseconds borrowed_report_ns{1'000'000'000};   // report interval of a borrowed worker
-  Nanoseconds dedicated_report_ns{4'000'000'000};  // longer, as its stalls are not monitored
+  Nanoseconds dedicated_report_ns{4'000'000'000};  // longer, because its stalls are not monitored
   std::int64_t chunk_tokens{2048};                 // maximum prompt tokens per step
   bool is_stepwise{false};                         // every engine step is a separate event
   bool is_logged{false};                           // whether to log all events and actions

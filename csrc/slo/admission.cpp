@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "base/ceil_div.h"
 
@@ -10,7 +11,7 @@ namespace rose::slo {
 
 namespace {
 
-// A longer horizon is a mistake. Below this and kRateMax every sum is less than 2^62.
+// Longest accepted horizon. Within this and kRateMax, every sum is less than 2^62.
 constexpr double kHorizonMaxMs = 1e7;
 constexpr std::uint32_t kRequestsMax = 1'000'000;
 // More slabs than any machine has; products of two such counts stay far below 2^63.
@@ -36,20 +37,30 @@ std::int64_t slack_before_unowned(const AdmissionTerms& terms,
 
 Status check(const AdmissionTerms& terms) noexcept {
   if (terms.block_tokens == 0 || terms.blocks_per_slab == 0) {
-    return Status::invalid_argument("block_tokens and blocks_per_slab must be > 0");
+    return Status::invalid_argument("block_tokens and blocks_per_slab must be > 0, got " +
+                                    std::to_string(terms.block_tokens) + " and " +
+                                    std::to_string(terms.blocks_per_slab));
   }
   if (!is_within(terms.horizon_ms, kHorizonMaxMs)) {
-    return Status::invalid_argument("horizon_ms must lie in 0..1e7");
+    return Status::invalid_argument("horizon_ms must lie in 0..1e7, got " +
+                                    std::to_string(terms.horizon_ms));
   }
   if (!is_within(terms.decode_tokens_per_s, kRateMax) ||
       !is_within(terms.prefill_tokens_per_s, kRateMax)) {
-    return Status::invalid_argument("tokens per second must lie in 0..1e8");
+    return Status::invalid_argument(
+        "decode_tokens_per_s and prefill_tokens_per_s must lie in 0..1e8, got " +
+        std::to_string(terms.decode_tokens_per_s) + " and " +
+        std::to_string(terms.prefill_tokens_per_s));
   }
   if (terms.unowned_slabs > kSlabsMax || terms.blocks_per_slab > kSlabsMax) {
-    return Status::invalid_argument("unowned_slabs and blocks_per_slab must be <= 16777216");
+    return Status::invalid_argument("unowned_slabs and blocks_per_slab must be <= 16777216, got " +
+                                    std::to_string(terms.unowned_slabs) + " and " +
+                                    std::to_string(terms.blocks_per_slab));
   }
   if (terms.running_requests > kRequestsMax || terms.burst_requests > kRequestsMax) {
-    return Status::invalid_argument("running_requests and burst_requests must be <= 1000000");
+    return Status::invalid_argument("running_requests and burst_requests must be <= 1000000, got " +
+                                    std::to_string(terms.running_requests) + " and " +
+                                    std::to_string(terms.burst_requests));
   }
   return {};
 }

@@ -20,7 +20,8 @@ static_assert(std::endian::native == std::endian::little,
 
 namespace {
 
-// Short enough that a killed process loses little, long enough to cost nothing.
+// Interval of writes to the file: short, so that a killed process loses little, but long enough to
+// cost nothing.
 constexpr Nanoseconds kFlushEveryNs = 50'000'000;
 constexpr std::size_t kCrcAt = CertificateLog::kRecordBytes - sizeof(std::uint32_t);
 
@@ -148,7 +149,7 @@ bool CertificateLog::put_locked(const std::byte* record) noexcept {
   }
   std::memcpy(ring_.get() + (put_ % kRingRecords) * kRecordBytes, record, kRecordBytes);
   ++put_;
-  // After a burst, wakes the thread early: once per half ring, so the call costs nothing.
+  // Wakes the thread early after a burst. This happens once per half ring, so it costs nothing.
   if (put_ - written_ == kRingRecords / 2) futex_wake_all(stopping_);
   return true;
 }
@@ -157,8 +158,9 @@ void CertificateLog::promise_locked(const QuantumRecord& quantum) noexcept {
   if (quantum.mode == HarvestMode::kSlack) promised_ms_ += quantum.quantum_ms + header_.signal_ms;
 }
 
-// A step that served adds the slowdown's share of its own time and subtracts the waits before it.
-// After a loan its own time is that of a step without one, and the rest of its time is subtracted.
+// A step of serving adds the slowdown's share of its own time to the balance, and subtracts the
+// waits before it. If rollouts ran on lent time before it, its own time is at most the predicted
+// one, and the rest of its time is subtracted, too.
 void CertificateLog::settle_locked(const StepRecord& step) noexcept {
   const double own_ms =
       step.lent_ms > 0 ? std::min(step.actual_ms, step.predicted_ms) : step.actual_ms;
@@ -194,8 +196,8 @@ Status CertificateLog::flush() noexcept {
     from = written_;
     to = put_;
   }
-  // Appends do not write the slots [from, to) until written_ advances, so no lock is held while the
-  // disk writes.
+  // Appends do not touch the slots [from, to) until written_ advances, so no lock is needed while
+  // the disk writes.
   while (from < to) {
     const std::uint64_t slot = from % kRingRecords;
     const std::uint64_t count = std::min(to - from, kRingRecords - slot);
@@ -226,7 +228,9 @@ Status CertificateLog::close() noexcept {
   const std::scoped_lock one_writer{flush_mutex_};
   file_ = FileDescriptor{};
   if (status.ok() && !is_healthy()) {
-    return Status::unavailable("the certificate log lost records: its disk could not keep up");
+    return Status::unavailable(
+        "the certificate log lost records, because its disk could not keep up: write the log to a "
+        "faster disk");
   }
   return status;
 }

@@ -8,13 +8,13 @@
 //                12  u32      record_bytes, 128
 //                16  f64      ttft_ms, tpot_ms          the user's targets
 //                32  f64      epsilon                   share of steps above their bound
-//                40  f64      signal_ms                 from a close until it is seen
+//                40  f64      signal_ms                 from a close until the borrower sees it
 //                48  f64      blocking_ms               longest delay of serving by a quantum
 //                56  i64      heartbeat_ttl_ns
 //                64  i64      started_ns                CLOCK_BOOTTIME, as all times below
 //                72  u32      max_segments, slabs, partitions, blocks_per_slab
 //                88  u32      block_tokens, max_request_tokens, max_batch_tokens of serving;
-//                             burst_requests, the fewest
+//                             burst_requests, the fewest that an admission counts
 //               104  f64      revoke_ms                longest time of a revocation
 //               112  f64      slowdown                 share by which rollouts may increase TPOT
 //               120  u32      without, a bit for each Mechanism that is switched off
@@ -40,13 +40,13 @@
 //                    i64 slack_blocks; u32 slabs, block_tokens,
 //                    free_serving_blocks, unowned_slabs, revocable_blocks, running_requests,
 //                    max_request_tokens, max_batch_tokens, burst_requests, burst_request_tokens,
-//                    demand_blocks, to_partition; what they mean: docs/certificates.md
+//                    demand_blocks, to_partition; docs/certificates.md explains them
 //    6 MOVE          u64 lease_id, epoch; i32 from, to; u32 slabs, move_kind
 //    7 REVOKE_BEGUN  i64 deadline_ns; u32 slabs
 //    8 STEP          f64 predicted_ms, upper_ms, actual_ms, decode_sequences, context_tokens,
 //                    prefill_tokens, blocked_ms, lent_ms; i64 began_ns
 //    9 GAVE_BACK     char[96] reason, UTF-8, padded with zeros
-//   10 END           u64[12] records of each kind, in this order, this one included
+//   10 END           u64[12] number of records of each kind, in this order, END included
 //   11 TOKENS        u32 first_slot, count; u8[88] bitmap: bit i of byte j is slot
 //                    first_slot + 8 j + i, which received a token
 //   12 FORCED        u32 passed, close_epoch        the watchdog lets one segment through
@@ -93,10 +93,10 @@ inline constexpr std::size_t kHarvestModes = 2;
 // Mechanisms that an ablation can switch off; the value is the bit in `without`.
 enum class Mechanism : std::uint32_t {
   kGate = 0,          // gates within a step
-  kCredit = 1,        // a limit of segments once the gate is open
-  kEarlyClose = 2,    // a limit on segments while the gate is open
-  kHypothetical = 3,  // an arrival closes the gate, not the next step
-  kMargin = 4,        // certificates count a request that may arrive next
+  kCredit = 1,        // a limit on the segments that an open gate lets through
+  kEarlyClose = 2,    // the gate closes at an arrival, not only at serving's next step
+  kHypothetical = 3,  // certificates count a request that may arrive next
+  kMargin = 4,        // certificates use upper bounds, not predictions
 };
 
 struct LogHeader {
@@ -117,8 +117,8 @@ struct LogHeader {
   std::uint32_t max_batch_tokens{0};
   std::uint32_t burst_requests{0};
   double revoke_ms{0};
-  // Rollouts may delay the tokens of a running request by this share of its steps' time; 0: they
-  // run only while no request is live; infinite: up to the targets.
+  // Rollouts may delay the tokens of a running request by this share of the time of its steps. With
+  // 0, rollouts run only while no request is live; with infinity, delays may reach the targets.
   double slowdown{0};
   std::uint32_t without{0};
 
@@ -161,7 +161,7 @@ struct QuantumRecord {
   double step_upper_ms;
   double chunk_upper_ms;
   double budget_ms;          // further delay that rollouts may cause serving; 0 in mode idle
-  std::int64_t deadline_ns;  // earliest of the running requests; 0 if none
+  std::int64_t deadline_ns;  // earliest deadline of the running requests; 0 if none runs
   std::int64_t heartbeat_age_ns;
   std::uint32_t segments;
   std::uint32_t outstanding;
@@ -220,8 +220,8 @@ struct StepRecord {
   double decode_sequences;
   double context_tokens;
   double prefill_tokens;
-  double blocked_ms;      // time it waited for a segment that still ran
-  double lent_ms;         // time it waited before that for slabs it had lent
+  double blocked_ms;      // time that the step waited for a segment that still ran
+  double lent_ms;         // time before that, for which serving let rollouts run first
   std::int64_t began_ns;  // start after both waits
 };
 
@@ -241,12 +241,12 @@ struct ForcedRecord {
   std::uint32_t close_epoch;
 };
 
-// 1. Records are in the order of the decisions: a decision holds a Section from before it reads the
-//    state until its record is appended.
+// 1. Records are in the order of the decisions: a decider holds a Section from before it reads the
+//    state until it has appended its record.
 // 2. Nothing is granted unless it is recorded: once a record is lost (ring full, disk full), the
 //    log is not healthy, every append returns false, and the deciders refuse.
-// 3. An append never waits for the disk: a thread of the log writes the ring out. With an empty
-//    path nothing is written and records are only counted.
+// 3. An append never waits for the disk: a thread of the log writes the ring to the file. With an
+//    empty path, nothing is written and records are only counted.
 //
 // Any thread may append. close() or the destructor joins the thread.
 class CertificateLog {
@@ -269,10 +269,10 @@ class CertificateLog {
     explicit Section(CertificateLog& log) noexcept
         : log_{log}, lock_{log.mutex_}, now_ns_{log.tick_locked()} {}
     Nanoseconds now_ns() const noexcept { return now_ns_; }
-    // Delay of serving that STEPs have allowed rollouts, minus the delay they have caused; NaN,
-    // and unused, where the slowdown is infinite.
+    // Delay of serving that the STEPs have allowed, minus the delay that rollouts have caused; NaN,
+    // and unused, if the slowdown is infinite.
     double balance_ms() const noexcept { return log_.balance_ms_; }
-    // Most delay that the QUANTUMs of mode slack since the last STEP may cause the next one.
+    // Largest delay that the QUANTUMs of mode slack since the last STEP may cause to the next STEP.
     double promised_ms() const noexcept { return log_.promised_ms_; }
     template <typename Payload>
     bool append(const Payload& payload) noexcept {
@@ -293,14 +293,14 @@ class CertificateLog {
   bool append(const Payload& payload) noexcept {
     return Section{*this}.append(payload);
   }
-  // Has the signature of the memory room's move observer.
+  // Appends a MOVE. `from` and `to` are as in MoveRecord.
   bool append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,
                    std::uint64_t epoch, std::uint32_t move_kind) noexcept;
   bool append_gave_back(std::string_view reason) noexcept;
 
-  // Writes out all records appended before the call.
+  // Writes all records appended before the call to the file.
   Status flush() noexcept;
-  // Appends END, writes all out and closes the file. Later appends return false.
+  // Appends END, writes all records and closes the file. Later appends return false.
   Status close() noexcept;
 
   bool is_healthy() const noexcept { return healthy_.load(); }
@@ -331,14 +331,14 @@ class CertificateLog {
 
   std::mutex mutex_;          // the decision mutex: guards all members until flush_mutex_
   std::uint64_t put_{0};      // ring slots filled so far
-  std::uint64_t written_{0};  // ring slots written out so far
+  std::uint64_t written_{0};  // ring slots written to the file so far
   std::uint32_t crc_{0};
   std::int64_t last_time_ns_{0};
   double balance_ms_{0};
   double promised_ms_{0};
   bool closed_{false};
 
-  std::mutex flush_mutex_;  // for one writer of the file at a time; taken before mutex_
+  std::mutex flush_mutex_;  // admits one writer of the file at a time; taken before mutex_
   Status failure_;          // the first failed write; guarded by flush_mutex_
 
   std::atomic<bool> healthy_{true};

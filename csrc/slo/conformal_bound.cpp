@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "slo/conformal_rank.h"
 
@@ -11,15 +12,17 @@ namespace rose::slo {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::infinity();
-// Invariant 4: the scores are outdated if their order has at most this chance without a change.
+// Invariant 4: older scores are outdated if the observed order of scores would have a chance below
+// this without a change.
 constexpr double kDriftChance = 0.01;
 // Smallest factor between outdated and newer scores; a smaller difference is not worth the loss.
 constexpr double kDriftFactor = 1.1;
-// New scores that confirm those of an earlier run: enough to recognise a machine that is twice as
-// slow, few enough for a start within a second.
+// Number of fresh scores that confirm those of an earlier run: enough to recognise a machine that
+// is twice as slow, and few enough for a start within a second.
 constexpr std::uint32_t kConfirming = 8;
+// Most fresh scores above the restored margin that still confirm it.
 constexpr std::uint32_t kContradictingMax = 1;
-// Range of a saved level, for every epsilon and adaptation.
+// Range of a saved level that covers every epsilon and adaptation.
 constexpr double kLevelMin = -1;
 constexpr double kLevelMax = 0.5;
 
@@ -27,13 +30,16 @@ constexpr double kLevelMax = 0.5;
 
 Status ConformalBound::check(const ConformalConfig& config) noexcept {
   if (!(config.epsilon > 0 && config.epsilon < 0.5)) {
-    return Status::invalid_argument("epsilon must lie between 0 and 0.5");
+    return Status::invalid_argument("epsilon must lie in (0, 0.5), got " +
+                                    std::to_string(config.epsilon));
   }
   if (!(config.adaptation >= 0 && config.adaptation <= 1)) {
-    return Status::invalid_argument("adaptation must lie in [0, 1]");
+    return Status::invalid_argument("adaptation must lie in [0, 1], got " +
+                                    std::to_string(config.adaptation));
   }
   if (config.window == 0 || config.window > kWindowMax) {
-    return Status::invalid_argument("window must lie in 1..1024");
+    return Status::invalid_argument("window must lie in 1..1024, got " +
+                                    std::to_string(config.window));
   }
   return {};
 }
@@ -73,8 +79,8 @@ double ConformalBound::quantile() const noexcept {
   return std::max(1.0, *nth);
 }
 
-// Without a change each order of the scores is equally likely. Then the chance that the `above`
-// largest are all among the `older` ones is at most (older / all) ^ above.
+// Without a change, each order of the scores is equally likely. Then the chance that the `above`
+// largest scores are all among the older ones is at most (number of older / number of all) ^ above.
 void ConformalBound::drop_another_time() noexcept {
   const auto enough = static_cast<std::uint32_t>(std::ceil(1 / config_.epsilon));
   if (count_ <= enough) return;
@@ -127,11 +133,12 @@ ConformalState ConformalBound::state() const {
 
 Status ConformalBound::restore(const ConformalState& state, bool has_same_epsilon) noexcept {
   if (!(state.level >= kLevelMin && state.level <= kLevelMax)) {
-    return {Code::kCorrupt, "the level of a bound lies outside its range"};
+    return {Code::kCorrupt,
+            "the level of a saved bound must lie in [-1, 0.5], got " + std::to_string(state.level)};
   }
   if (state.scores.size() > kWindowMax ||
       !std::all_of(state.scores.begin(), state.scores.end(), is_score)) {
-    return {Code::kCorrupt, "a bound has more than 1024 scores, or one outside 0..1e12"};
+    return {Code::kCorrupt, "a saved bound has more than 1024 scores, or a score outside 0..1e12"};
   }
   const auto size = static_cast<std::uint32_t>(state.scores.size());
   count_ = std::min(size, config_.window);

@@ -1,5 +1,5 @@
-// A factor that recent ratios of actual to predicted exceed at a chosen rate, with or without
-// drift.
+// A margin for predictions: the ratio of actual to predicted value exceeds it at most at a chosen
+// rate, even under drift.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace rose::slo {
 
 struct ConformalConfig {
   double epsilon{0.01};       // share of ratios that may exceed the margin, in (0, 0.5)
-  double adaptation{0.002};   // step of the level per miss, 0..1
+  double adaptation{0.002};   // size of the level's change at a miss, 0..1
   std::uint32_t window{512};  // ratios kept, 1..1024
 };
 
@@ -26,22 +26,24 @@ struct ConformalState {
 struct Evidence {
   std::uint32_t scores{0};   // scores in the window
   std::uint32_t wanted{0};   // scores that a start-up collects: ceil(2 / epsilon) - 1
-  std::uint32_t missing{0};  // further scores without a miss until a bound with `wanted`
+  std::uint32_t missing{0};  // further scores, without a miss, until `wanted` scores give a bound
 };
 
 // Split-conformal quantile of a window of scores (arXiv 2107.07511) at a level that follows the
-// misses (adaptive conformal inference, arXiv 2106.00170). One thread at a time.
+// misses (adaptive conformal inference, arXiv 2106.00170). A score is the ratio of an actual to a
+// predicted value, and a miss is a score above the margin. One thread at a time.
 //
-// 1. The margin is a quantile of observed scores, at least 1, or infinite: with too few scores for
-//    the level there is no bound. It is never a guess or a multiple of the largest score.
+// 1. The margin is a quantile of observed scores, but at least 1. It is infinite while there are
+//    too few scores for the level, and never a guess or a multiple of the largest score.
 // 2. Of any T consecutive scores, at most epsilon * T + epsilon / adaptation + 1 exceed a finite
-//    margin. (A miss lowers the level by adaptation * (1 - epsilon), any other score raises it by
-//    adaptation * epsilon, it never exceeds epsilon, and at a level of 0 or less no margin is
-//    finite, so nothing is a miss.)
+//    margin. (A miss lowers the level by adaptation * (1 - epsilon), and any other score raises it
+//    by adaptation * epsilon, up to epsilon. At a level of 0 or less the margin is infinite, so
+//    there is no miss.)
 // 3. A level too low for a bound recovers within 1 / epsilon scores, because no miss takes it below
 //    -adaptation.
-// 4. Scores leave the window by age, or when newer scores show that they are outdated: the chance
-//    that the largest scores would all be among the older ones is below kDriftChance.
+// 4. Scores leave the window by age, or when newer scores show that they are outdated. Older scores
+//    are outdated if all of the largest scores are among them, and if the chance of that would be
+//    below kDriftChance without a change.
 class ConformalBound {
  public:
   static constexpr std::uint32_t kWindowMax = 1024;
@@ -59,14 +61,15 @@ class ConformalBound {
   // Infinite without evidence.
   double margin() const noexcept { return margin_; }
   Evidence evidence() const noexcept;
-  // 1 without a score.
+  // The largest score in the window, but at least 1.
   double largest() const noexcept;
 
   ConformalState state() const;
   // Continues from `state` once kConfirming fresh scores have confirmed it. Until then there is no
-  // bound; if more than one of them exceeds the old margin, the old scores are dropped. A smaller
-  // window keeps the newest scores. A level belongs to its epsilon: without has_same_epsilon it
-  // starts anew. kCorrupt, with nothing changed, for an impossible `state`.
+  // bound. If more than one fresh score exceeds the restored margin, the restored scores are
+  // dropped. A smaller window keeps the newest scores. A level fits only the epsilon with which it
+  // was learned; unless `has_same_epsilon`, it starts anew. kCorrupt, with nothing changed, for an
+  // impossible `state`.
   Status restore(const ConformalState& state, bool has_same_epsilon) noexcept;
 
  private:
@@ -84,7 +87,7 @@ class ConformalBound {
   std::uint32_t next_{0};                    // index of the next score
   std::uint32_t count_{0};                   // scores in the ring
   std::uint32_t confirming_{0};              // fresh scores that a restored bound still needs
-  std::uint32_t contradicting_{0};           // those of them that exceeded the restored margin
+  std::uint32_t contradicting_{0};           // fresh scores that exceeded the restored margin
   double level_;                             // share of misses currently allowed in the window
   double margin_;                            // quantile at this level, or infinite
 };

@@ -1,4 +1,4 @@
-// The rank behind every bound of this room.
+// The rank of split conformal prediction, on which the bounds of slo rest.
 #pragma once
 
 #include <cmath>
@@ -6,11 +6,12 @@
 
 namespace rose::slo {
 
-// The rank k of split conformal prediction (arXiv 2107.07511). If all orders of `count` scores and
-// the next one are equally likely, the next one exceeds the k-th smallest with probability at most
-// `level`. A rank above `count` means that there are too few scores for a bound.
+// Returns the rank k of split conformal prediction (arXiv 2107.07511). If all orders of `count`
+// scores and the next score are equally likely, the next score exceeds the k-th smallest with
+// probability at most `level`. A rank above `count` means that there are too few scores for a
+// bound.
 inline double conformal_rank(std::uint32_t count, double level) noexcept {
-  // In doubles some products exceed the integer that they stand for by a rounding error.
+  // In doubles, some products exceed their exact value, an integer, by a rounding error.
   return std::ceil((static_cast<double>(count) + 1) * (1 - level) - 1e-9);
 }
 

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace rose::slo {
 
 namespace {
 
-// About 285 years: in nanoseconds it still fits 64 bits.
+// About 285 years, which still fit 64 bits in nanoseconds.
 constexpr double kMemoryMaxMs = 9e12;
 
 bool is_positive(double value, double max) noexcept {
@@ -22,12 +23,16 @@ Result<std::unique_ptr<Demand>> Demand::create(const DemandConfig& config,
                                                std::shared_ptr<const LatencyModel> model,
                                                std::shared_ptr<const Clock> clock) noexcept {
   if (config.step_tokens == 0 || config.window == 0) {
-    return Status::invalid_argument("step_tokens and window must be > 0");
+    return Status::invalid_argument("step_tokens and window must be > 0, got " +
+                                    std::to_string(config.step_tokens) + " and " +
+                                    std::to_string(config.window));
   }
   if (!is_positive(config.epsilon, 1.0) || !is_positive(config.horizon_ms, kMemoryMaxMs) ||
       !is_positive(config.memory_ms, kMemoryMaxMs)) {
     return Status::invalid_argument(
-        "epsilon must lie in (0, 1], horizon_ms and memory_ms in (0, 9e12]");
+        "epsilon must lie in (0, 1], and horizon_ms and memory_ms in (0, 9e12], got " +
+        std::to_string(config.epsilon) + ", " + std::to_string(config.horizon_ms) + " and " +
+        std::to_string(config.memory_ms));
   }
   std::unique_ptr<Demand> demand{new Demand{config, std::move(model), std::move(clock)}};
   ROSE_TRY(demand->blocks(0).status());
@@ -46,7 +51,7 @@ Demand::Demand(const DemandConfig& config, std::shared_ptr<const LatencyModel> m
 
 void Demand::arrived(std::uint32_t prompt_tokens) noexcept {
   const std::lock_guard lock{mutex_};
-  // Under the lock, so that arrivals are ordered.
+  // The clock is read under the lock, so that arrivals are ordered.
   const Nanoseconds now_ns = clock_->now_ns();
   const auto horizon_ns = static_cast<Nanoseconds>(config_.horizon_ms * kNsPerMs);
   prompt_tokens_.add(prompt_tokens);
@@ -85,7 +90,8 @@ Result<AdmissionTerms> Demand::terms(std::uint32_t running) noexcept {
                        .max_request_tokens = config_.request_tokens,
                        .max_batch_tokens = config_.step_tokens};
   const std::lock_guard lock{mutex_};
-  // A step can always be as fast as the mean, even if the model is too slow at the moment.
+  // A step can always be as fast as the mean, even while recent steps are slower than the model's
+  // mean.
   const std::optional<double> speed_up = speed_up_.bound();
   const double per_s = (speed_up ? std::max(1.0, *speed_up) : kColdMargin) * kMsPerS;
   terms.decode_tokens_per_s = std::min(
@@ -99,8 +105,8 @@ Result<AdmissionTerms> Demand::terms(std::uint32_t running) noexcept {
   return terms;
 }
 
-// Before enough prompts were seen, each request of a burst is as long as the longest prompt so far,
-// and all together are at least as long as `burst_requests` of the largest.
+// Until enough prompts were seen, each request of a burst counts with the longest prompt so far,
+// but all together count at least as much as `burst_requests` prompts of request_tokens.
 void Demand::expect_arrivals(AdmissionTerms& terms) const noexcept {
   const std::uint32_t seen = spans_.empty() ? 0 : spans_.front().count;
   const std::uint32_t requests = std::max(config_.burst_requests, seen);

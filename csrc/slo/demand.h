@@ -1,4 +1,4 @@
-// Upper bound of serving's demand within T, from measurements.
+// Upper bound of serving's demand within T, the longest time of a revocation, from measurements.
 #pragma once
 
 #include <cstdint>
@@ -15,36 +15,36 @@
 namespace rose::slo {
 
 struct DemandConfig {
-  std::uint32_t blocks_per_slab{0};  // serving's
+  std::uint32_t blocks_per_slab{0};  // of serving
   std::uint32_t block_tokens{0};
-  std::uint32_t step_tokens{0};     // most tokens of one engine step; its prefills share it
+  std::uint32_t step_tokens{0};     // most tokens of one engine step, all its prefills together
   std::uint32_t request_tokens{0};  // longest prompt
-  // Least number of requests that may arrive within T besides the largest.
+  // Fewest further arrivals within T to count, besides the largest request.
   std::uint32_t burst_requests{0};
   double horizon_ms{0};  // T
   double memory_ms{0};   // time for which an arrival is remembered
-  // Share of steps that may be faster, and of prompts that may be longer, 0..1.
+  // Share of steps that may be faster than the bound, and of prompts that may be longer, in (0, 1].
   double epsilon{0};
   std::uint32_t window{0};  // number of remembered steps and prompts, > 0
 };
 
-// The measured terms of D(T): rates of decode and prefill, requests that arrive within T, and the
-// lengths of their prompts.
+// The measured terms of D(T), the blocks that serving may need within T: the rates of decode and
+// prefill, the number of requests that arrive within T, and the lengths of their prompts.
 //
-// Rates: the higher of two bounds. Measured tokens per second do not cover a load that was not seen
-// yet, such as a full chunk after a day of short prompts. For such loads the latency model's mean
-// is divided by the bound of how much faster than predicted steps were, or by kColdMargin until
-// enough steps have ended.
+// Rates: the higher of two bounds. One is a quantile of the measured tokens per second. It does not
+// cover a load that was not seen yet, such as a full chunk after a day of short prompts. The other
+// bound covers such loads: it divides the mean of the latency model by a quantile of the speed-up
+// (predicted over actual duration), or by kColdMargin until enough steps have ended.
 //
-// Arrivals: the most within any interval of length T, of the remembered ones. No token bucket that
-// fits the remembered arrivals allows fewer within T. Certificates also count the largest request,
-// so they always allow one more than ever arrived.
+// Arrivals: the largest number of remembered arrivals within any interval of length T. Every token
+// bucket that fits the remembered arrivals allows at least this number. Certificates also count the
+// largest request, so they always allow one arrival more than were ever seen.
 //
 // Thread rule: any thread. One mutex; nothing else is called under it.
 class Demand {
  public:
-  // Factor from the prior's mean to a bound: until steps were measured, steps of the same shape are
-  // assumed to vary by less than this.
+  // Factor between the prior's mean and a bound. Until steps were measured, steps of the same shape
+  // are assumed to vary by less than this factor.
   static constexpr double kColdMargin = 2.0;
 
   // InvalidArgument for a count of 0 that must be positive, or a duration out of range.
@@ -61,13 +61,14 @@ class Demand {
   void step_ended(double predicted_ms, double actual_ms, double decode_sequences,
                   double prefill_tokens) noexcept;
 
-  // Demand of `running` requests and of those that may arrive. Contains nothing about supply.
+  // Returns the demand of `running` requests and of those that may arrive. The terms of the supply
+  // stay 0.
   //
-  // No loan counts as revocable: a slab without a pin can be pinned before serving asks, and a slab
-  // in revocation has a block in use or a pin. No prefix counts as cached, because the next request
-  // is unknown.
+  // No loan counts as revocable: a slab without a pin can be pinned before serving needs it, and a
+  // slab that is being revoked has a block in use or a pin. No prefix counts as cached, because the
+  // next request is unknown.
   Result<AdmissionTerms> terms(std::uint32_t running) noexcept;
-  // D(T) with `running` requests, in serving's blocks.
+  // Returns D(T) with `running` requests, in blocks of serving.
   Result<std::uint64_t> blocks(std::uint32_t running) noexcept;
 
  private:
@@ -79,7 +80,7 @@ class Demand {
 
   Demand(const DemandConfig& config, std::shared_ptr<const LatencyModel> model,
          std::shared_ptr<const Clock> clock) noexcept;
-  // Require the mutex.
+  // Both need the mutex.
   void forget(Nanoseconds now_ns) noexcept;
   void expect_arrivals(AdmissionTerms& terms) const noexcept;
 
@@ -90,11 +91,11 @@ class Demand {
   std::mutex mutex_;  // guards all of the below
   UpperBound decode_tokens_per_s_;
   UpperBound prefill_tokens_per_s_;
-  UpperBound speed_up_;  // over the model's mean
+  UpperBound speed_up_;  // of steps over the model's mean
   UpperBound prompt_tokens_;
   std::deque<Nanoseconds> recent_ns_;  // arrivals within the last T
-  // Ordered by the last arrival, with descending counts: an older span that is not larger than a
-  // newer one can never be the maximum again.
+  // Ordered by last arrival, with descending counts: an older span that is not larger than a newer
+  // span can never be the maximum again, so it is dropped.
   std::deque<Span> spans_;
 };
 

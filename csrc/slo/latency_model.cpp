@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 namespace rose::slo {
 
@@ -9,26 +10,29 @@ namespace {
 
 // Scales every term to about 1 for ordinary steps, so that one ridge suits all.
 constexpr std::array<double, 5> kScales{1.0, 32.0, 8192.0, 512.0, 512.0 * 4096.0};
-// Below the resolution of a step's timing; keeps ratios finite.
+// Smallest prediction. It is below the resolution of a step's timing, and keeps ratios finite.
 constexpr double kFloorMs = 1e-3;
-// Larger than in any engine; keep products and squares finite.
+// Larger than the values of any engine. These limits keep products and squares finite.
 constexpr double kFeatureMax = 1e9;
 constexpr double kActualMaxMs = 1e9;
-// A prior of kActualMaxMs per token pair, scaled.
+// Largest weight: a prior of kActualMaxMs per token pair, scaled.
 constexpr double kWeightMax = 1e16;
-// Variance of a scaled weight whose error equals its prior, divided by the squared relative noise
-// of a step; with a noise of 0.18, a prior may be wrong by its own size. With an absolute variance
-// a wrong prior of a slow machine took hundreds of steps to correct.
+// Variance of a scaled weight before the first step, in units of the squared prior and of the
+// squared relative noise of a step. With a noise of 0.18, the prior may be wrong by its own size
+// (30 * 0.18^2 = 1). With an absolute variance, it took hundreds of steps to correct a wrong prior
+// on a slow machine.
 constexpr double kPriorVariance = 30.0;
-// Smallest error of a weight: this share of an ordinary step's time by the prior, and a
-// millisecond.
+// Smallest error that the prior of a weight may have: this share of the prior's time of an ordinary
+// step, and at least a millisecond.
 constexpr double kPriorShareMin = 0.03;
 constexpr double kPriorOffMinMs = 1.0;
-// Limit of forgetting: steps with few features must not make the covariance grow without bound.
+// While the trace of the covariance exceeds that of the prior by more than this factor, nothing is
+// forgotten: steps with few features must not make the covariance grow without bound.
 constexpr double kTraceOverPriorMax = 100;
 
 // A chunk counts as full from this share of step_tokens on. On a device that computes and reads in
-// parallel the cost of a chunk has a knee, so a linear fit is worst for the largest chunks.
+// parallel, the slope of a chunk's cost changes with its size, so that a linear fit is worst for
+// the largest chunks.
 constexpr double kFullShare = 0.75;
 
 bool is_feature(double value) noexcept {
@@ -40,7 +44,10 @@ Status check_features(const Features& features) noexcept {
       is_feature(features.prefill_tokens)) {
     return {};
   }
-  return Status::invalid_argument("features of a step must lie in 0..1e9");
+  return Status::invalid_argument(
+      "decode_sequences, context_tokens and prefill_tokens of a step must lie in 0..1e9, got " +
+      std::to_string(features.decode_sequences) + ", " + std::to_string(features.context_tokens) +
+      " and " + std::to_string(features.prefill_tokens));
 }
 
 ConformalConfig bound_config(const LatencyConfig& config) noexcept {
@@ -68,13 +75,15 @@ LatencyModel::LatencyModel(const LatencyConfig& config) noexcept
 Result<std::unique_ptr<LatencyModel>> LatencyModel::create(const LatencyConfig& config) {
   for (const double weight : config.prior_ms) {
     if (!std::isfinite(weight) || weight < 0 || weight > kActualMaxMs) {
-      return Status::invalid_argument("prior_ms must hold five finite values >= 0");
+      return Status::invalid_argument("prior_ms must hold five values in 0..1e9, got " +
+                                      std::to_string(weight));
     }
   }
   if (!(config.forgetting > 0.5 && config.forgetting <= 1)) {
-    return Status::invalid_argument("forgetting must lie in (0.5, 1]");
+    return Status::invalid_argument("forgetting must lie in (0.5, 1], got " +
+                                    std::to_string(config.forgetting));
   }
-  if (config.step_tokens == 0) return Status::invalid_argument("step_tokens must be > 0");
+  if (config.step_tokens == 0) return Status::invalid_argument("step_tokens must be > 0, got 0");
   ROSE_TRY(ConformalBound::check(bound_config(config)));
   return std::unique_ptr<LatencyModel>{new LatencyModel{config}};
 }
@@ -102,12 +111,12 @@ Forecast LatencyModel::forecast_locked(const Features& features,
 }
 
 // One step of weighted recursive least squares. Dividing by `scale` makes errors relative, and
-// limits the error of one outlier to four.
+// limits the relative error of an outlier to 4.
 //
 // Only the directions of this step's features are forgotten (directional forgetting: Kulhavy,
-// Automatica 1987). Engines mostly run a few mixes of features; with uniform forgetting, noise
-// would decide the forecasts for other mixes, which certificates ask about. For the same reason no
-// weight is negative: no work makes a step faster.
+// Automatica 1987). Engines mostly run a few mixes of features, but certificates ask about other
+// mixes, too. With uniform forgetting, noise would decide the forecasts for those. No weight is
+// negative, because no work makes a step faster.
 void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
                                 double actual_ms) noexcept {
   const double scale = std::max(predicted_ms, actual_ms / 4);
@@ -142,8 +151,8 @@ void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
     }
     sound = sound && covariance_[i][i] > 0;
   }
-  // Features that differ by twelve orders of magnitude can exhaust the precision. Then the weights
-  // stay, and the covariance starts anew.
+  // Features that differ by twelve orders of magnitude can exceed the precision of doubles. Then
+  // the weights stay, and the covariance starts anew.
   if (!sound) reset_covariance_locked();
 }
 
@@ -171,7 +180,8 @@ Result<Forecast> LatencyModel::observe(const Features& features, double actual_m
                                        bool is_after_loan) noexcept {
   ROSE_TRY(check_features(features));
   if (!(std::isfinite(actual_ms) && actual_ms >= 0 && actual_ms <= kActualMaxMs)) {
-    return Status::invalid_argument("actual_ms of a step must lie in 0..1e9");
+    return Status::invalid_argument("actual_ms of a step must lie in 0..1e9, got " +
+                                    std::to_string(actual_ms));
   }
   const Vector terms = terms_of(features);
   const std::scoped_lock lock{mutex_};
@@ -212,9 +222,13 @@ Status LatencyModel::take(const LatencyState& state) noexcept {
       is_sound = is_sound && std::isfinite(state.covariance[i][j]) &&
                  state.covariance[i][j] == state.covariance[j][i];
     }
-    if (!is_sound) return {Code::kCorrupt, "the weights or covariances are out of range"};
+    if (!is_sound) {
+      return {Code::kCorrupt, "the weights or covariances of a saved model are out of range"};
+    }
   }
-  if (state.step_tokens == 0) return {Code::kCorrupt, "step_tokens of a model must be > 0"};
+  if (state.step_tokens == 0) {
+    return {Code::kCorrupt, "step_tokens of a saved model must be > 0, got 0"};
+  }
   std::uint64_t seen = 0;
   bool is_counted = state.misses <= state.observations;
   for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
@@ -223,7 +237,8 @@ Status LatencyModel::take(const LatencyState& state) noexcept {
     seen += state.seen[kind];
   }
   if (!is_counted || seen != state.observations) {
-    return {Code::kCorrupt, "the counts of observations and misses do not fit together"};
+    return {Code::kCorrupt,
+            "the counts of steps, scores and misses of a saved model do not match each other"};
   }
   const bool has_same_epsilon = state.epsilon == config_.epsilon;
   for (std::size_t kind = 0; kind < kStepKinds; ++kind) {

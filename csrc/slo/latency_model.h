@@ -1,4 +1,4 @@
-// Predicts the duration of a serving step, learned while serving, with an upper bound.
+// Predicts the duration of a serving step, with an upper bound, and learns it while serving runs.
 #pragma once
 
 #include <array>
@@ -21,12 +21,12 @@ struct Features {
 
 struct LatencyConfig {
   // Milliseconds per step, per decoding sequence, per context token, per prefill token, and per
-  // prefill token times context token. The model starts from it; a roofline estimate is enough.
+  // prefill token times context token. The model starts from these; a roofline estimate is enough.
   std::array<double, 5> prior_ms{1.0, 0.0, 0.0, 0.0, 0.0};
-  double epsilon{0.01};      // share of steps that may exceed upper_ms
-  double forgetting{0.998};  // weight of an observation after each later one: a memory of 500 steps
-  double adaptation{0.002};  // change of the level per miss
-  std::uint32_t window{512};        // residuals kept per kind of step, 1..1024
+  double epsilon{0.01};             // share of steps that may exceed upper_ms
+  double forgetting{0.998};         // each step multiplies the weight of older steps by this factor
+  double adaptation{0.002};         // change of the level per miss
+  std::uint32_t window{512};        // scores kept per kind of step, 1..1024
   std::uint32_t step_tokens{8192};  // most tokens of one step, > 0: the size of a full chunk
 };
 
@@ -35,50 +35,53 @@ struct Forecast {
   double upper_ms{0};  // infinite for a kind of step without evidence
 };
 
-// Kinds of steps with different noise or a different error of the linear fit: decode only, with a
-// part of a chunk of prefill, and with a chunk near step_tokens, which certificates ask about.
+// Kinds of steps, which differ in noise or in the error of the linear fit. kDecode has no prefill,
+// kPart has less than a full chunk of it, and kFull has a chunk near step_tokens, about which
+// certificates ask.
 enum class StepKind : std::uint8_t { kDecode = 0, kPart, kFull };
 inline constexpr std::size_t kStepKinds = 3;
 
 // Everything that a model has learned.
 struct LatencyState {
-  double epsilon{0};  // epsilon of the levels
+  double epsilon{0};  // epsilon with which the levels of `bounds` were learned
   std::uint32_t step_tokens{0};
   std::array<double, 5> weights{};
   std::array<std::array<double, 5>, 5> covariance{};
   std::array<ConformalState, kStepKinds> bounds;
-  std::array<std::uint64_t, kStepKinds> seen{};  // steps of each kind, unscored ones too
+  std::array<std::uint64_t, kStepKinds> seen{};  // steps of each kind, including unscored ones
   std::uint64_t observations{0};
   std::uint64_t misses{0};
 };
 
 // Regression: recursive least squares on relative errors with a ridge towards the prior and weights
-// >= 0. It forgets only in the directions of the observed steps, because certificates ask for the
+// >= 0. It forgets only in the directions of the observed steps, because certificates ask about the
 // heaviest step and the largest chunk, which seldom ran recently.
-// Bound: the margin of one ConformalBound per kind of step. With one for all, rare kinds would miss
-// more often than promised, and margins of the others would be too wide. The first kTraining steps
-// of a kind train the regression and are not scored; until then its forecast is a prior.
+// Bound: the margin of one ConformalBound per kind of step. With a single bound for all kinds, rare
+// kinds would miss more often than promised, and the margins of the others would be too wide. The
+// first kTraining steps of a kind train the regression and are not scored.
 //
-// A forecast is finite and > 0; upper_ms is at least as large, and infinite without evidence for
-// the kind. Any thread; observe() takes a few microseconds under one mutex, forecast() a small part
-// of one, and neither allocates.
+// predicted_ms is finite and > 0. upper_ms is at least as large, and infinite without evidence for
+// the kind. Any thread. observe() takes a few microseconds under one mutex, and forecast() a small
+// part of a microsecond; neither allocates.
 class LatencyModel {
  public:
   static constexpr std::uint64_t kTraining = 8;
 
   static Result<std::unique_ptr<LatencyModel>> create(const LatencyConfig& config);
-  // Continues from `state`; the knobs may differ from those of its training; prior_ms and
-  // step_tokens of `config` are ignored. kCorrupt if `state` cannot be a model's.
+  // Continues from `state`. Its step_tokens replaces that of `config`; the other settings may
+  // differ from those of its training. kCorrupt if `state` is not possible for a model.
   static Result<std::unique_ptr<LatencyModel>> restore(const LatencyConfig& config,
                                                        const LatencyState& state);
   LatencyState state() const;
 
-  // Counts the remaining training as missing, too.
+  // Returns the evidence for steps of this kind. Training steps that are still needed count as
+  // missing, too.
   Result<Evidence> evidence(const Features& features) const noexcept;
   Result<Forecast> forecast(const Features& features) const noexcept;
-  // Learns that a step took `actual_ms`, and returns its forecast from before. On error nothing
-  // changes. A step after a loan is slower for it: it counts for the bound, which must hold there
-  // too, but not for the regression, so predicted_ms stays the time without a loan.
+  // Learns that a step took `actual_ms`, and returns the forecast for it from before. On error
+  // nothing changes. `is_after_loan`: serving let rollouts run just before the step, which slows
+  // it. Such a step counts for the bound, which must hold there, too, but not for the regression,
+  // so that predicted_ms stays the time without a loan.
   Result<Forecast> observe(const Features& features, double actual_ms,
                            bool is_after_loan = false) noexcept;
 

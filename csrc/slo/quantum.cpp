@@ -7,8 +7,8 @@ namespace rose::slo {
 
 namespace {
 
-// A creditor sleeps for its poll between decisions, 5 ms by default. After a longer silence no
-// borrower wanted to run.
+// Longest pause between two decisions that counts for the earlier one. While a borrower wants to
+// run, a creditor decides every poll_ms, 5 ms by default. After a longer pause, none wanted to.
 constexpr Nanoseconds kSilenceNs = 50'000'000;
 
 }  // namespace
@@ -153,7 +153,7 @@ void QuantumCertifier::note_binding(const Misfit& misfit, const Means& means, do
   binding_ = out;
 }
 
-// The time since the previous decision belongs to the previous outcome.
+// The time since the previous decision counts for the outcome of that decision.
 void QuantumCertifier::note_time(Nanoseconds now_ns, QuantumRefusal outcome,
                                  double quantum_ms) noexcept {
   const Nanoseconds before_ns = decided_ns_.exchange(now_ns);

@@ -1,4 +1,4 @@
-// Whether serving can tolerate one more quantum of rollouts, and the record of the reasons.
+// Decides whether serving can tolerate one more quantum of rollouts, and records the reasons.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ namespace rose::slo {
 
 // The worst request that could arrive right after the grant.
 struct NextRequest {
-  Features largest_step;   // heaviest decode step of an idle engine before the request
+  Features largest_step;   // heaviest decode step that may run before the request's first chunk
   Features largest_chunk;  // heaviest prefill chunk of the request
 };
 
@@ -26,16 +26,16 @@ struct NextRequest {
 // the step after it.
 struct CommittedBatch {
   Features features;
-  std::span<const std::uint32_t> slots;  // requests that get a token from it
+  std::span<const std::uint32_t> slots;  // slots of the requests that get a token from it
 };
 
 struct QuantumQuery {
   HarvestMode mode{HarvestMode::kIdle};
   std::uint32_t close_epoch{0};
-  std::uint32_t passed{0};
-  std::uint32_t outstanding{0};
+  std::uint32_t passed{0};                // segments started so far
+  std::uint32_t outstanding{0};           // segments granted but not started
   double segment_upper_ms{0};             // > 0: longest duration of one segment
-  std::uint32_t most{~std::uint32_t{0}};  // number of requested segments, at most
+  std::uint32_t most{~std::uint32_t{0}};  // largest number of segments to grant
   std::optional<CommittedBatch> committed{};
 };
 
@@ -44,29 +44,29 @@ enum class QuantumRefusal : std::uint8_t {
   kServingBusy,
   kNoHeartbeat,
   kSloAtRisk,
-  kEnough,  // the outstanding segments are all that fits
+  kEnough,  // no segments fit besides the outstanding ones
   kLogBroken,
-  kNoEvidence,   // a step shape has run too seldom for a bound: probe it
+  kNoEvidence,   // a step shape has run too seldom for a bound: run it to measure it
   kBudgetSpent,  // rollouts have delayed a running request by the allowed share
 };
 inline constexpr std::size_t kQuantumRefusals = 8;
 
-// The term on which a refused quantum of one segment failed.
+// The reason why even a quantum of one segment was refused: the limit that it would have exceeded,
+// and the step shape that had to fit within that limit, too.
 enum class BindingShape : std::uint8_t { kSegment = 0, kStep, kChunk };
 enum class BindingTarget : std::uint8_t { kBlocking = 0, kTtft, kTpot, kDeadline, kBudget };
 struct Binding {
-  BindingShape shape{BindingShape::kSegment};  // the longer of the shapes that had to fit
+  BindingShape shape{BindingShape::kSegment};  // the segment alone, or the longer of step and chunk
   BindingTarget target{BindingTarget::kBlocking};
   double predicted_ms{0};  // prediction for the shape
-  double upper_ms{0};      // its bound; infinite without evidence
+  double upper_ms{0};      // bound of the shape; infinite without evidence
   double delay_ms{0};      // one segment and the signal
-  double target_ms{0};     // limit for all of it
+  double target_ms{0};     // limit for the delay and the shape together
 };
 
-// `segments` from `passed` on, outstanding ones included; 0 is a refusal.
 struct QuantumGrant {
-  std::uint32_t segments{0};
-  Nanoseconds until_ns{0};  // end of a quantum that starts at the decision
+  std::uint32_t segments{0};  // may start after `passed`, outstanding ones included; 0: refused
+  Nanoseconds until_ns{0};    // end of a quantum that starts at the decision
 };
 
 // Grants n segments, outstanding ones included, only if, with delay = n * segment_upper + signal,
@@ -74,12 +74,12 @@ struct QuantumGrant {
 // 1. the serving host's last heartbeat is at most heartbeat_ttl old,
 // 2. delay <= blocking_ms,
 // 3. delay + first token <= ttft_ms, where a first token takes max(step_upper, chunk_upper),
-//    or their sum behind a committed batch; and, once a request came prefilled,
+//    or their sum after a committed batch; and, once a request has arrived prefilled,
 //    delay + first token <= tpot_ms,
 //    (A step shape without evidence has an infinite bound and is refused as kNoEvidence.)
 // 4. idle:    no request is live, and serving runs no step;
 //    slack:   no request waits for its first token, and delay + next step ends before the
-//             earliest deadline of a running one, where the next step takes max(step_upper,
+//             earliest deadline of a running request, where the next step takes max(step_upper,
 //             chunk_upper), or step_upper alone when it is committed; and
 //             delay <= ServingState::budget_ms,
 // 5. and the record with all these terms is in the log. The targets are those in the log's header.
@@ -114,7 +114,7 @@ class QuantumCertifier {
     return spent_ns_[static_cast<std::size_t>(why)].load();
   }
   Nanoseconds granted_ns() const noexcept { return refused_ns(QuantumRefusal::kNone); }
-  // Cause of the newest refusal as kSloAtRisk or kNoEvidence, if any.
+  // Cause of the newest refusal with kSloAtRisk or kNoEvidence; nothing before the first.
   std::optional<Binding> binding() const {
     const std::scoped_lock lock{binding_mutex_};
     return binding_;
@@ -126,7 +126,7 @@ class QuantumCertifier {
  private:
   QuantumRefusal fill(const QuantumQuery& query, const CertificateLog::Section& section,
                       QuantumRecord& record) const noexcept;
-  // The predictions behind the bounds of a record, whose bounds are infinite without evidence.
+  // The predictions that belong to the bounds in a record. They are finite even without evidence.
   struct Means {
     double step_ms{0};
     double chunk_ms{0};
@@ -134,7 +134,7 @@ class QuantumCertifier {
   std::optional<Means> forecast(const QuantumQuery& query, const ServingLoad& load,
                                 const CertificateLog::Section& section,
                                 QuantumRecord& record) const noexcept;
-  // The term that does not fit.
+  // The limit that a quantum would exceed.
   struct Misfit {
     BindingTarget target;
     double target_ms;
@@ -155,8 +155,8 @@ class QuantumCertifier {
   std::array<std::atomic<Nanoseconds>, kQuantumRefusals> spent_ns_{};
   std::atomic<Nanoseconds> decided_ns_{0};  // time of the newest decision; 0 before the first
   std::atomic<QuantumRefusal> outcome_{QuantumRefusal::kNone};  // outcome of that decision
-  std::atomic<Nanoseconds> holds_ns_{0};                        // longest time that it counts for
-  mutable std::mutex binding_mutex_;                            // guards binding_
+  std::atomic<Nanoseconds> holds_ns_{0};  // longest time for which that decision counts
+  mutable std::mutex binding_mutex_;      // guards binding_
   mutable std::optional<Binding> binding_;
 };
 

@@ -138,7 +138,7 @@ bool ServingState::is_live(std::uint32_t slot) const noexcept {
   return slot < kSlots && (*requests_)[slot].phase != Phase::kFree;
 }
 
-// Times never decrease within the section, so the newest token goes to the end of the ring.
+// Times of sections never decrease, so the newest token goes to the end of the ring.
 void ServingState::give_token(std::uint32_t slot, const CertificateLog::Section& section) noexcept {
   Request& request = (*requests_)[slot];
   if (request.phase == Phase::kRunning) {
@@ -171,8 +171,8 @@ void ServingState::unlink(std::uint32_t slot) noexcept {
   context_tokens_ -= request.context_tokens;
 }
 
-// One record per range of slots that fits a bitmap. Requests take the lowest free slots, so this is
-// one record as a rule.
+// Appends one record per range of slots that fits a bitmap. Requests take the lowest free slots, so
+// there is usually a single record.
 void ServingState::record_tokens(CertificateLog::Section& section,
                                  std::span<const std::uint32_t> slots) noexcept {
   constexpr std::uint32_t kBits = TokensRecord::kBitmapBytes * 8;

@@ -13,7 +13,7 @@
 
 namespace rose::slo {
 
-// The gate between serving and the borrower, as serving sees it.
+// Receives serving's changes between idle and busy, to open or close the gate.
 class ServingListener {
  public:
   virtual ~ServingListener() = default;
@@ -30,20 +30,20 @@ struct ServingLoad {
   Nanoseconds oldest_token_ns{0};   // oldest last token of a running request; 0 if none
 };
 
-// Times of tokens, of requests with a slot.
+// Token times of the requests that have a slot.
 struct TokenTimes {
   Histogram first;  // from the arrival to the first token; not for prefilled prompts
-  Histogram later;  // from one token to the next
+  Histogram later;  // from a token, or a prefilled arrival, to the next token
 };
 
 // 1. pending and waiting rise before the gate closes, and the gate closes before arrived() returns.
-// 2. In the log's order a request arrives before it finishes. If pending is 0 inside the log's
-//    decision mutex, it is 0 in the records so far, too: an arrival counts before it is recorded,
-//    and an end is recorded before it counts. The same holds for waiting.
+// 2. In the log's order a request arrives before it finishes. If pending is 0 under the log's
+//    decision mutex, the records so far also give 0: arrived() counts before it records, and
+//    finished() records before it counts. The same holds for waiting.
 // 3. A request beyond kSlots has no slot: it counts as waiting until it finishes, so that rollouts
 //    take no slack that it may need.
 //
-// Any thread. A heartbeat is a sign of life of the serving host; none is fresh before the first.
+// Any thread. A heartbeat is a sign of life of the serving host.
 class ServingState {
  public:
   static constexpr std::uint32_t kSlots = 4096;
@@ -51,17 +51,17 @@ class ServingState {
 
   ServingState(std::shared_ptr<CertificateLog> log, std::shared_ptr<ServingListener> listener);
 
-  // Returns the lowest free slot, now the request's. A prefilled request runs at once, as if it got
-  // a token now.
+  // Counts a request that arrives, and returns its slot: the lowest free one, or kNoSlot. A
+  // prefilled request runs at once, as if it had received a token now.
   std::uint32_t arrived(std::uint64_t tokens, bool is_prefilled = false) noexcept;
-  // Records a token for each of these requests; its first one ends its wait. Slots without a
-  // request are skipped. Returns the number of the others.
+  // Records a token for each of these requests. The first token of a request ends its wait. Slots
+  // without a request are skipped. Returns the number of tokens recorded.
   std::uint32_t emitted(std::span<const std::uint32_t> slots) noexcept;
   // False, with nothing changed, if the slot has no request: the caller miscounted.
   bool finished(std::uint32_t slot) noexcept;
   void beat() noexcept { heartbeat_ns_.store(log_->now_ns()); }
-  // A step of serving runs, even if its requests end meanwhile: until it ends, nothing is granted
-  // as if serving were idle.
+  // Notes that a step of serving runs. Until it ends, serving does not count as idle, even if all
+  // its requests end meanwhile.
   void step_began() noexcept { steps_.fetch_add(1); }
   // False, with nothing changed, if no step was running.
   bool step_ended() noexcept;
@@ -72,16 +72,17 @@ class ServingState {
   bool is_in_step() const noexcept { return steps_.load() > 0; }
   // Counted since construction; reading does not block serving.
   const TokenTimes& token_times() const noexcept { return *token_times_; }
-  // Whether requests arrive prefilled: these need a token within a TPOT target.
+  // Whether a request has ever arrived prefilled. Such requests need their next token within the
+  // TPOT target.
   bool has_prefilled() const noexcept { return has_prefilled_.load(); }
   // Never negative; the largest value before the first heartbeat.
   Nanoseconds heartbeat_age_ns(Nanoseconds now_ns) const noexcept;
   ServingLoad load() const noexcept;
-  // The same for a holder of the log's section, which guards it.
+  // The same, for a caller that holds a section of the log.
   ServingLoad load(const CertificateLog::Section& section) const noexcept;
   // Milliseconds by which rollouts may still delay every running request: the slowdown's share of
-  // the steps since its first token, minus its delays so far, minus what was promised since its
-  // last step. 0 if none runs; infinite if the slowdown is.
+  // the time of the steps since its first token, minus its delays so far, minus the delays promised
+  // since the last step. 0 if no request runs; infinite if the slowdown is infinite.
   double budget_ms(const CertificateLog::Section& section) const noexcept;
   // Whether all running requests are in `slots`.
   bool runs_within(std::span<const std::uint32_t> slots,
@@ -95,7 +96,7 @@ class ServingState {
   // Running requests form a ring through kSlots in the order of their last tokens, oldest first.
   struct Request {
     std::uint64_t context_tokens{0};
-    Nanoseconds last_token_ns{0};  // its arrival, while it waits
+    Nanoseconds last_token_ns{0};  // time of the arrival while the request waits
     double balance_ms{0};          // balance of the log at its first token
     std::uint32_t before{0};
     std::uint32_t after{0};
@@ -120,8 +121,8 @@ class ServingState {
 
   // Guarded by the log's decision mutex.
   std::unique_ptr<std::array<Request, kSlots + 1>> requests_;  // the last one is the ring's anchor
-  std::unique_ptr<TokenTimes> token_times_;    // the mutex does not guard its reading
-  std::array<std::uint64_t, kWords> taken_{};  // one bit per slot
+  std::unique_ptr<TokenTimes> token_times_;                    // only writes need the mutex
+  std::array<std::uint64_t, kWords> taken_{};                  // one bit per slot
   std::uint32_t running_{0};
   std::uint32_t slotless_{0};
   std::uint64_t context_tokens_{0};

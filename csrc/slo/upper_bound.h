@@ -1,4 +1,4 @@
-// A bound that few of the coming samples exceed.
+// A bound that few future samples exceed.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ namespace rose::slo {
 // One thread at a time.
 class UpperBound {
  public:
-  // `epsilon` is in 0..1. With a `window` below 1 / epsilon there never is a bound.
+  // `epsilon`: share of future samples that may exceed the bound, 0..1. `window`: number of samples
+  // kept; below 1 / epsilon - 1 there is never a bound.
   UpperBound(double epsilon, std::uint32_t window) noexcept : epsilon_{epsilon}, window_{window} {}
 
   // The oldest sample is forgotten when the window is full.

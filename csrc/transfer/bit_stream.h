@@ -1,4 +1,5 @@
-// A stream of bits without word borders, and the codes in it. docs/protocol.md, "STRAT".
+// A bit stream whose fields may cross word boundaries, and the codes in it. docs/protocol.md,
+// "STRAT".
 #pragma once
 
 #include <algorithm>
@@ -17,9 +18,9 @@ constexpr std::uint32_t gamma_bits(std::uint32_t number) noexcept {
 
 // Elias-Fano of `count` numbers below `universe`, 1 <= count <= universe <= 65,536.
 struct StreamShape {
-  std::uint32_t low;   // bits of each number stored plainly
-  std::uint32_t high;  // bits of the section before these
-  std::uint32_t bits;  // of both sections
+  std::uint32_t low;   // number of low bits that are stored for each number, as they are
+  std::uint32_t high;  // size of the high section, in bits
+  std::uint32_t bits;  // size of both sections, in bits
 
   constexpr StreamShape(std::uint32_t universe, std::uint32_t count) noexcept
       : low{static_cast<std::uint32_t>(std::bit_width(universe / count)) - 1},
@@ -27,14 +28,15 @@ struct StreamShape {
         bits{high + count * low} {}
 };
 
-// Whether a bitmap is shorter than Elias-Fano for a class that changes this often.
+// True if a class with `universe` elements and `count` changes is written as a bitmap, which is
+// then shorter than Elias-Fano.
 constexpr bool is_bitmap(std::uint32_t universe, std::uint32_t count) noexcept {
   return universe < 4 * count;
 }
 
 // Appends fields without testing whether a word is full, because that branch is unpredictable: each
-// call writes eight bytes, including again the words that were not full. So it needs room for all
-// words of its output plus kSlackWords; the unused bits of the last word are 0.
+// call stores eight bytes, and the next call stores the incomplete ones again. So the output needs
+// room for all its words plus kSlackWords. The unused bits of the last word are 0.
 class StreamWriter {
  public:
   static constexpr std::size_t kSlackWords = 2;
@@ -42,7 +44,7 @@ class StreamWriter {
   explicit StreamWriter(std::uint32_t* out) noexcept
       : out_{reinterpret_cast<unsigned char*>(out)} {}
 
-  // A field of `width` <= 32 bits.
+  // Appends a field of `width` <= 32 bits.
   void put(std::uint64_t value, std::uint32_t width) noexcept {
     pending_ |= value << pending_bits_;
     pending_bits_ += width;
@@ -73,7 +75,7 @@ class StreamWriter {
     if (i < count) put(numbers[i] & mask, shape.low);
   }
 
-  // `count` >= 1 ascending numbers below `universe`, each as a set bit.
+  // Appends `count` >= 1 ascending numbers below `universe`, each as a set bit.
   void put_bitmap(const std::uint16_t* numbers, std::uint32_t count,
                   std::uint32_t universe) noexcept {
     put_set(universe, count, [&](std::uint32_t i) noexcept { return std::uint32_t{numbers[i]}; });
@@ -84,7 +86,7 @@ class StreamWriter {
     for (; count > 32; count -= 32) put(0, 32);
     put(0, count);
   }
-  // `zeros` zeros, then a one.
+  // Appends `zeros` zeros, then a one.
   void put_unary(std::uint32_t zeros) noexcept {
     if (zeros > 31) {
       put_zeros(zeros);
@@ -93,19 +95,19 @@ class StreamWriter {
     put(std::uint64_t{1} << zeros, zeros + 1);
   }
 
-  // `size` bits, with those at place_of(0) to place_of(count - 1), ascending, set.
+  // Appends `size` bits. The bits at place_of(0) to place_of(count - 1), which ascend, are set.
   template <typename PlaceOf>
   void put_set(std::uint32_t size, std::uint32_t count, const PlaceOf& place_of) noexcept {
     const std::uint32_t end = pending_bits_ + size;
     std::memset(out_, 0, end / 8 + 1);
     std::memcpy(out_, &pending_, sizeof pending_);
-    // Kept in a register, so that no bit waits for the store of the one before.
+    // Kept in a register, so that no bit waits for the store of the previous bit.
     std::uint64_t held = pending_;
     std::uint32_t last = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
       const std::uint32_t bit = pending_bits_ + place_of(i);
       const std::uint32_t word = bit / 64;
-      // A mask, because a branch on a change of word is often mispredicted.
+      // A mask instead of a branch, because a change of word is often mispredicted.
       held = (held & (std::uint64_t{0} - (word == last ? 1 : 0))) | std::uint64_t{1} << bit % 64;
       last = word;
       std::memcpy(out_ + sizeof held * word, &held, sizeof held);
@@ -120,8 +122,8 @@ class StreamWriter {
   std::uint32_t pending_bits_{0};
 };
 
-// Reads at any place. The caller has checked that the bits are there; up to two words behind the
-// stream are read, too.
+// Reads at any bit offset. The caller checks that the bits exist. Up to two words behind the stream
+// are read, too.
 class StreamReader {
  public:
   static constexpr std::size_t kPaddingWords = 2;
@@ -143,7 +145,8 @@ class StreamReader {
     return value;
   }
 
-  // False, with nothing taken, if there is no code of a number below 2^17. Any place is allowed.
+  // Takes a gamma code. False, with nothing taken, if the next bits are not the code of a number
+  // below 2^17. Safe at any offset.
   bool take_gamma(std::uint32_t& number) noexcept {
     constexpr std::uint32_t kLowMax = 16;
     if (at_ >= bits_) return false;
@@ -156,8 +159,8 @@ class StreamReader {
     return true;
   }
 
-  // False if the section before the plain bits does not have `count` bits set, or the numbers do
-  // not ascend below `universe`; then the output is undefined.
+  // Takes `count` numbers. False if the high section does not have `count` bits set, or the numbers
+  // do not ascend below `universe`; then the output is undefined.
   bool take_elias_fano(std::uint32_t universe, std::uint32_t count, std::uint16_t* out) noexcept {
     const StreamShape shape{universe, count};
     const std::uint32_t lows = at_ + shape.high;
@@ -180,7 +183,7 @@ class StreamReader {
     return found == count && is_ascending;
   }
 
-  // False if the `universe` bits do not have `count` set.
+  // Takes `count` numbers. False if not exactly `count` of the `universe` bits are set.
   bool take_bitmap(std::uint32_t universe, std::uint32_t count, std::uint16_t* out) noexcept {
     std::uint32_t found = 0;
     for (std::uint32_t done = 0; done < universe; done += 32) {
@@ -195,7 +198,7 @@ class StreamReader {
   }
 
  private:
-  // At least 57 bits from `at` on.
+  // Returns at least 57 bits from `at` on.
   std::uint64_t window(std::uint32_t at) const noexcept {
     std::uint64_t loaded = 0;
     std::memcpy(&loaded, bytes_ + at / 8, sizeof loaded);

@@ -9,7 +9,7 @@ namespace rose::transfer {
 
 namespace {
 
-// Writes the positions and values of the nonzero elements of a dense row; returns their number.
+// Writes the positions and values of the nonzero elements of a RAW block; returns their number.
 template <ElementBits T>
 std::uint32_t read_raw(const BlockView& block, std::uint16_t* positions, T* differences) noexcept {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(block.words);
@@ -40,7 +40,7 @@ void read_bitmap(const BlockView& block, std::uint16_t* positions) noexcept {
   }
 }
 
-// Writes differences of 1 and, where the bit is 1, -1.
+// Writes -1 for each sign that is 1, and 1 for each sign that is 0.
 template <ElementBits T>
 void read_signs(const std::uint32_t* signs, std::uint32_t changed, T* differences) noexcept {
   for (std::uint32_t first = 0; first < changed; first += 32) {
@@ -58,7 +58,7 @@ void read_listed(const BlockView& block, const BodySections& body, T* difference
   const std::uint32_t listed = block.entry.listed;
   const bool is_all = listed == block.entry.changed;
   BitReader fields{body.magnitudes};
-  // If all changes are listed there are no ranks, and the reader of ranks is never used.
+  // If all changes are listed, there are no ranks, and the reader of ranks is never used.
   EliasFanoReader ranks{is_all ? block.words : body.ranks, block.entry.changed, listed};
   const auto resize = [&](std::uint32_t rank, std::uint32_t magnitude) noexcept {
     const std::uint32_t size = magnitude + (is_all ? 1 : 2);

@@ -11,7 +11,7 @@ namespace rose::transfer {
 
 // One block of a delta: its position and its words.
 struct BlockView {
-  std::uint64_t first{0};  // its first element
+  std::uint64_t first{0};  // index of its first element
   std::uint32_t elements{0};
   Entry entry;
   const std::uint32_t* words{nullptr};
@@ -46,7 +46,8 @@ void for_each_block(const DeltaView& delta, Visit visit) noexcept {
   for_each_block(delta, BlockRange{}, visit);
 }
 
-// The sections behind the positions of a GAP or BITMAP block; null for a missing one.
+// Pointers to the sections behind the positions of a GAP or BITMAP block; null if a section is
+// missing.
 struct BodySections {
   const std::uint32_t* signs{nullptr};
   std::uint32_t magnitude_bits{0};
@@ -59,7 +60,8 @@ struct BodySections {
   BodySections(const BlockView& block) noexcept;
 };
 
-// Reads the changes of a block, into room for `changed` + kChangesSlack each. STRAT is not allowed.
+// Reads the changes of a block. Both outputs need room for `changed` + kChangesSlack values. A
+// STRAT block is not allowed.
 template <ElementBits T>
 BlockChanges<T> read_changes(const BlockView& block, std::uint16_t* positions,
                              T* differences) noexcept;

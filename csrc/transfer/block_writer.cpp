@@ -10,7 +10,7 @@ namespace rose::transfer {
 
 namespace {
 
-// Number of magnitudes by their bits, 0 to w.
+// Number of magnitudes of each bit width, 0 to 32.
 using Histogram = std::array<std::uint32_t, 33>;
 
 struct MagnitudeShape {
@@ -19,7 +19,8 @@ struct MagnitudeShape {
   std::uint32_t words{0};
 };
 
-// The smallest width for which `listed` > 0 magnitudes take the fewest words.
+// Returns the width with which `listed` > 0 magnitudes take the fewest words; of equals, the
+// smallest.
 MagnitudeShape best_shape(const Histogram& sizes, std::uint32_t listed,
                           std::uint32_t width) noexcept {
   MagnitudeShape best{.bits = 0, .large = 0, .words = ~0U};
@@ -37,7 +38,7 @@ MagnitudeShape best_shape(const Histogram& sizes, std::uint32_t listed,
 struct Listing {
   std::uint32_t listed{0};
   MagnitudeShape magnitudes;
-  std::uint32_t words{0};  // of the sections from shape to large
+  std::uint32_t words{0};  // size of all sections behind the signs
 };
 
 // Lists the changes with a size other than 1, or all changes if that takes fewer words.
@@ -81,7 +82,8 @@ std::uint32_t* write_signs(const BlockChanges<T>& changes, std::uint32_t* out) n
   return out;
 }
 
-// Writes the sections of listed changes: shape, ranks, magnitudes and the large ones.
+// Writes the sections of listed changes: shape, ranks, magnitudes, large ranks and large
+// magnitudes.
 template <ElementBits T>
 void write_listed(const BlockChanges<T>& changes, const BlockPlan& plan,
                   const EncodeScratch& scratch, std::uint32_t* out) noexcept {

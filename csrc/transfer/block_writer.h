@@ -10,10 +10,11 @@
 
 namespace rose::transfer {
 
-// Scratch room of an encoder, reused for every block.
+// Scratch memory of an encoder, reused for every block.
 class EncodeScratch {
  public:
-  // For blocks of at most `elements`. `isa` must be at most best_isa(); all give the same bits.
+  // `elements` is the size of the largest block. `isa` must be at most best_isa(); every
+  // instruction set gives the same bits.
   static Result<EncodeScratch> create(std::size_t elements, Isa isa) noexcept;
 
   Isa isa() const noexcept { return isa_; }
@@ -22,11 +23,11 @@ class EncodeScratch {
 
  private:
   Isa isa_{Isa::kPortable};
-  Buffer<std::uint16_t> ranks_;   // of the changes by more than one step
+  Buffer<std::uint16_t> ranks_;   // of the changes whose size is not 1
   Buffer<std::uint16_t> larges_;  // indices of the large magnitudes
 };
 
-// The best encoding of a block; the ranks are in the scratch that planned it.
+// The best encoding of a block. The ranks are in the EncodeScratch that plan_block() used.
 struct BlockPlan {
   Entry entry;
   std::uint32_t magnitude_bits{0};
@@ -36,12 +37,12 @@ struct BlockPlan {
 template <ElementBits T>
 BlockPlan plan_block(const BlockChanges<T>& changes, const EncodeScratch& scratch) noexcept;
 
-// Writes a block as planned: exactly the words that its entry counts.
+// Writes a block as planned: exactly plan.entry.words words.
 template <ElementBits T>
 void write_block(const BlockChanges<T>& changes, const BlockPlan& plan,
                  const EncodeScratch& scratch, std::uint32_t* out) noexcept;
 
-// Plans and writes, to `out` with room for raw_words(elements).
+// Plans and writes a block. `out` must have room for raw_words(elements) words.
 template <ElementBits T>
 Entry encode_block(const BlockChanges<T>& changes, const EncodeScratch& scratch,
                    std::uint32_t* out) noexcept {

@@ -59,7 +59,7 @@ Shape::Run Shape::run_at(std::uint64_t index) const noexcept {
 
 namespace {
 
-// Calls visit(address of an element) for each element, until it returns false.
+// Calls visit(address of an element) for each element, until visit returns false.
 template <typename T, typename Visit>
 bool each_element(const Box<const T>& box, Visit visit) noexcept {
   BoxCursor<const T> cursor{box};

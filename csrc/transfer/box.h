@@ -18,7 +18,7 @@ struct Dimension {
   std::uint64_t stride{0};
 };
 
-// The dimensions of a box, after joining those that are contiguous.
+// The dimensions of a box. Adjacent dimensions that are contiguous in memory are joined.
 class Shape {
  public:
   static constexpr std::size_t kDimensionsMax = 16;
@@ -27,21 +27,21 @@ class Shape {
   explicit Shape(std::uint64_t count) noexcept : count_{count}, used_{1} {
     dimensions_[0] = {count, 1};
   }
-  // Appends an inner dimension. False if more than kDimensionsMax remain after joining.
+  // Appends an inner dimension. False if more than kDimensionsMax dimensions remain after joining.
   bool append(Dimension inner) noexcept;
 
   std::uint64_t count() const noexcept { return count_; }
   bool is_row() const noexcept { return count_ <= 1 || (used_ == 1 && dimensions_[0].stride == 1); }
-  // From the first element to behind the last, in elements.
+  // Distance in memory from the first element to the end of the last, in elements.
   std::uint64_t extent() const noexcept;
-  // Whether two elements may share memory; also true for some boxes without overlap.
+  // True if two elements may share memory; also true for some boxes without overlap.
   bool may_overlap_itself() const noexcept;
 
-  // Consecutive elements, `stride` apart.
+  // Elements with consecutive indices that lie `stride` elements apart in memory.
   struct Run {
     std::uint64_t first{0};  // index of its first element in the box
     std::uint64_t size{0};
-    std::uint64_t offset{0};  // place of that element, in elements
+    std::uint64_t offset{0};  // of that element from the start of the box, in elements
     std::uint64_t stride{1};
   };
   // The run that holds element `index` < count().
@@ -53,7 +53,7 @@ class Shape {
   std::array<Dimension, kDimensionsMax> dimensions_{};
 };
 
-// Borrowed elements. T is const for read-only ones.
+// Borrowed elements. T is const if they are read-only.
 template <typename T>
 struct Box {
   T* data{nullptr};
@@ -94,7 +94,7 @@ class BoxCursor {
   Shape::Run run_;
 };
 
-// Copies `count` elements from `first` on.
+// Copies `count` elements of the box, from index `first` on, to `out`.
 template <typename T>
 void gather(const Box<const T>& box, std::uint64_t first, std::size_t count, T* out) noexcept {
   BoxCursor<const T> cursor{box};
@@ -110,7 +110,7 @@ void gather(const Box<const T>& box, std::uint64_t first, std::size_t count, T* 
   }
 }
 
-// Copies `count` elements to `first` and after.
+// Copies `count` elements to the box, from index `first` on.
 template <typename T>
 void scatter(const T* from, std::size_t count, const Box<T>& box, std::uint64_t first) noexcept {
   BoxCursor<T> cursor{box};
@@ -126,7 +126,8 @@ void scatter(const T* from, std::size_t count, const Box<T>& box, std::uint64_t 
   }
 }
 
-// Elements `first` to `first + count`: in place if they form a row, else copied to `room`.
+// Returns `count` elements from index `first` on: in place if the box is a row, otherwise copied to
+// `room`.
 template <typename T>
 const T* in_a_row(const Box<const T>& box, std::uint64_t first, std::size_t count,
                   T* room) noexcept {
@@ -135,8 +136,8 @@ const T* in_a_row(const Box<const T>& box, std::uint64_t first, std::size_t coun
   return room;
 }
 
-// Whether the boxes share an element. Exact; Out of memory if there is no room for the check: one
-// bit per element in the range of both.
+// True if, and only if, the boxes share an element. The check needs one bit per element of the
+// address range that both boxes cover; OutOfMemory if it cannot be allocated.
 template <typename T>
 Result<bool> share_elements(const Box<const T>& one, const Box<const T>& other) noexcept;
 

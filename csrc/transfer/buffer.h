@@ -1,4 +1,4 @@
-// Uninitialised room for numbers; a lack of memory is a Status.
+// Uninitialised memory for numbers. A failed allocation is a Status.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class Buffer {
     const bool fits = size <= std::numeric_limits<std::ptrdiff_t>::max() / sizeof(T);
     auto* const numbers = fits ? static_cast<T*>(std::malloc(size * sizeof(T))) : nullptr;
     if (numbers == nullptr) {
-      return Status::out_of_memory("no room for " + std::to_string(size) + " numbers of " +
+      return Status::out_of_memory("no memory for " + std::to_string(size) + " numbers of " +
                                    std::to_string(sizeof(T)) + " bytes");
     }
     return Buffer{numbers, size};
@@ -46,7 +46,7 @@ class Buffer {
   std::span<T> span() const noexcept { return {data(), size_}; }
   T& operator[](std::size_t index) const noexcept { return numbers_.get()[index]; }
 
-  // Returns the memory behind the first `size` <= size() numbers.
+  // Keeps the first `size` <= size() numbers, and frees the memory behind them.
   void shrink(std::size_t size) noexcept {
     size_ = size;
     if (size == 0) {
@@ -67,7 +67,7 @@ class Buffer {
   std::size_t size_{0};
 };
 
-// Allocates `size` numbers.
+// Replaces `room` with a buffer of `size` numbers.
 template <typename T>
 Status give_room(Buffer<T>& room, std::size_t size) noexcept {
   auto made = Buffer<T>::create(size);

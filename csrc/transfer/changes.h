@@ -15,8 +15,8 @@ concept ElementBits = std::same_as<T, std::uint8_t> || std::same_as<T, std::uint
 template <ElementBits T>
 inline constexpr std::uint32_t kWidth = 8 * sizeof(T);
 
-// Positions or differences that a vector store may write behind the last one of a block; all rooms
-// for them are longer by this.
+// Number of values that a vector store may write behind the last position or difference of a block.
+// All buffers of positions or differences are longer by this number.
 inline constexpr std::size_t kChangesSlack = 64;
 
 // The changes of a block. Positions ascend; differences are new - old modulo 2^w and never 0.

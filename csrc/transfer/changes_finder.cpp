@@ -84,8 +84,8 @@ std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found)
   return count;
 }
 
-// Takes the changes of a tile of whole words, and adds their effect on the digest: from the touched
-// words, or, if there are many, from all words at once.
+// Takes the changes of a tile of whole words, and adds their effect on the digest. The effect is
+// computed from the changed words or, if there are many, from all words of the tile.
 template <ElementBits T>
 void ChangesFinder<T>::take_words(const Tile& tile, std::uint32_t count) noexcept {
   if (count > tile.elements / kManyInWord) {
@@ -157,7 +157,7 @@ std::uint32_t ChangesFinder<T>::keep_sent(const Tile& tile, std::uint16_t* found
   return kept;
 }
 
-// Stores the differences at the last `count` positions.
+// Stores the differences at the `count` positions that were found in the tile.
 template <ElementBits T>
 void ChangesFinder<T>::note_differences(const Tile& tile, std::uint32_t count) noexcept {
   const std::uint16_t* const found = room_.positions() + changed_;
@@ -179,7 +179,7 @@ void ChangesFinder<T>::take(const Tile& tile, std::uint32_t count) noexcept {
   }
 }
 
-// Updates a shadow with strides, of which the tile is a copy.
+// Updates a shadow that is not a row. The tile has a copy of its elements.
 template <ElementBits T>
 void ChangesFinder<T>::move_box(const Tile& tile, std::uint32_t count) noexcept {
   BoxCursor<T> cursor{versions_.shadow};

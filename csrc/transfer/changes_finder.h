@@ -17,25 +17,27 @@ struct Versions {
   Box<T> shadow;
 };
 
-// Goes through blocks in any order, and adds the digests of their elements. For one thread.
+// Finds the changes of blocks, in any order, and adds up the digests of their elements. For one
+// thread.
 template <ElementBits T>
 class ChangesFinder {
  public:
-  // For blocks of at most `elements`. `options` must outlive it.
+  // `elements` is the size of the largest block. `options` must outlive the finder.
   static Result<ChangesFinder> create(const Versions<T>& versions, const PackOptions& options,
                                       std::size_t elements) noexcept;
 
-  // The changes of `elements` from element `first` on; valid until the next call.
+  // Returns the changes of `elements` elements from element `first` on; valid until the next call.
   BlockChanges<T> find(std::uint64_t first, std::uint32_t elements) noexcept;
 
-  // Digest of all shadows after their changes; meaningless where the digest before is known.
+  // Digest of the shadow's elements so far, after their changes. Meaningless if the options have a
+  // base_digest.
   const Digest& digest() const noexcept { return digest_; }
-  // Difference of `digest` from the digest before the changes.
+  // Digest after the changes minus digest before them. Always valid.
   const Digest& moved() const noexcept { return moved_; }
 
  private:
   // Elements per tile: two arrays stay in the first-level cache while they are compared and
-  // updated. Less than half of it, to leave room for prefetched lines.
+  // updated. They take less than half of the cache, to leave room for prefetched lines.
   static constexpr std::uint32_t kTile = 4096 / sizeof(T);
 
   static constexpr std::uint32_t kInWord = 8 / sizeof(T);
@@ -67,7 +69,7 @@ class ChangesFinder {
   Versions<T> versions_;
   const PackOptions* options_;
   ChangesRoom<T> room_;
-  // A tile of an array that is not a row, and of the ages.
+  // Copies of a tile: of arrays that are not a row, and of the ages.
   Buffer<T> fresh_tile_;
   Buffer<T> shadow_tile_;
   Buffer<std::uint8_t> ages_tile_;

@@ -89,9 +89,9 @@ Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port
 Result<FileDescriptor> listen_on(const Address& address) noexcept {
   FileDescriptor socket{
       ::socket(family_of(address), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)};
-  if (!socket.is_open()) return from_errno("a socket", errno);
+  if (!socket.is_open()) return from_errno("cannot open a socket", errno);
   const int yes = 1;
-  // So that a restarted server gets its old port despite lingering connections.
+  // With this a restarted server gets its old port despite lingering connections.
   static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)));
   if (::bind(socket.get(), pointer_to(address), address.size) != 0 ||
       ::listen(socket.get(), kBacklog) != 0) {
@@ -103,10 +103,10 @@ Result<FileDescriptor> listen_on(const Address& address) noexcept {
 Result<FileDescriptor> connect_to(const Address& address) noexcept {
   FileDescriptor socket{
       ::socket(family_of(address), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)};
-  if (!socket.is_open()) return from_errno("a socket", errno);
+  if (!socket.is_open()) return from_errno("cannot open a socket", errno);
   send_at_once(socket);
   if (::connect(socket.get(), pointer_to(address), address.size) != 0 && errno != EINPROGRESS) {
-    return Status::unavailable(from_errno("the connection", errno).message());
+    return Status::unavailable(from_errno("connect", errno).message());
   }
   return socket;
 }

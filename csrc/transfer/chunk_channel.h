@@ -26,13 +26,13 @@ class ChunkChannel {
   ~ChunkChannel();
 
   int get() const noexcept { return socket_.get(); }
-  // Immediately done without TLS.
+  // Without TLS this is done immediately.
   Io handshake() noexcept { return tls_ != nullptr ? tls_->handshake() : Io::kDone; }
-  // At most room.size() > 0 bytes; TLS may buffer more, so read until kWantRead.
+  // Reads at most room.size() > 0 bytes. TLS may have buffered more, so read until kWantRead.
   IoResult read(std::span<std::byte> room) noexcept;
   // Writes the parts in order, as far as the socket accepts them.
   IoResult write(std::span<const iovec> parts) noexcept;
-  // Why it is closed; empty if no reason was given.
+  // The reason why the connection is closed; empty if none was given.
   std::string failure() const;
 
  private:
@@ -41,19 +41,19 @@ class ChunkChannel {
   int error_{0};
 };
 
-// The addresses of a name, or of an address as text. Blocks while the resolver does. Port 0 only
-// for a listener.
+// One address of a host. resolve() returns all addresses of a host, which is a name or an address
+// as text; it blocks until the resolver has answered. Port 0 is only for a listener.
 struct Address {
   sockaddr_storage bytes;
   socklen_t size;
 };
 Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port) noexcept;
 
-// A listening socket, and a socket that is connecting to an address. Neither blocks.
+// Return a listening socket, and a socket that is connecting to an address. Neither call blocks.
 Result<FileDescriptor> listen_on(const Address& address) noexcept;
 Result<FileDescriptor> connect_to(const Address& address) noexcept;
 Result<std::uint16_t> port_of(const FileDescriptor& socket) noexcept;
-// Sends frames without delay (no Nagle).
+// Disables Nagle's algorithm, so that frames are sent without delay.
 void send_at_once(const FileDescriptor& socket) noexcept;
 
 }  // namespace rose::transfer

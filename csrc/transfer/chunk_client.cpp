@@ -14,19 +14,19 @@ namespace rose::transfer {
 
 namespace {
 
-// Time after which a broken connection is tried again while others continue.
+// Time after which a broken connection is opened again while others continue.
 constexpr Nanoseconds kRetryNs = 1'000'000'000;
 constexpr std::uint64_t kBurstBytes = 256 << 10;
 
 Status check_want(const Want& want) noexcept {
   const std::size_t size = want.room.bytes.size();
   if (!is_update(want.key.n, want.key.base_n)) {
-    return Status::invalid_argument("an update cannot lead from version " +
-                                    std::to_string(want.key.base_n) + " to " +
-                                    std::to_string(want.key.n));
+    return Status::invalid_argument(
+        "an update cannot lead from version " + std::to_string(want.key.base_n) + " to " +
+        std::to_string(want.key.n) + ": its base must be an older version, or -1 for none");
   }
   if (size == 0 || size > kFrameBytesMax) {
-    return Status::invalid_argument("tile " + std::to_string(want.key.tile) + " of " +
+    return Status::invalid_argument("tile " + std::to_string(want.key.tile) + " has " +
                                     std::to_string(size) + " bytes: the size must be from 1 to " +
                                     std::to_string(kFrameBytesMax));
   }
@@ -40,7 +40,10 @@ Result<std::unique_ptr<ChunkClient>> ChunkClient::create(
   if (config.streams == 0 || config.streams > kStreamsMax || config.timeout_ns <= 0 ||
       config.port == 0) {
     return Status::invalid_argument("port and timeout must be > 0, and streams from 1 to " +
-                                    std::to_string(kStreamsMax));
+                                    std::to_string(kStreamsMax) + ", but they are " +
+                                    std::to_string(config.port) + ", " +
+                                    std::to_string(config.timeout_ns / 1'000'000) + " ms and " +
+                                    std::to_string(config.streams));
   }
   auto addresses = resolve(config.host, config.port);
   if (!addresses.ok()) return addresses.status();
@@ -81,7 +84,7 @@ Status ChunkClient::fetch(std::vector<Want> wants) noexcept {
       if (outstanding_.insert(wants[i].key).second) continue;
       for (std::size_t j = 0; j < i; ++j) outstanding_.erase(wants[j].key);
       return Status::invalid_argument("tile " + std::to_string(wants[i].key.tile) +
-                                      " was requested already");
+                                      " was requested already: request each tile once");
     }
     std::ranges::move(wants, std::back_inserter(asked_));
   }
@@ -101,7 +104,8 @@ Result<std::optional<Arrival>> ChunkClient::next(Nanoseconds timeout_ns) noexcep
     // A large frame on a slow link: while bytes arrive, the wait continues.
     const std::uint64_t now_seen = received_bytes_.load();
     if (std::exchange(seen, now_seen) == now_seen) {
-      return Status::deadline_exceeded("no byte of a chunk arrived within the timeout");
+      return Status::deadline_exceeded("no byte of a chunk arrived within " +
+                                       std::to_string(timeout_ns / 1'000'000) + " ms");
     }
   }
   if (is_closed_) return Status::unavailable("this chunk client is closed");
@@ -150,7 +154,7 @@ void ChunkClient::run() noexcept {
     const Nanoseconds now_ns = clock_->now_ns();
     open_streams(now_ns);
     assign(now_ns);
-    // Then a window has room, more data can be read, or lost requests must be repeated.
+    // If true, a window has room, more data can be read, or lost requests must be repeated.
     const bool is_hurried = serve(now_ns);
     hand_over();
     const bool tries_again = end_if_hopeless();
@@ -260,13 +264,14 @@ bool ChunkClient::serve(Nanoseconds now_ns) noexcept {
 void ChunkClient::lose(std::size_t index, Status why, Nanoseconds now_ns) noexcept {
   const bool was_idle = !has_work();
   for (Want& want : streams_[index].take_back()) pending_.push_front(std::move(want));
-  if (was_idle) return;  // the server closes connections without requests
+  if (was_idle) return;  // no loss: the server closes idle connections
   losses_.fetch_add(1);
   rests_[index] = {now_ns + kRetryNs, arrivals_count_, false};
   last_loss_ = std::move(why);
 }
 
-// The only function that gives up on missing chunks. True if they must be tried again at once.
+// Gives up the missing chunks if no connection can get them; no other function does. True if the
+// connections must be opened again at once.
 bool ChunkClient::end_if_hopeless() noexcept {
   if (!has_work()) last_loss_ = {};
   if (last_loss_.ok()) return false;

@@ -39,8 +39,8 @@ struct ChunkClientStats {
   std::uint64_t greeted{0};         // connections answered by a server
 };
 
-// fetch() is for any thread; next() for one at a time; cancel(), close() and stats() for any.
-// Memory is the caller's, who bounds it by fetching in portions.
+// Any thread may call fetch(), cancel(), close() and stats(); one thread at a time may call next().
+// The caller provides the memory, and limits it by fetching in portions.
 //
 // 1. Each want of fetch() has one arrival, or ends by one error of next(), or by cancel().
 // 2. A frame arrives whole or not at all; when a connection breaks, its missing frames are
@@ -48,8 +48,9 @@ struct ChunkClientStats {
 //    them all again before a frame has arrived is an error.
 // 3. After its arrival, its error, or the return of cancel() or close(), a room is not touched.
 // 4. Every wait ends: a stream with requests is lost if no byte moves for timeout_ns, or if a frame
-//    takes longer than that plus its bytes at 16 KiB/s. Its requests go to the other streams, and
-//    it is opened again only after something has arrived.
+//    takes longer than timeout_ns plus the time of its bytes at 16 KiB/s. The requests of a lost
+//    stream go to the other streams. A lost stream is opened again only after another chunk has
+//    arrived.
 class ChunkClient {
  public:
   // Resolves the host and starts the thread; the first fetch() connects.
@@ -62,14 +63,14 @@ class ChunkClient {
   // Requests further chunks. InvalidArgument, with nothing requested, for an invalid key or room,
   // or for a key already requested; Unavailable after close().
   Status fetch(std::vector<Want> wants) noexcept;
-  // The next arrival, in any order; nothing if no request is open. Unavailable, Corrupt, or
-  // DeadlineExceeded because the server was too slow: all requests are given up. DeadlineExceeded
-  // because `timeout_ns` passed: no request is given up.
+  // Returns the next arrival, in any order; nothing if no request is open. After Unavailable,
+  // Corrupt, or a DeadlineExceeded because the server was too slow, all requests are given up.
+  // After a DeadlineExceeded because `timeout_ns` passed, no request is given up.
   Result<std::optional<Arrival>> next(Nanoseconds timeout_ns) noexcept;
   // Gives up all requests and untaken arrivals; a waiting next() returns Unavailable. The client
   // remains usable.
   void cancel() noexcept;
-  // Cancels for good, closes the connections and joins the thread; repetition is allowed.
+  // Cancels for good, closes the connections and joins the thread. May be called repeatedly.
   void close() noexcept;
   ChunkClientStats stats() const noexcept;
 
@@ -97,10 +98,11 @@ class ChunkClient {
   const std::shared_ptr<const Clock> clock_;
   const EventFd bell_;
 
-  // For the thread.
+  // Used only by the client's thread.
   std::vector<ChunkStream> streams_;
-  // Per lost stream: when it may be opened again, and the number of chunks by then. Only after
-  // further chunks, so that useless connections are not opened for ever.
+  // Per lost stream: the time from which it may be opened again, and the number of arrivals at its
+  // loss. It is opened only after further arrivals, so that a useless connection is not opened for
+  // ever.
   struct Rest {
     Nanoseconds until_ns{0};
     std::uint64_t arrivals{0};
@@ -108,10 +110,10 @@ class ChunkClient {
   };
   std::vector<Rest> rests_;
   std::uint64_t arrivals_count_{0};
-  std::deque<Want> pending_;       // requested, on no stream
-  std::vector<Arrival> arrivals_;  // of the current turn
+  std::deque<Want> pending_;       // requested by the caller, but not yet on a stream
+  std::vector<Arrival> arrivals_;  // of the current pass of run()
   ChunkPace pace_;
-  bool may_open_again_{true};  // one more try when all are lost
+  bool may_open_again_{true};  // all streams may be opened once more when all are lost
   Status last_loss_;
 
   std::mutex mutex_;  // guards the members below

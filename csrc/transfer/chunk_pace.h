@@ -56,7 +56,7 @@ class ChunkPace {
     const Wide left_ns = static_cast<Wide>(full_ns_ - now_ns);
     return static_cast<std::uint64_t>((left_ns * bytes_per_s_ + kNsPerS - 1) / kNsPerS);
   }
-  // Rounded up: a longer time never lets through a byte too many.
+  // Rounded up, so that the rate is never exceeded.
   Nanoseconds ns_of(std::uint64_t nbytes) const noexcept {
     if (!is_limited()) return 0;
     return static_cast<Nanoseconds>((nbytes * kNsPerS + bytes_per_s_ - 1) / bytes_per_s_);

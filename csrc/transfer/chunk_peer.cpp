@@ -8,7 +8,7 @@ namespace rose::transfer {
 
 namespace {
 
-// Parts of one call to the socket, so that several small frames leave together.
+// Maximum parts in one call to the socket, so that several small frames are sent together.
 constexpr std::size_t kSocketPartsMax = 32;
 
 }  // namespace
@@ -54,7 +54,7 @@ void ChunkPeer::shake_hands() noexcept {
   }
 }
 
-// ---- what it says
+// ---- requests
 
 void ChunkPeer::read(Nanoseconds now_ns) noexcept {
   while (may_read()) {
@@ -133,7 +133,7 @@ void ChunkPeer::settle(Nanoseconds now_ns) noexcept {
   }
 }
 
-// ---- what it gets
+// ---- answers
 
 void ChunkPeer::answer(const ChunkKey& key, const ShelfAnswer& found) noexcept {
   Outgoing& one = output_.emplace_back();
@@ -186,14 +186,14 @@ void ChunkPeer::drop_sent(std::size_t nbytes) noexcept {
   }
 }
 
-// ---- its time
+// ---- deadlines
 
 Nanoseconds ChunkPeer::over_ns() const noexcept {
   if (state_ == State::kClosed) return kNever;
   if (state_ != State::kServing) return greet_by_ns_;
   if (stuck_ns_) return *stuck_ns_ + limits_.send_ns;
-  // Unsent data waits for its share of the pace, parked requests wait for us; neither is the peer's
-  // silence.
+  // Unsent data waits for the pace, and parked requests wait for this server. A peer with either is
+  // not idle.
   return asks() > 0 ? kNever : heard_ns_ + limits_.idle_ns;
 }
 

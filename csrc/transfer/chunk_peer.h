@@ -17,19 +17,19 @@
 namespace rose::transfer {
 
 struct PeerLimits {
-  Nanoseconds greeting_ns;  // from the connection to a valid greeting
-  Nanoseconds idle_ns;      // without a request
-  Nanoseconds send_ns;      // without a byte accepted of the output for it
-  Nanoseconds park_ns;      // for a missing chunk; 0: not waited for
+  Nanoseconds greeting_ns;  // longest time from the connection to a valid greeting
+  Nanoseconds idle_ns;      // longest time without a request
+  Nanoseconds send_ns;      // longest time in which the peer accepts no byte of an answer
+  Nanoseconds park_ns;      // longest wait of a request for a missing chunk; 0: no wait
 };
 
 // HANDSHAKE -> GREETING -> SERVING -> CLOSED, or from any state to CLOSED: an error of a peer ends
-// only its connection, and a stranger learns nothing.
+// only its connection, and a peer without the token learns nothing.
 //
-// The server's thread alone. No call blocks.
+// Only the server's thread uses it. No call blocks.
 //
-// Invariant: at most kAsksMax requests are read and neither answered nor given up; beyond that
-// nothing is read from the peer.
+// Invariant: at most kAsksMax requests are open, which means read, but neither answered nor given
+// up. With kAsksMax open requests nothing more is read from the peer.
 class ChunkPeer {
  public:
   static constexpr std::size_t kAsksMax = 256;
@@ -37,8 +37,8 @@ class ChunkPeer {
   // Result of `serve`.
   struct Moved {
     std::size_t sent{0};     // bytes on the wire, headers included
-    bool has_more{false};    // call again: it stopped at the allowance or at the share of a turn
-    bool is_greeted{false};  // it has just shown the token
+    bool has_more{false};    // call again: more can be read or sent
+    bool is_greeted{false};  // the peer showed the token in this call
   };
 
   ChunkPeer(ChunkChannel channel, ChunkShelf& shelf, const Token& token, const PeerLimits& limits,
@@ -47,23 +47,23 @@ class ChunkPeer {
   ChunkPeer& operator=(const ChunkPeer&) = delete;
   ~ChunkPeer();
 
-  // Called when the socket may accept or have more bytes.
+  // Call this when the socket may accept more bytes, or have more to read.
   void wake() noexcept { can_read_ = can_write_ = true; }
-  // Reads and sends as much as possible, at most `allowance` bytes.
+  // Reads as much as possible, and sends as much as possible, but at most `allowance` bytes.
   Moved serve(Nanoseconds now_ns, std::size_t allowance) noexcept;
   // Answers each request whose chunk has arrived, was refused, or is overdue.
   void settle(Nanoseconds now_ns) noexcept;
-  // Time at which it must be checked even without an event.
+  // Time at which the peer must be checked even without an event.
   Nanoseconds deadline_ns() const noexcept;
-  // Closes it after its deadline; `settle` answers parked requests first.
+  // Closes the connection after its deadline. Call settle() before, which answers parked requests.
   void expire(Nanoseconds now_ns) noexcept;
 
   bool is_closed() const noexcept { return state_ == State::kClosed; }
   Nanoseconds greet_by_ns() const noexcept { return greet_by_ns_; }
-  // Whether it has shown the token.
+  // True if the peer has shown the token.
   bool was_greeted() const noexcept { return was_greeted_; }
   bool has_output() const noexcept { return !output_.empty(); }
-  // Whether it can receive output as soon as the pace allows.
+  // True if the peer can receive output as soon as the pace allows.
   bool is_hungry() const noexcept { return can_write_ && has_output(); }
 
  private:
@@ -86,7 +86,7 @@ class ChunkPeer {
   void answer(const ChunkKey& key, const ShelfAnswer& found) noexcept;
   std::size_t write(Nanoseconds now_ns, std::size_t allowance) noexcept;
   void drop_sent(std::size_t nbytes) noexcept;
-  // Time at which it is closed for being too slow.
+  // Time at which the connection is closed because the peer is too slow.
   Nanoseconds over_ns() const noexcept;
   std::size_t asks() const noexcept { return output_.size() + parked_.size(); }
   bool may_read() const noexcept {
@@ -102,15 +102,15 @@ class ChunkPeer {
   bool was_greeted_{false};
   bool can_read_{true};
   bool can_write_{true};
-  // Bytes read of an incomplete message.
+  // Bytes of incomplete messages.
   std::array<std::byte, kAsksMax * kAskBytes> input_;
   std::size_t input_bytes_{0};
   std::deque<Outgoing> output_;
   std::size_t output_at_{0};                     // sent bytes of the first output
-  std::multimap<ChunkKey, Nanoseconds> parked_;  // deadline of each
+  std::multimap<ChunkKey, Nanoseconds> parked_;  // parked requests and their deadlines
   const Nanoseconds greet_by_ns_;
-  Nanoseconds heard_ns_;                 // the last request, or the last byte of an answer
-  std::optional<Nanoseconds> stuck_ns_;  // since when the socket accepts nothing
+  Nanoseconds heard_ns_;                 // time of the last request, or of the last byte sent
+  std::optional<Nanoseconds> stuck_ns_;  // time since which the socket accepts nothing
 };
 
 }  // namespace rose::transfer

@@ -18,19 +18,23 @@ namespace {
 
 constexpr Nanoseconds kMillisecondNs = 1'000'000;  // unit of epoll's timeout
 constexpr std::size_t kEventsMax = 64;
-// Pause without accepting: without a free descriptor, a waiting connection would end every wait at
-// once.
+// Pause of the listener when no descriptor is free: otherwise the connection that cannot be
+// accepted would end every wait at once.
 constexpr Nanoseconds kRestNs = 100'000'000;
 constexpr int kAcceptsMax = 16;  // per round, so that connected peers do not wait
-// Bytes for one receiver before the next one's turn, when they share a pace.
+// Bytes that one receiver gets before the next receiver's turn, if the pace is limited.
 constexpr std::size_t kPacedShareBytes = 64 << 10;
 
 Status check_config(const ChunkServerConfig& config) noexcept {
   const PeerLimits& limits = config.limits;
   if (config.connections_max == 0 || limits.greeting_ns <= 0 || limits.idle_ns <= 0 ||
       limits.send_ns <= 0 || limits.park_ns < 0) {
+    const auto ms = [](Nanoseconds ns) { return std::to_string(ns / kMillisecondNs); };
     return Status::invalid_argument(
-        "connections_max and the times to greet, to ask and to take must be > 0, park_ms >= 0");
+        "connections_max, greeting_ms, idle_ms and send_ms must be > 0, and park_ms >= 0, but they "
+        "are " +
+        std::to_string(config.connections_max) + ", " + ms(limits.greeting_ns) + ", " +
+        ms(limits.idle_ns) + ", " + ms(limits.send_ns) + " and " + ms(limits.park_ns));
   }
   return {};
 }
@@ -102,7 +106,8 @@ void ChunkServer::close() noexcept {
 
 void ChunkServer::run() noexcept {
   while (!is_closing_.load()) turn(kLongestSleepNs);
-  // closed in this thread, where TLS's last message to a closed peer raises no signal
+  // The peers are closed in this thread because it blocks SIGPIPE, which TLS's last message to a
+  // closed peer would raise.
   peers_.clear();
 }
 
@@ -127,7 +132,7 @@ ChunkServerStats ChunkServer::stats() const noexcept {
 
 void ChunkServer::turn(Nanoseconds wait_ns) noexcept {
   std::array<epoll_event, kEventsMax> events;
-  // Rounded up: a wait that ends before the deadline would be a spin.
+  // Rounded up, because waits that end just before the deadline would be a spin.
   const Nanoseconds most_ns = longest_wait(wait_ns);
   const int timeout_ms = static_cast<int>((most_ns + kMillisecondNs - 1) / kMillisecondNs);
   const int ready = ::epoll_wait(epoll_.get(), events.data(), kEventsMax, timeout_ms);
@@ -150,7 +155,8 @@ void ChunkServer::turn(Nanoseconds wait_ns) noexcept {
     shelf_.silence();
     take_pace(now_ns);
   }
-  // First, so that new answers are sent in this round: a peer with an answer has no deadline.
+  // settle() comes before serve(), so that new answers are sent in this round, and before expire(),
+  // because a peer with an answer has no deadline.
   for (auto& [fd, peer] : peers_) peer->settle(now_ns);
   serve(now_ns);
   for (auto& [fd, peer] : peers_) peer->expire(now_ns);
@@ -178,7 +184,7 @@ void ChunkServer::take_pace(Nanoseconds now_ns) noexcept {
 
 void ChunkServer::serve(Nanoseconds now_ns) noexcept {
   has_more_ = is_paced_out_ = false;
-  // Each round starts after the last served peer, so that a short pace reaches all of them.
+  // Each round starts after the last served peer, so that every peer gets its turn at a low pace.
   auto at = peers_.upper_bound(served_last_);
   for (std::size_t i = 0; i < peers_.size(); ++i, ++at) {
     if (at == peers_.end()) at = peers_.begin();
@@ -207,7 +213,7 @@ void ChunkServer::drop_closed() noexcept {
   connections_.store(static_cast<std::uint32_t>(peers_.size()));
 }
 
-// ---- who comes
+// ---- new connections
 
 Status ChunkServer::watch(int fd, std::uint32_t events) noexcept {
   epoll_event event{};
@@ -235,7 +241,7 @@ void ChunkServer::accept(Nanoseconds now_ns) noexcept {
   }
 }
 
-// Connections without the token must not keep out one with it.
+// Connections that never show the token must not keep out a receiver that has it.
 bool ChunkServer::has_made_room() noexcept {
   auto oldest = peers_.end();
   for (auto at = peers_.begin(); at != peers_.end(); ++at) {
@@ -264,7 +270,7 @@ void ChunkServer::admit(FileDescriptor socket, Nanoseconds now_ns) noexcept {
     if (!opened.ok()) return;
     session = opened.take();
   }
-  // Edge-triggered: a peer that may not be read, or has nothing to send, causes no wake-ups.
+  // Edge-triggered: a peer that must not be read yet, or has no output, causes no wake-ups.
   if (!watch(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET).ok()) return;
   peers_.emplace(
       fd, std::make_unique<ChunkPeer>(ChunkChannel{std::move(socket), std::move(session)}, shelf_,

@@ -39,18 +39,20 @@ struct ChunkServerConfig {
 struct ChunkServerStats {
   std::uint64_t wire_bytes{0};   // sent, including headers, excluding TLS overhead
   std::uint64_t greeted{0};      // connections that showed the token
-  std::uint64_t turned_away{0};  // connections without the token in time, or without a free place
+  std::uint64_t turned_away{0};  // connections without the token in time, or above connections_max
   std::uint32_t connections{0};  // current number
 };
 
-// create(), then start(), or turn() in a test without a thread. close() and the destructor stop and
-// join, once. shelf(), set_pace() and stats() are for any thread, at any time.
+// Call create(), then start(); a test without a thread calls turn() instead. close() and the
+// destructor stop and join the server's thread; one thread at a time may call them. Any thread may
+// call shelf(), set_pace() and stats() at any time.
 //
 // 1. All receivers together get at most rate * time + burst bytes of frames and headers.
 // 2. Receivers take turns, so none waits for a slow one.
 // 3. A receiver that accepts nothing for send_ns is dropped; the others go on.
-// 4. When no place is free, a connection without the token gives way to a new one.
-// 5. Memory per connection is bounded, and no size from a peer is allocated.
+// 4. When connections_max are in use, a connection that has not shown the token is closed for a new
+//    one.
+// 5. Memory per connection is bounded, and no allocation depends on a size that a peer sent.
 class ChunkServer {
  public:
   // A smaller burst cannot contain one TLS record.
@@ -65,7 +67,7 @@ class ChunkServer {
 
   Status start() noexcept;
   void close() noexcept;
-  // Serves all connections once, after waiting at most `wait_ns` for one that is ready.
+  // Waits at most `wait_ns` until a connection is ready, then serves all connections once.
   void turn(Nanoseconds wait_ns) noexcept;
 
   std::uint16_t port() const noexcept { return port_; }
@@ -99,13 +101,13 @@ class ChunkServer {
   const std::uint16_t port_;
   ChunkShelf shelf_;
 
-  // For the thread.
+  // Used only by the server's thread.
   std::map<int, std::unique_ptr<ChunkPeer>> peers_;  // by descriptor
   int served_last_{-1};
   bool has_more_{false};      // a peer can be served at once
   bool is_paced_out_{false};  // a peer waits for the pace
   ChunkPace pace_;
-  std::optional<Nanoseconds> listens_at_ns_;  // when it resumes listening, if it has paused
+  std::optional<Nanoseconds> listens_at_ns_;  // time at which a paused listener continues
 
   struct PaceOrder {
     std::uint64_t bytes_per_s;

@@ -11,10 +11,11 @@ namespace {
 Status check_frame(const ChunkKey& key, const Frame& frame) noexcept {
   if (!is_update(key.n, key.base_n)) {
     return Status::invalid_argument("an update cannot lead from version " +
-                                    std::to_string(key.base_n) + " to " + std::to_string(key.n));
+                                    std::to_string(key.base_n) + " to " + std::to_string(key.n) +
+                                    ": its base must be an older version, or -1 for none");
   }
   if (frame.bytes.empty() || frame.bytes.size() > kFrameBytesMax) {
-    return Status::invalid_argument("a frame of " + std::to_string(frame.bytes.size()) +
+    return Status::invalid_argument("the frame has " + std::to_string(frame.bytes.size()) +
                                     " bytes: the size must be from 1 to " +
                                     std::to_string(kFrameBytesMax));
   }

@@ -1,4 +1,4 @@
-// The frames of a chunk server, and the requests that wait for a missing one.
+// The frames of a chunk server, and the requests that wait for missing frames.
 #pragma once
 
 #include <condition_variable>
@@ -32,11 +32,11 @@ struct ShelfAnswer {
   Frame frame;  // if kept
 };
 
-// Any thread. The mutex is held during no system call except ringing a bell and waking a waiter,
-// and never while a frame's owner is released.
+// Any thread may use it. The mutex is not held during a system call, except to wake a waiter, and
+// not while a frame's owner is released.
 //
-// Invariants:
-//   1. take_misses() returns each miss once while a request waits for it.
+// A miss is a missing frame for which requests wait. Invariants:
+//   1. take_misses() returns each miss once.
 //   2. A miss lives while a request waits: every look() that returned kWaiting is followed by one
 //      settle() with another result, or by one leave().
 class ChunkShelf {
@@ -49,27 +49,31 @@ class ChunkShelf {
   // Keeps a frame, replacing one of the same key. InvalidArgument for an impossible length or an
   // invalid key.
   Status put(const ChunkKey& key, Frame frame) noexcept;
-  // Drops all frames of an update. Returns how many bytes of them were sent.
+  // Drops all frames of an update. Returns the number of bytes of these frames that were sent.
   std::uint64_t forget(std::uint64_t n, std::int64_t base_n) noexcept;
-  // Answers the requests that wait now, and keeps nothing. Returns their number.
+  // Answers the requests that wait for the key now; the frame is not kept for later requests.
+  // Returns the number of these requests.
   Result<std::uint32_t> give(const ChunkKey& key, Frame frame) noexcept;
-  // Tells waiting requests that the frame is not kept; later requests start anew.
+  // Answers the requests that wait for the key: the frame is not kept. A later request starts a new
+  // wait.
   void refuse(const ChunkKey& key) noexcept;
-  // At most `most` new misses, in the order of their keys; waits for one. Empty at the deadline and
-  // after close().
+  // Waits for a new miss, and returns at most `most` new misses in the order of their keys. Empty
+  // at the deadline and after close().
   std::vector<ChunkKey> take_misses(Nanoseconds timeout_ns, std::size_t most) noexcept;
   // Wakes all waiters for misses; later calls do not wait.
   void close() noexcept;
 
-  // Bytes of frames that were sent whole. For an update: since it came or was last forgotten.
+  // Bytes of frames that were sent whole. For an update, only kept frames count, and only since its
+  // last forget().
   std::uint64_t sent_bytes(std::uint64_t n, std::int64_t base_n) const noexcept;
   std::uint64_t sent_bytes() const noexcept;
 
   // ---- for the server's thread
 
-  // The frame of a key. If it is missing and `may_wait`, the request waits for it.
+  // Returns the frame of a key. If the frame is missing and `may_wait` is true, the request waits
+  // for the frame.
   ShelfAnswer look(const ChunkKey& key, bool may_wait) noexcept;
-  // Looks again for a waiting request.
+  // Looks again for the frame of a waiting request.
   ShelfAnswer settle(const ChunkKey& key) noexcept;
   // Ends the wait of one request.
   void leave(const ChunkKey& key) noexcept;
@@ -84,10 +88,10 @@ class ChunkShelf {
     std::uint32_t waiting{0};
     bool is_taken{false};
     bool is_refused{false};
-    Frame given;  // for the waiting requests; empty until it has come
+    Frame given;  // frame from give(), for the waiting requests only; else empty
   };
 
-  // The caller releases the returned frame without the mutex.
+  // Call with the mutex. The caller releases the returned frame after unlocking it.
   Frame leave_locked(std::map<ChunkKey, Miss>::iterator miss) noexcept;
 
   const EventFd bell_;

@@ -13,8 +13,8 @@ namespace rose::transfer {
 
 namespace {
 
-// Window of a stream: 16 MiB keep 3 Gb/s busy with 40 ms from a request to its answer. For small
-// frames the number of requests must cover the delay.
+// Window of a stream: 16 MiB keep a link of 3 Gb/s busy if an answer takes 40 ms. With small frames
+// the number of requests is the limit.
 constexpr std::size_t kWindowBytes = 16 << 20;
 constexpr std::size_t kWindowAsksMax = 256;
 
@@ -31,7 +31,7 @@ short ChunkStream::events(bool may_read) const noexcept {
   return static_cast<short>((reads ? POLLIN : 0) | (wants_write_ ? POLLOUT : 0));
 }
 
-// ---- how it begins
+// ---- opening
 
 Status ChunkStream::open(Nanoseconds now_ns) noexcept {
   address_ = 0;
@@ -88,7 +88,7 @@ Status ChunkStream::shake_hands(Nanoseconds now_ns) noexcept {
   return {};
 }
 
-// ---- what it says
+// ---- requests
 
 void ChunkStream::ask(Want want, Nanoseconds now_ns) noexcept {
   const auto content = pack(want.key);
@@ -113,7 +113,7 @@ Status ChunkStream::flush(Nanoseconds now_ns) noexcept {
   return {};
 }
 
-// ---- what it hears
+// ---- answers
 
 Result<std::size_t> ChunkStream::serve(Nanoseconds now_ns, std::size_t allowance,
                                        std::vector<Arrival>& arrivals) noexcept {
@@ -170,7 +170,7 @@ Status ChunkStream::advance(std::vector<Arrival>& arrivals) noexcept {
 
 Status ChunkStream::take_answer(std::vector<Arrival>& arrivals) noexcept {
   const auto answer = read_answer(header_);
-  if (!answer) return Status::corrupt(name() + " sent bytes that are no answer");
+  if (!answer) return Status::corrupt(name() + " sent bytes that are not a valid answer");
   const auto found = rooms_.find(answer->key);
   const std::string which =
       "tile " + std::to_string(answer->key.tile) + " of version " + std::to_string(answer->key.n);
@@ -184,14 +184,14 @@ Status ChunkStream::take_answer(std::vector<Arrival>& arrivals) noexcept {
     rooms_.erase(found);
   } else if (answer->nbytes != size) {
     return Status::corrupt(name() + " sent " + std::to_string(answer->nbytes) + " bytes for " +
-                           which + ", not " + std::to_string(size));
+                           which + " instead of " + std::to_string(size));
   } else {
     current_ = answer->key;
   }
   return {};
 }
 
-// ---- how it ends
+// ---- deadlines and losses
 
 std::optional<Nanoseconds> ChunkStream::late_ns() const noexcept {
   const bool is_due = !is_resting() && (state_ != State::kServing || has_asks());
@@ -218,7 +218,8 @@ Status ChunkStream::lateness() const noexcept {
     return Status::unavailable(name() + " cannot be reached within " + after);
   }
   if (slow_ns() < moved_ns_ + server_.timeout_ns) {
-    return Status::deadline_exceeded(name() + " sends too slowly");
+    return Status::deadline_exceeded(name() + " sends too slowly: a chunk took longer than " +
+                                     after + " plus its size at 16 KiB/s");
   }
   return Status::deadline_exceeded(name() + " sent nothing for " + after);
 }
@@ -240,7 +241,7 @@ Status ChunkStream::lost() const noexcept {
   if (state_ == State::kGreeting && why.empty()) {
     return Status::unavailable(name() +
                                " closed the connection without an answer: the token is "
-                               "wrong, or it has no free connection");
+                               "wrong, or the server has no free connection");
   }
   return Status::unavailable("the connection to " + name() + " broke" +
                              (why.empty() ? "" : ": " + why));

@@ -18,8 +18,8 @@
 
 namespace rose::transfer {
 
-// The target of a frame: borrowed memory of exactly the frame's size. While a client has it, nobody
-// else reads or writes it.
+// The target of a frame: borrowed memory of exactly the frame's size. While a client has a room,
+// nobody else may read or write its bytes.
 struct Room {
   std::span<std::byte> bytes;
   std::shared_ptr<void> owner;
@@ -39,12 +39,12 @@ struct Arrival {
 
 // RESTING -> CONNECTING -> HANDSHAKE -> GREETING -> SERVING, and from any state to RESTING.
 //
-// The client's thread alone. No call blocks.
+// Only the client's thread uses it. No call blocks.
 //
-// Invariant: a room is written only between ask() and the arrival, or take_back().
+// Invariant: a room is written only between ask() and either its arrival or take_back().
 class ChunkStream {
  public:
-  // A slower server would never complete a chunk.
+  // Smallest accepted rate. A server that sends a byte now and then would otherwise never be late.
   static constexpr Nanoseconds kLeastBytesPerS = 16 << 10;
 
   struct Server {
@@ -61,24 +61,25 @@ class ChunkStream {
   bool is_resting() const noexcept { return state_ == State::kResting; }
   bool is_serving() const noexcept { return state_ == State::kServing; }
   bool has_asks() const noexcept { return !rooms_.empty(); }
-  // Whether another request fits in the window, which is large enough to fill a long line, and
-  // bounded.
+  // True if a request for `nbytes` fits in the window of open requests. The window is bounded, but
+  // large enough to keep a link with a long delay busy.
   bool takes(std::size_t nbytes) const noexcept;
   int get() const noexcept { return channel_->get(); }
   short events(bool may_read) const noexcept;
 
   Status open(Nanoseconds now_ns) noexcept;
   void ask(Want want, Nanoseconds now_ns) noexcept;
-  // Continues as far as possible, reads at most `allowance` bytes and returns their number. An
-  // error ends the stream: Corrupt for a violation of the protocol, else Unavailable.
+  // Continues the connection as far as possible, reads at most `allowance` bytes and returns their
+  // number. An error ends the stream: Corrupt for a violation of the protocol, else Unavailable.
   Result<std::size_t> serve(Nanoseconds now_ns, std::size_t allowance,
                             std::vector<Arrival>& arrivals) noexcept;
-  // Deadline: nothing moved for the timeout, or the current frame takes longer than that plus its
-  // bytes at kLeastBytesPerS. Nothing while nothing is expected.
+  // Time at which the stream is lost: no byte moved for timeout_ns, or the current frame took
+  // longer than timeout_ns plus the time of its bytes at kLeastBytesPerS. Empty while no answer is
+  // due.
   std::optional<Nanoseconds> late_ns() const noexcept;
-  // Restarts the clock after the pace has stopped reading, which is not the server's fault.
+  // Restarts both times because the pace stopped the reading, which is not the server's fault.
   void excuse(Nanoseconds now_ns) noexcept;
-  // The error for being late in the current state.
+  // The error of a stream that is lost because of its deadline.
   Status lateness() const noexcept;
   // Closes the connection. Returns the requests without an arrival.
   std::vector<Want> take_back() noexcept;
@@ -102,7 +103,7 @@ class ChunkStream {
   const Server& server_;
   const std::uint32_t index_;
   State state_{State::kResting};
-  std::size_t address_{0};  // index of the address that it tries
+  std::size_t address_{0};  // index of the server's address in use
   std::optional<ChunkChannel> channel_;
   bool wants_write_{false};  // unsent output, or the handshake waits to write
   Nanoseconds moved_ns_{0};
@@ -110,12 +111,12 @@ class ChunkStream {
   std::vector<std::byte> output_;
   std::size_t output_at_{0};
   std::map<ChunkKey, Room> rooms_;
-  std::size_t asked_bytes_{0};  // total size of their rooms
+  std::size_t asked_bytes_{0};  // total size of rooms_
 
   std::array<std::byte, kAnswerBytes> header_;
-  std::size_t got_{0};               // bytes of the header or frame
+  std::size_t got_{0};               // bytes received of the current header or frame
   std::optional<ChunkKey> current_;  // key of the current frame
-  // Size and start of the header or frame in progress; 0 bytes: none is.
+  // Size and start time of the header or frame in progress; 0 bytes: none is in progress.
   std::size_t begun_bytes_{0};
   Nanoseconds begun_ns_{0};
 };

@@ -1,4 +1,4 @@
-// Threads that move chunks inside another program, without handling its signals.
+// Threads that move chunks inside a host process, and handle none of its signals.
 #pragma once
 
 #include <pthread.h>
@@ -16,13 +16,13 @@ namespace rose::transfer {
 
 // An idle thread checks again after an hour.
 inline constexpr Nanoseconds kLongestSleepNs = 3'600'000'000'000;
-// Bytes that one stream moves before the next one's turn: enough to make calls cheap.
+// Bytes that one stream moves before the next stream's turn: enough to make calls cheap.
 inline constexpr std::size_t kShareBytes = 1 << 20;
 // The smallest transfer under a pace that is worth a call.
 inline constexpr std::size_t kPacedStepBytes = 16 << 10;
 
-// Starts `work` with every signal blocked: the process's other threads handle signals, and when
-// libssl writes to a broken connection there is no SIGPIPE.
+// Starts a thread that runs `work` with every signal blocked: the process's other threads handle
+// signals, and a write of libssl to a broken connection raises no SIGPIPE.
 template <typename Work>
 Status start_quietly(std::thread& thread, Work work) noexcept {
   sigset_t all;

@@ -125,7 +125,7 @@ std::optional<ChunkAnswer> read_answer(std::span<const std::byte, kAnswerBytes> 
 }
 
 bool is_same(const Token& one, const Token& other) noexcept {
-  // Volatile, so that the compiler cannot leave the loop early.
+  // Volatile, so that the compiler cannot make the loop end early.
   volatile unsigned char differing = 0;
   for (std::size_t i = 0; i < kTokenBytes; ++i) {
     differing =

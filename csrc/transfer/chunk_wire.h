@@ -16,7 +16,7 @@ using Token = std::array<std::byte, kTokenBytes>;
 
 // Largest frame; a peer that announces more is invalid.
 inline constexpr std::uint32_t kFrameBytesMax = 4U << 20;
-// Connections of one client.
+// Maximum connections of one client.
 inline constexpr std::uint32_t kStreamsMax = 64;
 
 // One tile of an update: from version base_n (-1: from nothing) to version n.
@@ -28,7 +28,7 @@ struct ChunkKey {
   auto operator<=>(const ChunkKey&) const = default;
 };
 
-// Whether `n` is a possible version number, and `base_n` a possible base of it.
+// True if `n` is a possible version number, and `base_n` is -1 or an older version.
 bool is_update(std::uint64_t n, std::int64_t base_n) noexcept;
 
 struct Greeting {
@@ -38,7 +38,7 @@ struct Greeting {
 
 struct ChunkAnswer {
   ChunkKey key;
-  std::uint32_t nbytes{0};  // size of what follows; 0: the frame is not kept
+  std::uint32_t nbytes{0};  // size of the frame that follows; 0: the frame is not kept
 };
 
 inline constexpr std::size_t kGreetingBytes = 48;
@@ -51,7 +51,7 @@ std::array<std::byte, kHelloBytes> pack_hello() noexcept;
 std::array<std::byte, kAskBytes> pack(const ChunkKey& ask) noexcept;
 std::array<std::byte, kAnswerBytes> pack(const ChunkAnswer& answer) noexcept;
 
-// Each parses untrusted bytes, and returns nothing if any field is invalid.
+// Each function parses untrusted bytes, and returns nothing, or false, if any field is invalid.
 std::optional<Greeting> read_greeting(std::span<const std::byte, kGreetingBytes> content) noexcept;
 bool is_hello(std::span<const std::byte, kHelloBytes> content) noexcept;
 std::optional<ChunkKey> read_ask(std::span<const std::byte, kAskBytes> content) noexcept;

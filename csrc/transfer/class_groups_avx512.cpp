@@ -2,7 +2,7 @@
 
 #if defined(__x86_64__)
 
-// g++ 12 finds "uninitialised" values inside its own avx512fintrin.h.
+// g++ 12 warns of "uninitialised" values inside its own avx512fintrin.h.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::uint32_t kStep = 32;
 
-// Writes those of up to 32 numbers whose bit is set, and reads no other. Always writes 32 numbers.
+// Writes the numbers whose bit is set, without gaps, and reads no other. May store up to 32
+// numbers; those behind the last are meaningless.
 ROSE_AVX512 inline void write_set_avx512(std::uint32_t bits, const std::uint8_t* from,
                                          std::uint8_t* to) noexcept {
   const __m256i numbers = _mm256_maskz_loadu_epi8(bits, from);
@@ -38,8 +39,8 @@ ROSE_AVX512 inline void write_set_avx512(std::uint32_t bits, const std::uint32_t
   }
 }
 
-// One pass over all changes per class: eight passes without branches and without dependent stores
-// are faster than one pass with them.
+// Makes one pass over all changes for each class: eight passes without branches and without
+// dependent stores are faster than one pass with them.
 template <ElementBits T>
 ROSE_AVX512 inline ClassCounts group_avx512(const ClassGroups<T>& changes) noexcept {
   ClassCounts counts{};

@@ -9,8 +9,9 @@
 
 namespace rose::transfer {
 
-// Columns of a row of the histogram, for one exponent: its elements; its changes by the number of
-// bits of size - 1, 0 to 32; those of size 2 or more by the number of bits of size - 2.
+// The histogram has one row per exponent. Its columns are: the number of elements; the number of
+// changes for each bit width of size - 1, 0 to 32; the number of changes of size 2 or more for each
+// bit width of size - 2.
 struct ClassHistogram {
   static constexpr std::uint32_t kExponentBitsMax = 8;
   static constexpr std::uint32_t kWidths = 33;
@@ -19,8 +20,8 @@ struct ClassHistogram {
   static constexpr std::uint32_t kColumns = kFewFrom + kWidths;
 };
 
-// Adds `count` elements to `rows`, one row per exponent of `exponent_bits` <= kExponentBitsMax bits
-// above `shift`.
+// Adds `count` elements to `rows`. The exponent, which selects the row, is the `exponent_bits` <=
+// kExponentBitsMax bits from bit `shift` on.
 template <ElementBits T>
 void add_to_histogram(const T* fresh, const T* old, std::size_t count, std::uint32_t shift,
                       std::uint32_t exponent_bits, std::uint64_t* rows) noexcept {

@@ -27,8 +27,8 @@ constexpr std::uint32_t groups_of(std::uint32_t elements) noexcept {
 // Number of elements of each class.
 using ClassCounts = std::array<std::uint32_t, kClasses>;
 
-// Writes groups_of(elements) planes for `elements` elements. `isa` must be at most best_isa(); all
-// give the same bits.
+// Writes groups_of(elements) planes for `elements` elements. `isa` must be at most best_isa();
+// every instruction set gives the same bits.
 template <ElementBits T>
 void find_planes(Isa isa, const T* bits, std::uint32_t elements, const ClassRule& rule,
                  ClassPlanes* planes) noexcept;
@@ -38,7 +38,7 @@ struct GroupStarts {
   std::uint64_t of[2];
 };
 
-// The changes of a block, and room for the class of each and its rank in the class.
+// The changes of a block, and room for the class of each change and its rank in the class.
 struct RankedChanges {
   std::uint32_t changed{0};
   const std::uint16_t* positions{nullptr};
@@ -46,16 +46,16 @@ struct RankedChanges {
   std::uint16_t* ranks{nullptr};
 };
 
-// Writes the class of each change and the number of elements of that class before it; `starts` is
-// room for groups_of(elements). Returns the number of elements of each class.
+// Writes the class of each change, and its rank: the number of elements of that class before it.
+// `starts` has room for groups_of(elements). Returns the number of elements of each class.
 ClassCounts find_ranks(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
                        const RankedChanges& changes, GroupStarts* starts) noexcept;
 
-// The number of elements of each class.
+// Returns the number of elements of each class.
 ClassCounts count_classes(Isa isa, const ClassPlanes* planes, std::uint32_t elements) noexcept;
 
-// The wanted elements of each class: for class c, `ranks` from starts[c] to starts[c + 1],
-// ascending, and below the number of its elements.
+// The wanted elements of each class: those of class c are `ranks` from index starts[c] to
+// starts[c + 1] - 1. They ascend, and are below the number of elements of the class.
 struct WantedRanks {
   const std::uint16_t* ranks{nullptr};
   std::array<std::uint32_t, kClasses + 1> starts{};
@@ -67,13 +67,13 @@ void find_positions(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
                     const WantedRanks& wanted, std::uint16_t* positions,
                     std::uint16_t* places) noexcept;
 
-// One version each; simd.h says why they share nothing.
+// One version per instruction set; simd.h says why they share no code.
 template <ElementBits T>
 void find_planes_portable(const T* bits, std::uint32_t elements, const ClassRule& rule,
                           ClassPlanes* planes) noexcept;
 #if defined(__x86_64__)
 // For whole groups only. 64-byte vectors are no faster: extracting bits is the bottleneck.
-// Overloads, because a template loses its target on the way through its declaration.
+// Not a template, which would lose its instruction set where it is instantiated.
 void find_planes_avx2(const std::uint8_t* bits, std::uint32_t groups, const ClassRule& rule,
                       ClassPlanes* planes) noexcept;
 void find_planes_avx2(const std::uint16_t* bits, std::uint32_t groups, const ClassRule& rule,

@@ -68,7 +68,7 @@ ROSE_AVX2 inline __m256i bytes_avx2(const T* bits, const RuleAvx2& rule) noexcep
   }
 }
 
-// The top bit of each byte, after the class was shifted up.
+// Returns bit kBit of each class, which a shift moves to the top bit of its byte.
 template <int kBit>
 ROSE_AVX2 inline std::uint64_t plane_avx2(__m256i classes) noexcept {
   const int bits = _mm256_movemask_epi8(_mm256_slli_epi16(classes, 7 - kBit));

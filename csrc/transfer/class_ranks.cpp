@@ -1,4 +1,5 @@
-// Ranks within a class: counts of every class before each group of 64 elements, from its planes.
+// Ranks within a class, from the planes and the count of every class before each group of 64
+// elements.
 #include <bit>
 #include <utility>
 
@@ -8,8 +9,9 @@ namespace rose::transfer {
 
 namespace {
 
-// Machines with the vector versions have an instruction that counts bits, which the base build may
-// not use. So each of these loops is inlined into a version with it and one without.
+// Machines that run the vector versions have an instruction that counts bits, but the base build
+// must not use it. So each of these loops is inlined into two functions: one is compiled with that
+// instruction, the other without.
 #define ROSE_INLINED __attribute__((always_inline)) inline
 
 constexpr std::uint32_t kNone = 0xFFFF'FFFF;
@@ -72,10 +74,10 @@ struct RankQuestion {
   const GroupStarts* starts;
 };
 
-// The class of an element, and the lanes of its group that have this class.
+// The class of an element, and the lanes of its group that have another class.
 struct LaneClass {
   std::uint32_t of{0};
-  std::uint64_t others{0};  // lanes of other classes
+  std::uint64_t others{0};  // mask of the lanes of other classes
 };
 
 ROSE_INLINED LaneClass class_in(const ClassPlanes& group, std::uint32_t lane) noexcept {
@@ -101,7 +103,8 @@ ROSE_INLINED void starts_loop(const ClassPlanes* planes, std::uint32_t groups,
   }
 }
 
-// With the counts known, each change is independent of the others, so there is nothing to predict.
+// asked.starts has the counts before each group, so each change is processed independently, without
+// branches.
 ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
   ClassCounts counts{};
   const std::uint32_t groups = groups_of(asked.elements);
@@ -110,7 +113,7 @@ ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
     for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] = count_at(asked.starts[groups - 1], c);
     add_group(masks_of(asked.planes[groups - 1]), counts);
   }
-  // A local copy: a stored byte may alias anything, including the pointers.
+  // Local copies: for the compiler, a stored byte may change anything, including the pointers.
   const RankedChanges changes = asked.changes;
   const ClassPlanes* const planes = asked.planes;
   const GroupStarts* const starts = asked.starts;
@@ -118,7 +121,7 @@ ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
     const std::uint32_t position = changes.positions[i];
     const std::uint32_t group = position / kGroupElements;
     const LaneClass found = class_in(planes[group], position % kGroupElements);
-    // Shifted up, so that the lanes above drop out and the element's own remains.
+    // The shift drops the lanes above the element, and keeps its own lane.
     const std::uint32_t in_group = count_of(~found.others << (~position % kGroupElements)) - 1;
     changes.classes[i] = static_cast<std::uint8_t>(found.of);
     changes.ranks[i] = static_cast<std::uint16_t>(count_at(starts[group], found.of) + in_group);
@@ -199,7 +202,7 @@ ROSE_POPCNT void starts_popcnt(const ClassPlanes* planes, std::uint32_t groups,
                                GroupStarts* starts) noexcept {
   starts_loop(planes, groups, starts);
 }
-// The shifts of BMI2 do not change the flags, and take their count from any register.
+// With BMI2, because its shifts do not change the flags, and take their count from any register.
 __attribute__((target("popcnt,bmi2"))) ClassCounts
 ranks_popcnt(const RankQuestion& asked) noexcept {
   return ranks_loop(asked);

@@ -1,4 +1,4 @@
-// The class of an element by its old bits. docs/protocol.md, "STRAT".
+// The class of an element, which depends on its old bits. docs/protocol.md, "STRAT".
 #pragma once
 
 #include <algorithm>
@@ -38,14 +38,17 @@ struct ClassRule {
   }
 };
 
-// Refuses a rule that is invalid for elements of `width` bits.
+// Corrupt if the rule is invalid for elements of `width` bits.
 inline Status check_rule(const ClassRule& rule, std::uint32_t width) noexcept {
   const bool is_in_element = rule.shift <= width && rule.exponent_bits <= width - rule.shift;
   const bool are_bytes = rule.origin <= 0xFF && rule.all_mask <= 0xFF;
   const auto is_narrow = [width](std::uint8_t bits) noexcept { return bits < width; };
   if (is_in_element && are_bytes && std::ranges::all_of(rule.magnitude_bits, is_narrow)) return {};
-  return Status::corrupt("the class rule does not fit elements of " + std::to_string(width) +
-                         " bits");
+  const std::string most = std::to_string(width);
+  return Status::corrupt("the class rule does not fit elements of " + most +
+                         " bits: shift + exponent_bits must be at most " + most +
+                         ", each of magnitude_bits less than " + most +
+                         ", and origin and all_mask at most 255");
 }
 
 }  // namespace rose::transfer

@@ -2,7 +2,7 @@
 
 #if defined(__x86_64__)
 
-// g++ 12 finds "uninitialised" values inside its own avx512fintrin.h.
+// g++ 12 warns of "uninitialised" values inside its own avx512fintrin.h.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>

@@ -43,7 +43,7 @@ struct Entry {
   }
 };
 
-// A delta in the memory of its maker or receiver.
+// A delta in memory that somebody else owns.
 struct DeltaView {
   std::uint64_t count{0};  // elements
   std::uint32_t block_elements{kBlockElementsMax};
@@ -56,7 +56,7 @@ constexpr bool is_width(std::uint32_t width) noexcept {
   return width == 8 || width == 16 || width == 32;
 }
 
-// Calls use(T{}) with the type of elements of `width` bits, one of the three.
+// Calls use(T{}) with the element type T of `width` bits, which is_width() accepts.
 template <typename Use>
 auto with_width(std::uint32_t width, Use use) noexcept {
   if (width == 8) return use(std::uint8_t{});
@@ -93,19 +93,20 @@ struct EliasFanoShape {
   constexpr std::uint32_t words() const noexcept { return high_words + low_words; }
 };
 
-// The positions of a GAP or BITMAP block that changes 1 <= changed <= elements.
+// Words of the positions of a GAP or BITMAP block, if 1 <= changed <= elements.
 constexpr std::uint32_t position_words(Kind kind, std::uint32_t elements,
                                        std::uint32_t changed) noexcept {
   return kind == Kind::kGap ? EliasFanoShape{elements, changed}.words() : words_of_bits(elements);
 }
 
-// The ranks of `listed` <= changed changes; none are stored if all or none are listed.
+// Words of the ranks of `listed` <= changed changes; 0 if all changes or none are listed.
 constexpr std::uint32_t rank_words(std::uint32_t changed, std::uint32_t listed) noexcept {
   if (listed == 0 || listed == changed) return 0;
   return EliasFanoShape{changed, listed}.words();
 }
 
-// Magnitudes to large: `large` <= listed of them take more than `magnitude_bits`.
+// Words of the sections magnitudes, large ranks and large, if `large` <= listed magnitudes take
+// more than `magnitude_bits` bits.
 constexpr std::uint32_t magnitude_words(std::uint32_t listed, std::uint32_t large,
                                         std::uint32_t magnitude_bits,
                                         std::uint32_t width) noexcept {

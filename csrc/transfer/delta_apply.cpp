@@ -11,7 +11,8 @@ namespace rose::transfer {
 
 namespace {
 
-// A dense row is added as a whole: a branch per element would cost more.
+// Adds the differences of a RAW block, or subtracts them if `is_undone`. Writes all elements,
+// changed or not, because a branch per element would cost more.
 template <ElementBits T>
 void add_raw(const BlockView& block, T* weights, bool is_undone) noexcept {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(block.words);
@@ -23,7 +24,7 @@ void add_raw(const BlockView& block, T* weights, bool is_undone) noexcept {
   }
 }
 
-// Adds to the elements at `at(position)`.
+// Adds the differences to the elements at(position), or subtracts them if `is_undone`.
 template <ElementBits T, typename At>
 void add_changes(const BlockChanges<T>& changes, bool is_undone, At at) noexcept {
   for (std::uint32_t i = 0; i < changes.changed; ++i) {
@@ -33,7 +34,7 @@ void add_changes(const BlockChanges<T>& changes, bool is_undone, At at) noexcept
   }
 }
 
-// Reads the words that a block touches, and adds its effect on both sums.
+// Reads the 8-byte words that a block changes, and computes the effect on both sums of the digest.
 template <ElementBits T>
 class WordReader {
  public:
@@ -80,11 +81,12 @@ Status check_fit(const char* name, const Box<const T>& weights, const DeltaView&
   if (kWidth<T> != delta.width) {
     return Status::invalid_argument(std::string{name} + " has elements of " +
                                     std::to_string(kWidth<T>) + " bits, the delta of " +
-                                    std::to_string(delta.width));
+                                    std::to_string(delta.width) + ": they must be equal");
   }
   if (weights.count() != delta.count) {
     return Status::invalid_argument(std::string{name} + " has " + std::to_string(weights.count()) +
-                                    " elements, the delta " + std::to_string(delta.count));
+                                    " elements, the delta " + std::to_string(delta.count) +
+                                    ": they must be equal");
   }
   return {};
 }

@@ -12,25 +12,27 @@ namespace rose::transfer {
 
 struct ApplyOptions {
   bool is_undone{false};
-  // Whether check_delta() accepted this delta, which cannot have changed since.
+  // True if check_delta() has accepted this delta, and nothing can have changed it since.
   bool is_checked{false};
 };
 
-// Checks `delta` first unless is_checked; on error nothing was changed. Then only writes the
+// Checks `delta` first, unless is_checked; on error nothing is changed. Then writes only the
 // changed elements. Undoing restores the same bits. Nobody else may use the weights or change the
-// delta meanwhile.
+// delta during the call.
 template <ElementBits T>
 Status delta_apply(const Box<T>& weights, const DeltaView& delta,
                    const ApplyOptions& options) noexcept;
 
-// Whether `weights` are the delta's base or, for undoing, its result, as far as the words that it
-// touches tell: their parts of the two digests must differ as the digests do. Corrupt if they are
-// not, or if the delta is malformed. Nothing is changed.
+// Checks that `weights` are the base of the delta or, if `is_undone`, its result. Reads only the
+// 8-byte words that the delta changes: the effect of the delta on these words must be the
+// difference between the two digests. Corrupt if it is not, or if the delta is malformed. Changes
+// nothing.
 template <ElementBits T>
 Status delta_verify(const Box<const T>& weights, const DeltaView& delta, const Digest& base,
                     const Digest& result, bool is_undone) noexcept;
 
-// Refuses another number of elements or width than the delta's; `name` is the array's.
+// InvalidArgument if the weights and the delta differ in the number or the width of their elements.
+// The message calls the weights `name`.
 template <ElementBits T>
 Status check_fit(const char* name, const Box<const T>& weights, const DeltaView& delta) noexcept;
 

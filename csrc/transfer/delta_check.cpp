@@ -58,7 +58,7 @@ Fault check_elias_fano(const std::uint32_t* words, std::uint32_t universe, std::
   return is_ascending ? nullptr : faults.order;
 }
 
-// Whether the magnitudes have as many words as the entry leaves for them.
+// Checks that the magnitudes have as many words as the entry leaves for them.
 Fault check_shape(const BlockView& block, std::uint32_t width) noexcept {
   const Entry& entry = block.entry;
   std::uint32_t words =
@@ -76,7 +76,7 @@ Fault check_shape(const BlockView& block, std::uint32_t width) noexcept {
   return words == entry.words ? nullptr : kOther;
 }
 
-// Whether each size is possible; requires sound ranks.
+// Checks that each size is possible. The ranks must have been checked before.
 Fault check_sizes_listed(const BlockView& block, const BodySections& body,
                          std::uint32_t width) noexcept {
   const std::uint32_t listed = block.entry.listed;
@@ -93,7 +93,8 @@ Fault check_sizes_listed(const BlockView& block, const BodySections& body,
     if (i == next) {
       if (magnitude != 0) return "the field of a large magnitude is not 0";
       magnitude = values.take(width);
-      if (magnitude >> body.magnitude_bits == 0) return "a large magnitude would fit its field";
+      if (magnitude >> body.magnitude_bits == 0)
+        return "a large magnitude is small enough for its field";
       next = --left == 0 ? listed : large.next();
     }
     const std::uint32_t rank = is_all ? i : ranks.next();
@@ -170,7 +171,7 @@ Fault check_raw(const BlockView& block, std::uint32_t width) noexcept {
                                         : "the number of its changes differs from its entry";
 }
 
-// Whether the counts of an entry agree, as far as this shows without the payload.
+// Checks that the counts of an entry agree, as far as possible without the payload.
 Fault check_entry(const BlockView& block, std::uint32_t width) noexcept {
   const Entry& entry = block.entry;
   if (entry.kind == Kind::kEmpty) {
@@ -187,7 +188,7 @@ Fault check_entry(const BlockView& block, std::uint32_t width) noexcept {
     return entry.words == raw ? nullptr : "its number of words does not match its elements";
   }
   if (entry.listed > entry.changed) return "it has more listed changes than changes";
-  return entry.words < raw ? nullptr : "it is not RAW although RAW is not larger";
+  return entry.words < raw ? nullptr : "it is not RAW, so it must take fewer words than RAW";
 }
 
 }  // namespace
@@ -202,16 +203,17 @@ Fault check_block(const BlockView& block, std::uint32_t width, std::uint64_t wor
 Status check_sizes(const DeltaView& delta) noexcept {
   if (!is_block_elements(delta.block_elements)) {
     return Status::corrupt("the delta has blocks of " + std::to_string(delta.block_elements) +
-                           " elements, not 65536 or 16384");
+                           " elements: they must have 65536 or 16384");
   }
   if (!is_width(delta.width)) {
     return Status::corrupt("the delta has elements of " + std::to_string(delta.width) +
-                           " bits, not 8, 16 or 32");
+                           " bits: they must have 8, 16 or 32");
   }
   const std::uint64_t blocks = block_count(delta.count, delta.block_elements);
   if (delta.entries.size() != blocks) {
     return Status::corrupt("the delta has " + std::to_string(delta.entries.size()) +
-                           " entries for " + std::to_string(blocks) + " blocks");
+                           " entries for " + std::to_string(blocks) +
+                           " blocks: it must have one for each");
   }
   return {};
 }

@@ -1,4 +1,4 @@
-// Whether a received delta is well formed.
+// Checks whether a received delta is well formed.
 #pragma once
 
 #include "base/status.h"
@@ -17,10 +17,11 @@ Status check_delta(const DeltaView& delta) noexcept;
 // delta that was checked before.
 Status check_blocks(const DeltaView& delta, BlockRange range) noexcept;
 
-// Whether the table has an entry for every block, and the fields before it are possible.
+// Corrupt unless the table has an entry for every block, and block_elements and width are possible.
 Status check_sizes(const DeltaView& delta) noexcept;
 
-// Whether one block can be read; for readers of other forms of deltas.
+// Checks that one block can be read, for readers of other forms of deltas. A Fault is the end of an
+// error sentence; null if there is no fault.
 using Fault = const char*;
 Fault check_block(const BlockView& block, std::uint32_t width, std::uint64_t words_left) noexcept;
 

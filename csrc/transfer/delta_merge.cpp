@@ -12,7 +12,7 @@ namespace rose::transfer {
 
 namespace {
 
-// Adds two lists of changes, into `room`; a sum of 0 is no change.
+// Adds two lists of changes, and writes the sum to `room`. A sum of 0 is not a change.
 template <ElementBits T>
 BlockChanges<T> add_up(const BlockChanges<T>& one, const BlockChanges<T>& other,
                        const ChangesRoom<T>& room) noexcept {
@@ -64,7 +64,7 @@ class BlockWalk {
   std::uint64_t block_{0};
 };
 
-// Upper bound of the merged payload's words; changes of only one delta are copied.
+// Upper bound of the merged payload's words. A block that only one delta changes is copied.
 std::uint64_t words_max(const DeltaView& first, const DeltaView& second) noexcept {
   std::uint64_t words = 0;
   BlockWalk one{first};
@@ -139,12 +139,13 @@ Result<MergedDelta> delta_merge(const DeltaView& first, const DeltaView& second)
     return Status::invalid_argument("the first delta has " + std::to_string(first.count) +
                                     " elements of " + std::to_string(first.width) +
                                     " bits, the second " + std::to_string(second.count) + " of " +
-                                    std::to_string(second.width));
+                                    std::to_string(second.width) + ": they must be equal");
   }
   if (first.block_elements != second.block_elements) {
     return Status::invalid_argument(
         "the first delta has blocks of " + std::to_string(first.block_elements) +
-        " elements, the second of " + std::to_string(second.block_elements) + ": make them equal");
+        " elements, the second of " + std::to_string(second.block_elements) +
+        ": pack both with the same block_elements");
   }
   ROSE_TRY(check_delta(first));
   ROSE_TRY(check_delta(second));

@@ -1,4 +1,4 @@
-// Two consecutive deltas as one.
+// Merges two consecutive deltas into one.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@ struct MergedDelta {
   Buffer<std::uint32_t> payload;
 };
 
-// A delta with the effect of `first`, then `second`; the time depends on their sizes, not on that
-// of the weights. Corrupt if one is malformed, invalid if they are not for the same array.
+// Returns a delta with the effect of `first`, then `second`. The time depends on the sizes of the
+// deltas, not on the size of the weights. Corrupt if a delta is malformed, InvalidArgument if the
+// two are not for the same array.
 Result<MergedDelta> delta_merge(const DeltaView& first, const DeltaView& second) noexcept;
 
 }  // namespace rose::transfer

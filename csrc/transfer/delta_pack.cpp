@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kThreadsMax = 256;
 
-// Whether the address ranges of two boxes overlap.
+// True if the address ranges of two boxes overlap.
 template <typename A, typename B>
 bool may_touch(const Box<A>& one, const Box<B>& other) noexcept {
   const std::less<const void*> before;
@@ -34,7 +34,8 @@ Status check_ages(const Box<const T>& fresh, const Box<const T>& shadow,
   if (ages.counts.data == nullptr) return {};
   if (ages.counts.count() != fresh.count()) {
     return Status::invalid_argument("ages has " + std::to_string(ages.counts.count()) +
-                                    " elements and new " + std::to_string(fresh.count()));
+                                    " elements and new " + std::to_string(fresh.count()) +
+                                    ": they must be equal");
   }
   if (ages.limit == 0 || ages.limit > 255) {
     return Status::invalid_argument("age_limit " + std::to_string(ages.limit) +
@@ -47,14 +48,14 @@ Status check_ages(const Box<const T>& fresh, const Box<const T>& shadow,
   return {};
 }
 
-// Upper bound of a payload's words: every block RAW.
+// Upper bound of a payload's words: every block is RAW.
 std::uint64_t payload_words_max(std::uint64_t count, std::uint32_t block_elements,
                                 std::uint32_t width) noexcept {
   return count / block_elements * raw_words(block_elements, width) +
          raw_words(static_cast<std::uint32_t>(count % block_elements), width);
 }
 
-// One thread's share of a pack: consecutive blocks and their results.
+// The part of a pack that one thread does: consecutive blocks and their results.
 template <ElementBits T>
 class Part {
  public:
@@ -69,7 +70,8 @@ class Part {
     return Part{finder.take(), scratch.take(), blocks};
   }
 
-  // Packs into `entries`, which begin with its first block, and `payload`.
+  // Packs the blocks into `payload` and `entries`. `entries` points to the entry of the first
+  // block.
   void pack(std::uint64_t count, std::uint32_t block_elements, std::uint64_t* entries,
             PayloadPart& payload) noexcept {
     for (std::uint64_t block = blocks_.first; block < blocks_.last; ++block) {
@@ -137,7 +139,8 @@ Status check_versions(const Box<const T>& fresh, const Box<const T>& shadow,
   }
   if (fresh.count() != shadow.count()) {
     return Status::invalid_argument("new has " + std::to_string(fresh.count()) +
-                                    " elements and shadow " + std::to_string(shadow.count()));
+                                    " elements and shadow " + std::to_string(shadow.count()) +
+                                    ": they must be equal");
   }
   if (options.threshold > kNothingSent) {
     return Status::invalid_argument("threshold " + std::to_string(options.threshold) +

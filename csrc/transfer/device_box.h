@@ -9,7 +9,7 @@
 
 namespace rose::transfer {
 
-// The constants for a division by `number` > 0 on a processor without division.
+// The constants with which a processor without a division instruction divides by `number` > 0.
 constexpr kernels::Divisor divisor_of(std::uint64_t number) noexcept {
   if (number < 2) return {number, 0, 0};
   const auto shift = static_cast<std::uint64_t>(std::bit_width(number - 1)) - 1;
@@ -28,7 +28,7 @@ struct DeviceShape {
   }
 };
 
-// `base` is an address of the device.
+// `base` is a device address.
 constexpr kernels::Box device_box(std::uint8_t* base, const DeviceShape& shape) noexcept {
   const auto& [sizes, strides] = shape;
   return {base,

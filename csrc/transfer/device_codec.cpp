@@ -21,7 +21,7 @@ constexpr unsigned kCtasOfMultiprocessor = 8;
 
 enum class Null { kRefused, kAllowed };
 
-// An argument of a kernel.
+// A pointer argument of a kernel, with the rules for its check.
 struct Address {
   template <typename T>
   Address(const char* its_name, const T* its_place, Null its_null = Null::kRefused,
@@ -37,7 +37,7 @@ struct Address {
   Null null;
 };
 
-// Whether an array may be null: only if it is empty.
+// An array may be null only if it is empty.
 constexpr Null null_if_empty(std::uint64_t count) noexcept {
   return count == 0 ? Null::kAllowed : Null::kRefused;
 }
@@ -72,7 +72,8 @@ Status check_box(const char* name, const kernels::Box& box, std::uint64_t width,
   if (box.base == nullptr) return {};
   for (const kernels::Divisor& size : box.sizes) {
     if (size.number == 0) {
-      return Status::invalid_argument(std::string{name} + " has a dimension of size 0");
+      return Status::invalid_argument(std::string{name} +
+                                      " has a dimension of size 0: sizes must be at least 1");
     }
   }
   return {};

@@ -14,13 +14,13 @@
 
 namespace rose::transfer {
 
-// Only launches on the caller's stream, without device allocations, waits or copies. The caller
-// sets memory to zero or ~0 where a launch needs that. The caller keeps the memory until the stream
-// has passed the launch. Any thread.
+// Every call only launches kernels on the caller's stream: it allocates no device memory, and does
+// not wait or copy. The caller sets memory to zero or ~0 where a launch needs that, and keeps the
+// memory until the stream has passed the launch. Any thread may use it.
 //
-// Every launch: InvalidArgument, naming the argument, for a null address or one that is not aligned
-// to its elements, for widths and blocks outside the format, and for sizes beyond any grid; then
-// nothing is launched. Without elements: ok at once.
+// Every launch returns InvalidArgument, with the name of the argument, if an address is null or not
+// aligned to its elements, if a width or a block size is outside the format, or if a size exceeds
+// every grid; then nothing is launched. Without elements it is ok and launches nothing.
 class DeviceCodec {
  public:
   struct Libraries {
@@ -46,12 +46,12 @@ class DeviceCodec {
 
  private:
   DeviceCodec() noexcept = default;
-  // One CTA of `threads` threads per delta block of `params`.
+  // Launches one CTA of `threads` threads per delta block of `params`.
   template <typename Params>
   Status launch_blocks(const driver::KernelLibrary& library, CUkernel kernel, const Params& params,
                        std::uint64_t threads, CUstream stream) const noexcept;
-  // CTAs of `threads` threads, with eight of the `count` elements per thread, but at most as many
-  // as keep the device busy, and at least `least`.
+  // Returns a grid of CTAs with `threads` threads. It has a thread per eight of the `count`
+  // elements, but no more CTAs than keep the device busy, and at least `least` CTAs.
   driver::Grid persistent_grid(std::uint64_t count, unsigned threads,
                                std::uint64_t least) const noexcept;
 

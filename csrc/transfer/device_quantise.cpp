@@ -16,9 +16,9 @@ using QuantiserPtr = std::shared_ptr<const DeviceQuantiser>;
 
 namespace {
 
-// CTAs per multiprocessor in a grid-stride launch: as many as its threads allow.
+// CTAs per multiprocessor in a grid-stride launch: as many as a multiprocessor has threads for.
 constexpr std::uint64_t kQuantiseCtas = 8;
-// Products of two sizes below this, and addresses of elements of 16 bits, stay below 2^64.
+// Limit of the product of two sizes: offsets of 16-bit elements, in bytes, then stay below 2^64.
 constexpr std::uint64_t kSizeMax = std::uint64_t{1} << 62;
 
 // min(a * b, kSizeMax).

@@ -8,8 +8,9 @@
 
 namespace rose::transfer {
 
-// Only launches on the caller's stream, without device allocations, waits or copies. The caller
-// keeps the memory until the stream has passed the launch. Any thread.
+// Every call only launches a kernel on the caller's stream: it allocates no device memory, and does
+// not wait or copy. The caller keeps the memory until the stream has passed the launch. Any thread
+// may use it.
 class DeviceQuantiser {
  public:
   // Loads the kernels of this build on the device. Unavailable if the build has none.
@@ -17,10 +18,10 @@ class DeviceQuantiser {
   static Result<std::shared_ptr<const DeviceQuantiser>> create(
       std::shared_ptr<const driver::KernelLibrary> library) noexcept;
 
-  // One CTA per scale block, or one warp per small block. Few blocks use few of them, so one scale
-  // for a whole tensor is slow. InvalidArgument, naming the argument, for a null address or one
-  // that is not aligned to its type, and for sizes that no matrix has; then nothing is launched.
-  // Without weights: ok at once.
+  // Uses one CTA per scale block, or one warp per small scale block. One scale for a whole tensor
+  // is slow, because it uses only one CTA. InvalidArgument if an address is null or not aligned to
+  // its type, or if the sizes are not possible for a matrix; then nothing is launched. Without
+  // weights it is ok and launches nothing.
   Status quantise(const kernels::QuantiseParams& params, CUstream stream) const noexcept;
 
  private:

@@ -14,11 +14,11 @@ namespace {
 
 // A box is copied in pieces of this size, which stay in the first-level cache.
 constexpr std::uint64_t kTileBytes = 8192;
-// Bytes that are worth a thread.
+// Fewest bytes per thread.
 constexpr std::uint64_t kPartBytes = 1 << 20;
 constexpr std::uint64_t kDigestPartsMax = 64;
 
-// Elements `first` to `last`; `first` is at a multiple of a word.
+// Returns the digest of elements `first` to `last` - 1. A word starts at `first`.
 template <ElementBits T>
 Digest digest_of_part(const Box<const T>& bits, std::uint64_t first, std::uint64_t last,
                       std::uint64_t first_word, const DigestOptions& options) noexcept {

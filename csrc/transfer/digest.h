@@ -10,18 +10,20 @@
 namespace rose::transfer {
 
 struct DigestOptions {
-  std::uint64_t first_index{0};  // of the first element within its tensor
+  std::uint64_t first_index{0};  // index of the first element within its tensor
   std::uint64_t seed{0};         // seed of the tensor
   Isa isa{Isa::kPortable};
   std::uint32_t threads{1};
 };
 
-// The digest of elements that start at a multiple of eight bytes of their tensor. The last word is
-// padded with zeros, so only the last part of a tensor may end elsewhere.
+// Returns the digest of a part of a tensor. InvalidArgument if the part does not start at a
+// multiple of eight bytes of the tensor. The last word is padded with zeros, so only the last part
+// of a tensor may end within a word.
 template <ElementBits T>
 Result<Digest> digest(const Box<const T>& bits, const DigestOptions& options) noexcept;
 
-// Adds elements from word `first_word` on, with the last word padded.
+// Adds the digest of `count` elements, which start at word `first_word` of their tensor. The last
+// word is padded with zeros.
 template <ElementBits T>
 void add_elements(Isa isa, const T* bits, std::size_t count, std::uint64_t first_word,
                   std::uint64_t seed, Digest& digest) noexcept;

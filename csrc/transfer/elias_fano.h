@@ -13,7 +13,7 @@
 
 namespace rose::transfer {
 
-// Reads fields in order, and no word behind the one with the last field read.
+// Reads fields in order. Never reads a word behind the last field taken.
 class BitReader {
  public:
   explicit BitReader(const std::uint32_t* at) noexcept : at_{at} {}
@@ -35,8 +35,8 @@ class BitReader {
   std::uint32_t ready_bits_{0};
 };
 
-// Writes `words` words with the bits at all places set; returns their end. `isa` must be at most
-// best_isa().
+// Writes `words` words in which the bits at all places are set; returns the end of the words. `isa`
+// must be at most best_isa().
 inline std::uint32_t* write_set(Isa isa, const SetPlaces& set, std::uint32_t words,
                                 std::uint32_t* out) noexcept {
   SetWriter writer{out};
@@ -51,7 +51,7 @@ inline std::uint64_t lows_of_four(const std::uint16_t* numbers, std::uint32_t wi
   std::uint64_t four = 0;
   std::memcpy(&four, numbers, sizeof four);
   four &= ((std::uint64_t{1} << width) - 1) * kEach;
-  // First joins the numbers of each pair, then the two pairs.
+  // First the numbers of each pair are joined, then the two pairs.
   four = (four | four >> (16 - width)) & ((std::uint64_t{1} << 2 * width) - 1) * kEachPair;
   return (four & ~std::uint32_t{0}) | four >> 32 << 2 * width;
 }
@@ -61,8 +61,8 @@ inline std::uint32_t* write_lows(const std::uint16_t* numbers, std::uint32_t cou
                                  std::uint32_t width, std::uint32_t* out) noexcept {
   std::uint32_t* const end = out + words_of_bits(count * width);
   std::uint32_t i = 0;
-  // Eight fields fill `width` bytes, so no store waits for the one before; later stores overwrite
-  // the excess. So: 32 fields at once, which are whole words, then the rest.
+  // Eight fields fill exactly `width` bytes, so no store waits for the previous store; later stores
+  // overwrite the excess bytes. The loop writes 32 fields at once, because these fill whole words.
   if (8 * width <= 64) {
     auto* bytes = reinterpret_cast<unsigned char*>(out);
     for (; i + 96 <= count; i += 32) {
@@ -99,7 +99,7 @@ class EliasFanoReader {
   EliasFanoReader(const std::uint32_t* words, std::uint32_t universe, std::uint32_t count) noexcept
       : EliasFanoReader{words, EliasFanoShape{universe, count}} {}
 
-  // May be called `count` times.
+  // Returns the next position. May be called `count` times.
   std::uint32_t next() noexcept {
     while (bits_ == 0) {
       bits_ = *high_++;

@@ -9,14 +9,14 @@
 
 namespace rose::transfer {
 
-// The first of `size` ordered items in part `part` of `parts`.
+// Returns the index of the first item of part `part`, if `size` items are split into `parts` parts.
 constexpr std::uint64_t part_border(std::uint64_t size, std::uint64_t part,
                                     std::uint64_t parts) noexcept {
   return size / parts * part + std::min(part, size % parts);
 }
 
-// Calls work(part) for each part from 0 to parts - 1, concurrently if the system provides threads;
-// the first part, and those without a thread, run on the caller's.
+// Calls work(part) for each part from 0 to parts - 1, concurrently if the system provides threads.
+// The caller's thread does the first part, and the parts for which no thread could be started.
 template <typename Work>
 void for_each_part(std::uint32_t parts, const Work& work) noexcept {
   std::vector<std::thread> others;

@@ -10,7 +10,7 @@ namespace rose::transfer {
 
 namespace {
 
-// 4 MiB: smaller than allocations that allocators request from the kernel each time.
+// 4 MiB: small enough that allocators reuse freed memory instead of asking the kernel each time.
 constexpr std::uint64_t kNearWords = 1 << 20;
 
 void move_words(std::span<const std::uint32_t> words, std::uint32_t* to) noexcept {

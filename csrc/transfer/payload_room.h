@@ -1,4 +1,4 @@
-// Room for a payload of unknown length that several threads write.
+// Memory for a payload of unknown length that several threads write.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,19 @@
 
 namespace rose::transfer {
 
-// One thread's share of a payload.
+// The part of a payload that one thread writes.
 //
-// The worst case is allocated in one piece, which uses only address space. But the kernel clears
-// newly touched memory page by page, and at 1 % changes that takes as long as the encoding. So a
-// part begins in a small room of its own, which the allocator retains when it is freed, and
-// continues in the large room once that is full.
+// PayloadRoom allocates memory for the largest possible payload in one piece (the large room),
+// which uses only address space. But the kernel clears newly touched memory page by page, which
+// takes as long as the encoding if 1 % of the elements changed. So a part begins in a small room of
+// its own, whose memory the allocator reuses. When the small room is full, the part moves to the
+// large room.
 class PayloadPart {
  public:
-  // `far` has room for up to `words_max` words, and outlives the part.
+  // `far` is the place of this part in the large room: `words_max` words that outlive the part.
   static Result<PayloadPart> create(std::uint32_t* far, std::uint64_t words_max) noexcept;
 
-  // Room for at most `words` further words; they count after they are added.
+  // Returns room for `words` further words. Call add() after writing them.
   std::uint32_t* room(std::uint32_t words) noexcept;
   void add(std::uint32_t words) noexcept { words_ += words; }
 
@@ -42,17 +43,18 @@ class PayloadPart {
   bool is_far_{false};
 };
 
-// The room of all parts. A part whose earlier blocks are all RAW begins in the large room.
+// The room of all parts. Within the large room, a part begins where it would begin if all earlier
+// blocks were RAW.
 class PayloadRoom {
  public:
-  // For `blocks` of at most `block_words` each, and `words_max` in all, in parts with the borders
-  // of part_border().
+  // For `blocks` blocks of at most `block_words` words each, and `words_max` words in total.
+  // part_border() splits the blocks into `parts` parts.
   static Result<PayloadRoom> create(std::uint64_t blocks, std::uint64_t block_words,
                                     std::uint64_t words_max, std::uint32_t parts) noexcept;
 
   PayloadPart& part(std::uint32_t at) noexcept { return parts_[at]; }
-  // Joins the words of all parts, in order, and consumes the room. The large room becomes the
-  // payload if a part used it, or if there is no memory for another: this cannot fail.
+  // Joins the words of all parts, in order, and consumes the room. Cannot fail: the large room
+  // becomes the payload if a part used it, or if no other memory can be allocated.
   Buffer<std::uint32_t> join() noexcept;
 
  private:

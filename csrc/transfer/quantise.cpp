@@ -15,8 +15,9 @@ namespace {
 
 constexpr std::uint64_t kSpanMax = std::uint64_t{1} << 62;
 
-// The host program may have set the thread's floating-point modes to other rounding or to flush
-// subnormals (torch.set_flush_denormal), but both ends must get the same bits.
+// Sets the default floating-point modes during its lifetime. The host program may have set another
+// rounding mode or flush subnormals (torch.set_flush_denormal), but sender and receiver must
+// compute the same bits.
 class DefaultFloatModes {
  public:
   DefaultFloatModes() noexcept {
@@ -66,13 +67,13 @@ void for_each_scale(std::uint64_t rows, std::uint64_t cols, const ScaleBlock& bl
   }
 }
 
-// Rounds half to even, subnormals too. `number` is no NaN.
+// Rounds fp32 to bf16, half to even, subnormals too. `number` must not be a NaN.
 std::uint16_t narrowed(float number) noexcept {
   const auto bits = __builtin_bit_cast(std::uint32_t, number);
   return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1)) >> 16);
 }
 
-// The value of each code, before its scale.
+// The value of each code, without its scale.
 using Meanings = std::array<float, 256>;
 
 Meanings meanings_of(CodeKind kind) noexcept {

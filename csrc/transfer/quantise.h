@@ -15,7 +15,7 @@ namespace rose::transfer {
 
 using kernels::CodeKind;
 
-// "fp8" (e4m3fn) or "int8".
+// Accepts "fp8" (e4m3fn) and "int8"; nothing for another name.
 std::optional<CodeKind> code_kind_named(std::string_view name) noexcept;
 
 // A matrix of bf16 bits. Row r starts at bits + r * row_stride; row_stride >= cols.
@@ -26,7 +26,7 @@ struct MatrixView {
   std::uint64_t row_stride{0};
 };
 
-// Size of a block of weights with one scale, both at least 1; blocks at the edges are smaller.
+// Size of a block of weights that share one scale, at least 1 x 1; blocks at the edges are smaller.
 struct ScaleBlock {
   std::uint64_t rows{128};
   std::uint64_t cols{128};
@@ -40,8 +40,8 @@ struct Quantised {
   Buffer<float> scales;        // blocks along the rows x blocks along the columns
 };
 
-// Reads each weight twice, the second time from the cache if a row of blocks fits in it. Does not
-// depend on the caller's rounding and flush-to-zero modes.
+// Reads each weight twice, the second time from the cache if a row of blocks fits in the cache. The
+// result does not depend on the caller's rounding and flush-to-zero modes.
 Result<Quantised> quantise(const MatrixView& weights, CodeKind kind, const ScaleBlock& block,
                            Isa isa) noexcept;
 
@@ -53,8 +53,8 @@ struct QuantisedView {
   std::uint64_t cols{0};
 };
 
-// rows x cols bf16 bits. InvalidArgument for sizes that do not match, and for an impossible scale:
-// 0, negative, infinite or NaN.
+// Returns rows x cols weights as bf16 bits. InvalidArgument for sizes that do not match, and for an
+// impossible scale: 0, negative, infinite or NaN.
 Result<Buffer<std::uint16_t>> dequantise(const QuantisedView& from, CodeKind kind,
                                          const ScaleBlock& block) noexcept;
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLanesAvx2 = 8;
 
-// code_of in 8 lanes; its comments explain the formulas.
+// kernels::code_of() in 8 lanes; the comments there explain the formulas.
 ROSE_AVX2 inline __m256 quotients_avx2(__m256i magnitudes, __m256 scale) noexcept {
   return _mm256_div_ps(_mm256_castsi256_ps(_mm256_slli_epi32(magnitudes, 16)), scale);
 }
@@ -39,7 +39,7 @@ ROSE_AVX2 inline __m256i fp8_codes_avx2(__m256i bits, __m256 scale) noexcept {
 
 ROSE_AVX2 inline __m256i int8_codes_avx2(__m256i bits, __m256 scale) noexcept {
   const __m256i magnitudes = _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFF));
-  // If the first operand is a NaN, the result is the second one.
+  // If the first operand is a NaN, the result is the second operand.
   const __m256 kept = _mm256_min_ps(quotients_avx2(magnitudes, scale), _mm256_set1_ps(127.0F));
   const __m256 unit = _mm256_set1_ps(8388608.0F);
   const __m256i sizes =
@@ -51,7 +51,7 @@ ROSE_AVX2 inline __m256i int8_codes_avx2(__m256i bits, __m256 scale) noexcept {
   return _mm256_and_si256(_mm256_andnot_si256(is_nan, codes), _mm256_set1_epi32(0xFF));
 }
 
-// Stores the low bytes of 8 lanes, none above 255.
+// Stores the low bytes of 8 lanes. No lane may exceed 255.
 ROSE_AVX2 inline void store_codes_avx2(__m256i codes, std::uint8_t* out) noexcept {
   const __m128i words =
       _mm_packus_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));

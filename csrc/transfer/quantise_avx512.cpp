@@ -2,7 +2,7 @@
 
 #if defined(__x86_64__)
 
-// g++ 12 finds "uninitialised" values inside its own avx512fintrin.h.
+// g++ 12 warns of "uninitialised" values inside its own avx512fintrin.h.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kLanesAvx512 = 16;
 
-// code_of in 16 lanes; its comments explain the formulas.
+// kernels::code_of() in 16 lanes; the comments there explain the formulas.
 ROSE_AVX512 inline __m512 quotients_avx512(__m512i magnitudes, __m512 scale) noexcept {
   return _mm512_div_ps(_mm512_castsi512_ps(_mm512_slli_epi32(magnitudes, 16)), scale);
 }
@@ -42,7 +42,7 @@ ROSE_AVX512 inline __m128i fp8_codes_avx512(__m512i bits, __m512 scale) noexcept
 
 ROSE_AVX512 inline __m128i int8_codes_avx512(__m512i bits, __m512 scale) noexcept {
   const __m512i magnitudes = _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFF));
-  // If the first operand is a NaN, the result is the second one.
+  // If the first operand is a NaN, the result is the second operand.
   const __m512 kept = _mm512_min_ps(quotients_avx512(magnitudes, scale), _mm512_set1_ps(127.0F));
   const __m512 unit = _mm512_set1_ps(8388608.0F);
   const __m512i sizes =

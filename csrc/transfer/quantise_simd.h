@@ -10,9 +10,9 @@
 
 namespace rose::transfer {
 
-// The largest finite magnitude of `count` bf16.
+// Returns the largest finite magnitude of `count` bf16 numbers, as bits.
 using LargestOf = std::uint32_t (*)(const std::uint16_t* bits, std::size_t count) noexcept;
-// Writes a code for each of `count` bf16.
+// Writes a code for each of `count` bf16 numbers.
 using Encode = void (*)(const std::uint16_t* bits, std::size_t count, float scale,
                         std::uint8_t* codes) noexcept;
 
@@ -24,8 +24,9 @@ struct QuantiseLoops {
 // `isa` must be at most best_isa().
 QuantiseLoops quantise_loops(Isa isa, kernels::CodeKind kind) noexcept;
 
-// One version each; a machine without the instructions must not call it. As in simd.h, the wide
-// ones exist only on x86-64 and share no inline function with the base path.
+// One version per instruction set, to be called only on a machine that has the instructions. As in
+// simd.h, the AVX versions exist only on x86-64, and share no inline function with the portable
+// version.
 std::uint32_t largest_of_portable(const std::uint16_t* bits, std::size_t count) noexcept;
 void encode_fp8_portable(const std::uint16_t* bits, std::size_t count, float scale,
                          std::uint8_t* codes) noexcept;

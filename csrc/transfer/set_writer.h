@@ -6,24 +6,24 @@
 
 namespace rose::transfer {
 
-// Appends fields, lowest bit first, from a word border on. Needs room for words_of_bits(all bits)
-// words, and writes no further word. It does not test whether a word is full, because that branch
-// is unpredictable: each call writes the last word, even if incomplete.
+// Appends fields, lowest bit first, starting at a word boundary. Needs room for words_of_bits(all
+// bits) words, and writes no further word. It does not test whether a word is full, because that
+// branch is unpredictable: each call writes the last word, even if incomplete.
 class BitWriter {
  public:
   explicit BitWriter(std::uint32_t* out) noexcept : out_{out} {}
 
-  // A field of 1 to 32 bits.
+  // Appends a field of 1 to 32 bits.
   void put(std::uint64_t value, std::uint32_t width) noexcept {
     pending_ |= value << pending_bits_;
     pending_bits_ += width;
     *out_ = static_cast<std::uint32_t>(pending_);
     out_ += pending_bits_ / 32;
     pending_ >>= pending_bits_ & 32;
-    // The next put() that fills the word writes it, or finish().
+    // A later put(), or finish(), writes the remaining bits.
     pending_bits_ %= 32;
   }
-  // `zeros` zeros, then a one.
+  // Appends `zeros` zeros, then a one.
   void put_unary(std::uint32_t zeros) noexcept {
     for (; zeros >= 32; zeros -= 32) put(0, 32);
     put(std::uint64_t{1} << zeros, zeros + 1);
@@ -57,18 +57,18 @@ class SetWriter {
  public:
   explicit SetWriter(std::uint32_t* out) noexcept : bits_{out} {}
 
-  // The number of bits written, up to the last set one.
+  // The number of bits written so far. The last of them is set.
   std::uint32_t at() const noexcept { return at_; }
   void put(std::uint32_t place) noexcept {
     bits_.put_unary(place - at_);
     at_ = place + 1;
   }
-  // Writes bits from at() on, at most 32, ending with a set one; the next place is behind `end`.
+  // Writes the bits from at() to `end`, at most 32. The last of them must be set.
   void put_some(std::uint64_t set, std::uint32_t end) noexcept {
     bits_.put(set, end - at_);
     at_ = end;
   }
-  // Writes the remaining words before `end`, and returns it.
+  // Writes the last word, then 0 up to `end`, and returns `end`.
   std::uint32_t* finish(std::uint32_t* end) noexcept {
     std::fill(bits_.finish(), end, 0U);
     return end;
@@ -79,8 +79,8 @@ class SetWriter {
   std::uint32_t at_{0};
 };
 
-// Writes the next places of a set, from the i-th on, and returns their number: four that are close
-// together, or one.
+// Writes the next places of a set, from the i-th on: four if they are close together, otherwise
+// one. Returns their number.
 inline std::uint32_t put_next(const SetPlaces& set, std::uint32_t i, SetWriter& writer) noexcept {
   constexpr std::uint32_t kAtOnce = 4;
   const std::uint32_t at = writer.at();

@@ -10,13 +10,13 @@ namespace rose::transfer {
 
 inline constexpr std::uint32_t kSignsAtOnce = 32;
 
-// The signs of the elements in eight bytes, the first one lowest.
+// The signs of the elements in eight bytes; the lowest bit is the sign of the first element.
 template <ElementBits T>
 std::uint32_t signs_of_word(const T* differences) noexcept {
   constexpr std::uint32_t kInWord = 8 / sizeof(T);
   constexpr std::uint64_t kOnes = ~std::uint64_t{0} / ((std::uint64_t{1} << kWidth<T>)-1);
-  // Moves the sign of element j, at bit w j, to the j-th of the highest bits; the product's other
-  // bits are all below those.
+  // A product with kCarry moves the sign of element j from bit w * j to bit 64 - kInWord + j. All
+  // other bits of the product are lower.
   constexpr std::uint64_t kCarry = [] {
     std::uint64_t carry = 0;
     for (std::uint32_t j = 0; j < kInWord; ++j) {

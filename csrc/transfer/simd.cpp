@@ -185,7 +185,7 @@ std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
   std::uint32_t listed = 0;
   for (std::uint32_t rank = 0; rank < count; ++rank) {
     ranks[listed] = static_cast<std::uint16_t>(rank);
-    // -1, 0 and 1 become 0, 1 and 2, and 0 does not occur.
+    // The addition turns -1, 0 and 1 into 0, 1 and 2. A difference of 0 does not occur.
     listed += static_cast<T>(differences[rank] + 1) > 2 ? 1U : 0U;
   }
   return listed;

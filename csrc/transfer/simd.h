@@ -15,13 +15,14 @@ class SetWriter;
 
 enum class Isa : std::uint8_t { kPortable, kAvx2, kAvx512 };
 
-// The best of this machine. Queries the processor each time, so callers pass the result on.
+// Returns the best instruction set of this machine. Queries the processor each time, so callers
+// pass the result on.
 Isa best_isa() noexcept;
 
 std::optional<Isa> isa_named(std::string_view name) noexcept;
 std::string_view name_of(Isa isa) noexcept;
 
-// A digest, or a part of one: docs/protocol.md, "Digests". Parts add up modulo 2^64.
+// A digest, or a part of a digest: docs/protocol.md, "Digests". Parts add up modulo 2^64.
 struct Digest {
   std::uint64_t first{0};
   std::uint64_t second{0};
@@ -29,7 +30,7 @@ struct Digest {
   friend bool operator==(const Digest&, const Digest&) noexcept = default;
 };
 
-// Positions that find_changed may write behind the last one found.
+// Number of positions that find_changed() may write behind the last position found.
 inline constexpr std::size_t kFoundSlack = kChangesSlack;
 
 // Writes base + i for every i < count with fresh[i] != shadow[i], ascending, modulo 2^16; returns
@@ -38,19 +39,19 @@ template <ElementBits T>
 std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t count,
                          std::uint32_t base, std::uint16_t* out) noexcept;
 
-// Adds `words` whole words, the first with the index `first_word`. `bits` need not be aligned to
-// words.
+// Adds the digest of `words` whole 8-byte words, of which the first has the index `first_word`.
+// `bits` need not be aligned to words.
 void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first_word,
                std::uint64_t seed, Digest& digest) noexcept;
 
-// Both of the above over `words` whole words, with the sums of `fresh` and seed 0: one computes
-// while the other waits for memory.
+// Does both of the above for `words` whole words in one loop: one computes while the other waits
+// for memory. Adds the digest of `fresh`, with seed 0.
 template <ElementBits T>
 std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t words,
                          std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,
                          Digest& digest) noexcept;
 
-// Most changes of one take_changes().
+// Maximum changes in one call of take_changes().
 inline constexpr std::size_t kTakenMax = 512;
 
 // Some changes in a piece of a tensor that consists of whole words.
@@ -64,13 +65,13 @@ struct TakenChanges {
   T* differences{nullptr};  // room for count + kChangesSlack
 };
 
-// Writes the differences, updates the shadow, and adds the change of its digest, with seed 0; the
-// piece's first word has the index `first_word`.
+// Writes the differences, updates the shadow, and adds the change of the shadow's digest, with seed
+// 0, to `moved`. The first word of the piece has the index `first_word`.
 template <ElementBits T>
 void take_changes(Isa isa, const TakenChanges<T>& changes, std::uint64_t first_word,
                   Digest& moved) noexcept;
 
-// Writes the ranks of those of `count` differences that are not one step, ascending; returns their
+// Writes the ranks (indices) of all differences other than 1 and -1, ascending; returns their
 // number. `ranks` needs room for count + kFoundSlack.
 template <ElementBits T>
 std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
@@ -79,15 +80,16 @@ std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
 // Writes the bits at all places of a set.
 void write_places(Isa isa, const SetPlaces& set, SetWriter& writer) noexcept;
 
-// The mix of docs/protocol.md, shared by every version of add_words.
+// Constants of the mix in docs/protocol.md, shared by every version of add_words().
 inline constexpr std::uint64_t kStrideFirst = 0x9E37'79B9'7F4A'7C15;
 inline constexpr std::uint64_t kStrideSecond = 0xD1B5'4A32'D192'ED03;
 inline constexpr std::uint64_t kMixFirst = 0xBF58'476D'1CE4'E5B9;
 inline constexpr std::uint64_t kMixSecond = 0x94D0'49BB'1331'11EB;
 
-// One version each; a machine without the instructions must not call it. They exist only on x86-64.
-// Code shared with the base path is compiled without their instruction set: the linker keeps one
-// copy of an inline function, which each machine must be able to run.
+// One version per instruction set, to be called only on a machine that has the instructions. The
+// AVX versions exist only on x86-64. The code that they share with the portable versions is
+// compiled without AVX: the linker keeps one copy of an inline function, and every machine must be
+// able to run it.
 template <ElementBits T>
 std::size_t find_changed_portable(const T* fresh, const T* shadow, std::size_t count,
                                   std::uint32_t base, std::uint16_t* out) noexcept;

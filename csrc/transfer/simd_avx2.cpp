@@ -11,7 +11,8 @@ namespace rose::transfer {
 
 namespace {
 
-// The low 64 bits of a product with a constant, whose halves `low` and `high` have in every lane.
+// Returns the low 64 bits of a product with a constant. Every lane of `low` and `high` has the
+// lower and the upper half of the constant.
 __attribute__((target("avx2"))) inline __m256i times_avx2(__m256i x, __m256i low,
                                                           __m256i high) noexcept {
   const __m256i cross =
@@ -52,7 +53,7 @@ ROSE_AVX2 inline __m256i load_avx2(const void* at) noexcept {
   return _mm256_loadu_si256(static_cast<const __m256i*>(at));
 }
 
-// A bit for each of 32 elements, set if they differ.
+// Returns a bit for each of 32 pairs of elements, set if the two differ.
 ROSE_AVX2 inline std::uint32_t differ_avx2(const std::uint8_t* a, const std::uint8_t* b) noexcept {
   return ~static_cast<std::uint32_t>(
       _mm256_movemask_epi8(_mm256_cmpeq_epi8(load_avx2(a), load_avx2(b))));
@@ -88,7 +89,7 @@ ROSE_AVX2 std::size_t find_avx2(const T* fresh, const T* shadow, std::size_t cou
     std::uint32_t changed = differ_avx2(fresh + i, shadow + i);
     const auto found = static_cast<unsigned>(_mm_popcnt_u32(changed));
     const auto at = base + static_cast<std::uint32_t>(i);
-    // Always writes three positions: at 1 % a branch on each would cost more.
+    // Always writes three positions: with 1 % changes a branch for each would cost more.
     for (unsigned k = 0; k < 3; ++k) {
       out[k] = static_cast<std::uint16_t>(at + _tzcnt_u32(changed));
       changed &= changed - 1;

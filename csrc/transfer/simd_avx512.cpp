@@ -2,7 +2,7 @@
 
 #if defined(__x86_64__)
 
-// g++ 12 finds "uninitialised" values inside its own avx512fintrin.h.
+// g++ 12 warns of "uninitialised" values inside its own avx512fintrin.h.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
@@ -36,7 +36,8 @@ ROSE_AVX512 inline __m512i keys_avx512(std::uint64_t first_word, std::uint64_t s
                           _mm512_set1_epi64(static_cast<long long>(key)));
 }
 
-// The output of positions, and in every lane the position of the first of the next 64 elements.
+// The end of the positions written so far, and, in every lane of `first`, the position of the first
+// of the next 64 elements.
 struct FoundAvx512 {
   std::uint16_t* out;
   __m128i first;
@@ -46,7 +47,8 @@ ROSE_AVX512 inline FoundAvx512 found_avx512(std::uint32_t base, std::uint16_t* o
   return {out, _mm_set1_epi16(static_cast<short>(base))};
 }
 
-// Writes the positions of the set bits, ascending; always writes 8 positions.
+// Writes the positions of the set bits, ascending. Stores 8 positions, or 64 if more than 8 bits
+// are set; those behind the last are meaningless.
 ROSE_AVX512 inline void take_changed_avx512(std::uint64_t changed, FoundAvx512& found) noexcept {
   const __m512i lanes = _mm512_set_epi64(
       0x3F3E'3D3C'3B3A'3938, 0x3736'3534'3332'3130, 0x2F2E'2D2C'2B2A'2928, 0x2726'2524'2322'2120,
@@ -92,7 +94,7 @@ ROSE_AVX512 inline void add_avx512(__m512i words, SumsAvx512& sums) noexcept {
   sums.second_keys = _mm512_add_epi64(sums.second_keys, second_stride);
 }
 
-// _mm512_reduce_add_epi64 of g++ 12 adds signed numbers, and these overflow.
+// Not _mm512_reduce_add_epi64: that of g++ 12 adds signed numbers, and these sums overflow.
 ROSE_AVX512 inline std::uint64_t total_avx512(__m512i sums) noexcept {
   const __m256i four =
       _mm256_add_epi64(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
@@ -107,7 +109,7 @@ ROSE_AVX512 inline void add_to_digest_avx512(const SumsAvx512& sums, Digest& dig
   digest.second += total_avx512(sums.second);
 }
 
-// A bit for each of 64 elements, set if they differ.
+// Returns a bit for each of 64 pairs of elements, set if the two differ.
 ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint8_t* a,
                                                const std::uint8_t* b) noexcept {
   return _mm512_cmpneq_epu8_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
@@ -152,7 +154,7 @@ ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::si
                                         std::uint32_t base, std::uint64_t first_word,
                                         std::uint16_t* out, Digest& digest) noexcept {
   constexpr std::size_t kInWord = 8 / sizeof(T);
-  constexpr std::size_t kStepWords = 64 / kInWord;  // of 64 elements
+  constexpr std::size_t kStepWords = 64 / kInWord;  // words of 64 elements
   FoundAvx512 found = found_avx512(base, out);
   SumsAvx512 sums = sums_avx512(first_word, 0);
   std::size_t i = 0;
@@ -174,8 +176,9 @@ ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::si
   return static_cast<std::size_t>(found.out - out);
 }
 
-// A bit for each of up to 64 differences, set if it is not 1 or -1: -1, 0 and 1 become 0, 1 and 2,
-// and 0 does not occur. Differences whose bit in `here` is clear are not read.
+// Returns a bit for each of up to 64 differences, set if the difference is neither 1 nor -1. Adding
+// 1 turns -1, 0 and 1 into 0, 1 and 2; a difference of 0 does not occur. Differences whose bit in
+// `here` is clear are not read.
 ROSE_AVX512 inline std::uint64_t listed_avx512(const std::uint8_t* differences,
                                                std::uint64_t here) noexcept {
   const __m512i loaded = _mm512_maskz_loadu_epi8(here, differences);
@@ -225,9 +228,9 @@ ROSE_AVX512 std::uint32_t list_avx512(const T* differences, std::uint32_t count,
 struct EightAvx512 {
   __m512i fresh;
   __m512i old;
-  __m512i places;   // of the words in the piece
-  __m512i shifts;   // of the elements in their words
-  __mmask8 moving;  // first change of each word
+  __m512i places;   // indices of the words in the piece
+  __m512i shifts;   // bit offsets of the elements in their words
+  __mmask8 moving;  // set for the first change of each word
 };
 
 // A changed word, after and before.
@@ -235,8 +238,8 @@ struct PairAvx512 {
   std::uint64_t words[2];
 };
 
-// Loads changes i to i + 7. In its last lane `last` has the place of the previous change, and
-// afterwards that of the last of these.
+// Loads changes i to i + 7. The last lane of `last` has the place of change i - 1 on entry, and the
+// place of change i + 7 on return.
 template <ElementBits T>
 ROSE_AVX512 inline EightAvx512 eight_avx512(const TakenChanges<T>& changes, std::uint32_t i,
                                             const PairAvx512* pairs, __m128i& last) noexcept {
@@ -278,7 +281,7 @@ ROSE_AVX512 inline void move_eight_avx512(const EightAvx512& eight, std::uint64_
   const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(kStrideFirst));
   const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(kStrideSecond));
   const __m512i base = _mm512_set1_epi64(static_cast<long long>(first_word + 1));
-  // Without a change both words are made equal, so they add nothing.
+  // In lanes that are not `moving`, both words are made equal, so they add nothing.
   const __m512i old = _mm512_mask_mov_epi64(eight.fresh, eight.moving, eight.old);
   const __m512i index = _mm512_add_epi64(base, eight.places);
   const __m512i first_key = _mm512_mullo_epi64(index, first_stride);
@@ -289,7 +292,7 @@ ROSE_AVX512 inline void move_eight_avx512(const EightAvx512& eight, std::uint64_
   second = _mm512_sub_epi64(second, mix_avx512(_mm512_add_epi64(old, second_key)));
 }
 
-// Bound by stores: two per change, and one for the differences of eight.
+// Stores limit the speed: there are two per change, and one per eight differences.
 template <ElementBits T>
 ROSE_AVX512 void take_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,
                              Digest& moved) noexcept {

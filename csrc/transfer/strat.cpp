@@ -99,7 +99,9 @@ class StratUnpacker {
       return fault;
     }
     const BlockPlan plan = plan_block(changes, scratch_);
-    if (plan.entry.words <= block.entry.words) return "it is STRAT although that is not smaller";
+    if (plan.entry.words <= block.entry.words) {
+      return "it is STRAT, so it must take fewer words than in its other encoding";
+    }
     write_block(changes, plan, scratch_, out);
     entry = plan.entry;
     return nullptr;
@@ -114,7 +116,7 @@ class StratUnpacker {
   const T* base_;
 };
 
-// A share of a delta's blocks, which one thread recodes.
+// Consecutive blocks of a delta, which one thread recodes.
 struct Share {
   BlockRange range;
   Buffer<std::uint32_t> payload;
@@ -122,7 +124,7 @@ struct Share {
   Status status;
 };
 
-// Recodes the blocks of a share; the table is known to fit the payload.
+// Recodes the blocks of a share. The caller has checked that the table fits the payload.
 template <typename Recoder>
 void recode_share(const DeltaView& delta, Recoder recoder, std::uint64_t* entries,
                   Share& share) noexcept {
@@ -148,7 +150,7 @@ void recode_share(const DeltaView& delta, Recoder recoder, std::uint64_t* entrie
   }
 }
 
-// Joins the payloads of all shares. If there is only one share it is not copied.
+// Joins the payloads of all shares. If there is only one share, its payload is not copied.
 Result<Buffer<std::uint32_t>> joined(std::span<Share> shares) noexcept {
   std::uint64_t words = 0;
   for (const Share& share : shares) {
@@ -176,14 +178,16 @@ Status check_recoded(const DeltaView& delta, std::size_t elements, std::uint32_t
   }
   if (delta.width != width) {
     return Status::invalid_argument("weights have elements of " + std::to_string(width) +
-                                    " bits, the delta of " + std::to_string(delta.width));
+                                    " bits, the delta of " + std::to_string(delta.width) +
+                                    ": they must be equal");
   }
   if (elements != delta.count) {
     return Status::invalid_argument("weights have " + std::to_string(elements) +
-                                    " elements, the delta " + std::to_string(delta.count));
+                                    " elements, the delta " + std::to_string(delta.count) +
+                                    ": they must be equal");
   }
   ROSE_TRY(check_rule(options.rule, width));
-  // checks the table; each block is checked when it is read
+  // An empty range: only the table is checked here. Each block is checked when it is read.
   return check_blocks(delta, {.first = 0, .last = 0});
 }
 

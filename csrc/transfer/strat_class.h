@@ -14,7 +14,7 @@ struct ClassBody {
   std::uint32_t changed{0};
   std::uint32_t listed{0};
   std::uint32_t large{0};
-  std::uint32_t first{0};  // index of its first change among those of all classes
+  std::uint32_t first{0};  // index of its first change among the changes of all classes
 };
 
 using ClassBodies = std::array<ClassBody, kClasses>;

@@ -58,7 +58,7 @@ auto StratDecoder<T>::check_sizes(const StratWords& block, std::uint32_t element
   if (block.changed == 0 || block.changed > elements)
     return "its number of changes is out of range";
   if (block.count >= raw_words(elements, kWidth<T>))
-    return "it is STRAT although RAW is not larger";
+    return "it is STRAT, so it must take fewer words than RAW";
   return nullptr;
 }
 
@@ -91,7 +91,7 @@ auto StratDecoder<T>::read_counts(StreamReader& stream, std::uint32_t changed) n
   return left == 0 ? nullptr : "its classes have fewer changes than its entry";
 }
 
-// Whether the stream has exactly the length that its counts require.
+// Checks that the stream has exactly the length that its counts require.
 template <ElementBits T>
 auto StratDecoder<T>::check_end(const StreamReader& stream) const noexcept -> Fault {
   std::uint32_t end = stream.at();
@@ -139,7 +139,7 @@ auto StratDecoder<T>::read_magnitudes(StreamReader& stream, std::uint32_t of_cla
   }
   for (std::uint32_t i = 0; i < body.large; ++i) {
     const std::uint32_t magnitude = stream.take(kWidth<T>);
-    if (magnitude >> width == 0) return "a large magnitude would fit its field";
+    if (magnitude >> width == 0) return "a large magnitude is small enough for its field";
     if (magnitudes_[large_[i]] != 0) return "the field of a large magnitude is not 0";
     magnitudes_[large_[i]] = magnitude;
   }
@@ -162,7 +162,7 @@ auto StratDecoder<T>::set_sizes(StreamReader& signs, std::uint32_t of_class) noe
   }
   for (std::uint32_t i = 0; i < body.changed; ++i) {
     const bool is_down = signs.take(1) != 0;
-    // The largest size is that of the smallest number, which has no positive counterpart.
+    // The smallest number has the largest size, and no positive counterpart.
     is_beyond |= !is_down && differences[i] == kSizeMax;
     if (is_down) differences[i] = static_cast<T>(T{0} - differences[i]);
   }

@@ -15,22 +15,22 @@ namespace rose::transfer {
 struct StratWords {
   const std::uint32_t* words{nullptr};
   std::uint32_t count{0};
-  std::uint32_t changed{0};  // by its entry
+  std::uint32_t changed{0};  // number of changes in its entry
 };
 
-// Decodes one block after another in reused room. For one thread.
+// Decodes one block after another in reused memory. For one thread.
 template <ElementBits T>
 class StratDecoder {
  public:
-  // Why a block is refused, as the end of a sentence; null if it is not.
+  // The reason to refuse a block, as the end of a sentence; null if the block is accepted.
   using Fault = const char*;
 
-  // For blocks of at most `elements`. `isa` must be at most best_isa().
+  // `elements` is the size of the largest block. `isa` must be at most best_isa().
   static Result<StratDecoder> create(std::uint32_t elements, const ClassRule& rule,
                                      Isa isa) noexcept;
 
-  // Fills `changes`, which is valid until the next call, and undefined after a fault. `base` are
-  // the block's `elements` before the change.
+  // Fills `changes`, which is valid until the next call, and undefined after a fault. `base` points
+  // to the `elements` elements of the block before the changes.
   Fault decode(const StratWords& block, const T* base, std::uint32_t elements,
                BlockChanges<T>& changes) noexcept;
 
@@ -49,14 +49,14 @@ class StratDecoder {
   ClassBodies bodies_{};
   std::uint32_t elements_max_{0};
   Buffer<ClassPlanes> planes_;
-  Buffer<std::uint32_t> words_;       // the block's, and those that StreamReader reads behind them
-  Buffer<std::uint16_t> ranks_;       // class by class
-  Buffer<T> grouped_;                 // their differences
+  Buffer<std::uint32_t> words_;       // words of the block, and padding that StreamReader reads
+  Buffer<std::uint16_t> ranks_;       // ranks of the changes, class by class
+  Buffer<T> grouped_;                 // differences in the order of ranks_
   Buffer<std::uint16_t> positions_;   // ascending
-  Buffer<std::uint16_t> places_;      // for each, its index among the ranks
-  Buffer<T> differences_;             // for each position
+  Buffer<std::uint16_t> places_;      // for each position, its index in ranks_
+  Buffer<T> differences_;             // in the order of positions_
   Buffer<std::uint16_t> listed_;      // of one class: indices of listed changes
-  Buffer<std::uint16_t> large_;       // of one class: indices of large ones among the listed
+  Buffer<std::uint16_t> large_;       // of one class: indices of large magnitudes
   Buffer<std::uint32_t> magnitudes_;  // of one class
 };
 

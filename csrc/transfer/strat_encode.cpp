@@ -33,7 +33,7 @@ std::uint32_t StratEncoder<T>::encode(const BlockChanges<T>& changes, const T* w
   classify(changes, weights, is_after);
   group(changes);
   const std::uint32_t words = words_of_bits(bits());
-  // With as many words as RAW the block is useless, whatever the limit.
+  // Whatever the limit, STRAT must take fewer words than RAW.
   if (words >= std::min(words_limit, raw_words(changes.elements, kWidth<T>))) return 0;
   StreamWriter stream{words_.data()};
   write_counts(stream);
@@ -48,8 +48,8 @@ void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
                                bool is_after) noexcept {
   find_planes(isa_, weights, changes.elements, rule_, planes_.data());
   if (is_after) keep_old_classes(changes, weights);
-  // The classes are also read from the planes. If another thread writes the weights in the
-  // meantime, the result encodes other changes, but is always a valid encoding.
+  // From here on the classes are read from the planes only. So if another thread writes the weights
+  // in the meantime, the result encodes other changes, but is still a valid encoding.
   const RankedChanges ranked{.changed = changes.changed,
                              .positions = changes.positions,
                              .classes = classes_.data(),
@@ -78,7 +78,7 @@ void StratEncoder<T>::keep_old_classes(const BlockChanges<T>& changes, const T* 
   }
 }
 
-// Groups the changes by class, in their order, and finds those that are listed.
+// Groups the changes by class, in their order, and finds the changes that are listed.
 template <ElementBits T>
 void StratEncoder<T>::group(const BlockChanges<T>& changes) noexcept {
   const ClassCounts counts = group_by_class<T>(isa_, {.changed = changes.changed,

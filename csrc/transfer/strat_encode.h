@@ -11,17 +11,17 @@
 
 namespace rose::transfer {
 
-// Encodes one block after another in reused room. For one thread.
+// Encodes one block after another in reused memory. For one thread.
 template <ElementBits T>
 class StratEncoder {
  public:
-  // For blocks of at most `elements`. `isa` must be at most best_isa().
+  // `elements` is the size of the largest block. `isa` must be at most best_isa().
   static Result<StratEncoder> create(std::uint32_t elements, const ClassRule& rule,
                                      Isa isa) noexcept;
 
-  // Encodes a block with changes if that takes fewer than `words_limit` words, and fewer than RAW;
-  // returns their number, or 0. `weights` are its elements before the change, or after it if
-  // `is_after`. Writes no further word.
+  // Encodes a block with changes, if the encoding takes fewer than `words_limit` words, and fewer
+  // than RAW. Returns the number of words that it wrote to `out`; 0 if it wrote nothing. `weights`
+  // are the block's elements before the changes, or after them if `is_after`.
   std::uint32_t encode(const BlockChanges<T>& changes, const T* weights, bool is_after,
                        std::uint32_t words_limit, std::uint32_t* out) noexcept;
 
@@ -32,7 +32,8 @@ class StratEncoder {
   void keep_old_classes(const BlockChanges<T>& changes, const T* weights) noexcept;
   void group(const BlockChanges<T>& changes) noexcept;
   void list(ClassBody& body, std::uint32_t of_class) noexcept;
-  // The smallest listed size, with magnitude 0; size 1 is listed only where all sizes are.
+  // The smallest size that a class lists; its magnitude is 0. Size 1 is listed only in a class that
+  // lists all changes.
   std::uint32_t least_size(std::uint32_t of_class) const noexcept {
     return rule_.is_all(of_class) ? 1 : 2;
   }
@@ -48,13 +49,13 @@ class StratEncoder {
   ClassBodies bodies_{};
   Buffer<ClassPlanes> planes_;
   Buffer<GroupStarts> starts_;
-  Buffer<std::uint32_t> words_;    // of the block, and those that the writer may write behind them
-  Buffer<std::uint8_t> classes_;   // per change, in the order of positions
-  Buffer<std::uint16_t> ranks_;    // the same
+  Buffer<std::uint32_t> words_;    // words of the block, and the slack of StreamWriter
+  Buffer<std::uint8_t> classes_;   // class of each change, in the order of positions
+  Buffer<std::uint16_t> ranks_;    // rank of each change in its class, in the same order
   Buffer<std::uint16_t> grouped_;  // ranks, grouped by class
-  Buffer<T> differences_;          // for each of these
+  Buffer<T> differences_;          // in the order of grouped_
   Buffer<std::uint16_t> listed_;   // for each class: indices of its listed changes
-  Buffer<std::uint16_t> large_;    // of one class: indices of large ones among the listed
+  Buffer<std::uint16_t> large_;    // of one class: indices of large magnitudes
 };
 
 }  // namespace rose::transfer

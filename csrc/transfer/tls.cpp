@@ -12,8 +12,8 @@
 
 namespace rose::transfer {
 
-// The functions that rose calls in libssl and its libcrypto. Pointers to their objects are void*,
-// so that their headers are not needed.
+// The functions that rose calls in libssl and its libcrypto. Pointers to OpenSSL's objects are
+// void*, so that OpenSSL's headers are not needed.
 #define ROSE_TLS_ENTRIES(X)                                                \
   X(TLS_method, const void*, ())                                           \
   X(SSL_CTX_new, void*, (const void*))                                     \
@@ -79,7 +79,7 @@ constexpr int kErrorWantWrite = 3;
 constexpr long kVerified = 0;
 
 Result<std::shared_ptr<const TlsLibrary>> open_library() noexcept {
-  // Never closed, because it has handlers that run at the end of the process.
+  // The library is never closed, because it has handlers that run at the end of the process.
   void* const found = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (found == nullptr) {
     return Status::unavailable(std::string{"TLS needs OpenSSL 3, which cannot be opened: "} +

@@ -1,5 +1,5 @@
-// TLS 1.3 with certificates on both sides, by the machine's libssl, loaded at the first use of TLS:
-// nothing is linked, and a machine without it can do all else.
+// TLS 1.3 through the machine's libssl; both peers show a certificate. rose does not link libssl
+// but loads it at the first use of TLS, so a machine without libssl can do everything else.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace rose::transfer {
 // The entries of libssl; defined in tls.cpp, where its types are opaque.
 struct TlsLibrary;
 
-// PEM files: this side's certificate chain, its key, and the authorities that may have signed the
-// other side's certificate.
+// PEM files: the certificate chain of this program, its key, and the authorities that may have
+// signed the peer's certificate.
 struct TlsFiles {
   std::string certificate;
   std::string key;
@@ -24,7 +24,8 @@ struct TlsFiles {
 
 enum class TlsSide { kServer, kClient };
 
-// Result of a call on a connection that never blocks. kClosed: it has ended, orderly or not.
+// Result of a call on a connection that never blocks. kClosed: the connection has ended, with or
+// without an error.
 enum class Io { kDone, kWantRead, kWantWrite, kClosed };
 
 struct IoResult {
@@ -39,13 +40,14 @@ class TlsSession {
   TlsSession& operator=(const TlsSession&) = delete;
   ~TlsSession();
 
-  // Must be repeated until it is done; before that nothing can be read or written.
+  // Must be repeated until it returns kDone; before that nothing can be read or written.
   Io handshake() noexcept;
   IoResult read(std::span<std::byte> room) noexcept;
   IoResult write(std::span<const std::byte> content) noexcept;
   // Sends a close notification, if the socket accepts it at once.
   void shut_down() noexcept;
-  // Why it is closed, in a few words; empty if the other side just left. Never sent to the peer.
+  // The reason why the connection is closed, in a few words; empty if the peer closed it without an
+  // error. Never sent to the peer.
   const std::string& failure() const noexcept { return failure_; }
 
  private:
@@ -60,7 +62,7 @@ class TlsSession {
   std::string failure_;
 };
 
-// The certificates of one side. Any thread; sessions may outlive it.
+// The certificates of a server or a client. Any thread may use it; sessions may outlive it.
 class TlsContext {
  public:
   // InvalidArgument if a file is missing, not PEM, or expired, or if key and certificate do not
@@ -71,8 +73,8 @@ class TlsContext {
   TlsContext& operator=(const TlsContext&) = delete;
   ~TlsContext();
 
-  // A session over a connected nonblocking socket. A client accepts only a server whose certificate
-  // is for `host`, a name or an address; a server ignores `host`.
+  // Returns a session over a connected nonblocking socket. A client accepts only a server whose
+  // certificate is for `host`, a name or an address; a server ignores `host`.
   Result<std::unique_ptr<TlsSession>> open(int socket, const std::string& host) const noexcept;
 
  private:

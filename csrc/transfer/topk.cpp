@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint32_t kTileElements = 4096;
 
-// Tiles that are worth a thread.
+// Fewest tiles per thread.
 constexpr std::uint64_t kPartTiles = 64;
 constexpr std::uint64_t kTopkPartsMax = 256;
 
@@ -34,7 +34,8 @@ class KeyCounter {
     return counter;
   }
 
-  // Counts the changes of tiles `first` to `last`; due elements count under the last key.
+  // Counts the changes of tiles `first` to `last` - 1. Due elements are counted under the key
+  // kNothingSent.
   void count(const Box<const std::uint16_t>& fresh, const Box<const std::uint16_t>& shadow,
              const PackOptions& options, std::uint64_t first, std::uint64_t last) noexcept {
     const Box<const std::uint8_t> ages = options.ages.counts;
@@ -58,7 +59,7 @@ class KeyCounter {
  private:
   Buffer<std::uint64_t> counts_;
   Buffer<std::uint16_t> found_;
-  // A tile of an array with strides, and of the ages.
+  // Copies of a tile, for arrays that are not a row.
   Buffer<std::uint16_t> fresh_;
   Buffer<std::uint16_t> shadow_;
   Buffer<std::uint8_t> ages_;

@@ -1,4 +1,4 @@
-// The largest changes only: the threshold for a budget, and the changes of such a delta.
+// Top-k: the threshold that keeps a budget, and the changes of a delta as positions and values.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@
 
 namespace rose::transfer {
 
-// The smallest threshold from 1 to kNothingSent that sends at most `budget` elements; those that
-// are due by the ages of `options` count at any threshold.
+// Returns the smallest threshold from 1 to kNothingSent with which at most `budget` elements are
+// sent. Elements that are due by the ages of `options` are sent with any threshold, and count
+// towards the budget.
 Result<std::uint32_t> topk_threshold(const Box<const std::uint16_t>& fresh,
                                      const Box<const std::uint16_t>& shadow, std::uint64_t budget,
                                      const PackOptions& options) noexcept;
@@ -24,7 +25,8 @@ struct ChangedElements {
   Buffer<T> values;                // new values of these elements
 };
 
-// The result of `delta` on `base`, which is not changed. Corrupt if the delta is malformed.
+// Returns the elements that `delta` changes, with the values that they have after applying it to
+// `base`. Does not change `base`. Corrupt if the delta is malformed.
 template <ElementBits T>
 Result<ChangedElements<T>> topk_unpack(const DeltaView& delta, const Box<const T>& base) noexcept;
 

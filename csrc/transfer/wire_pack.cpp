@@ -31,7 +31,7 @@ struct Form {
   }
 };
 
-// One thread's share of the blocks.
+// The blocks that one thread packs.
 template <ElementBits T>
 class WirePart {
  public:
@@ -48,7 +48,7 @@ class WirePart {
     return WirePart{finder.take(), scratch.take(), encoder.take(), blocks};
   }
 
-  // Packs as part `at` of both encodings.
+  // Packs the blocks, and stores them as part `at` of both encodings.
   void pack(const Box<T>& shadow, std::uint32_t block_elements, std::uint32_t at, Form& delta,
             Form& wire) noexcept {
     PayloadPart& deltas = delta.payload.part(at);
@@ -104,7 +104,7 @@ Result<PackedForWire> wire_pack(const Box<const T>& fresh, const Box<T>& shadow,
   ROSE_TRY(check_rule(rule, kWidth<T>));
   if (!shadow.is_row()) {
     return Status::invalid_argument(
-        "shadow must be contiguous: otherwise pack and recode in two steps");
+        "shadow must be contiguous: pass a contiguous shadow, or pack and recode in two steps");
   }
   const std::uint64_t count = shadow.count();
   const std::uint64_t blocks = block_count(count, options.block_elements);

@@ -12,8 +12,8 @@ struct PackedForWire {
   RecodedDelta wire;
 };
 
-// The same bits as delta_pack() and then strat_pack(). The shadow must be a row; all else is as in
-// delta_pack(). On error nothing was changed.
+// Returns the same bits as delta_pack() and then strat_pack(). The shadow must be a row; all else
+// is as in delta_pack(). On error nothing is changed.
 template <ElementBits T>
 Result<PackedForWire> wire_pack(const Box<const T>& fresh, const Box<T>& shadow,
                                 const PackOptions& options, const ClassRule& rule) noexcept;

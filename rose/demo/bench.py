@@ -1,4 +1,4 @@
-"""The engines of all arms of an experiment, each idle until its slice begins."""
+"""The engines of all arms of an experiment; an engine is idle until a slice of its arm begins."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class TimedSteps(DeviceProcessor):
     """A stock engine's loop that times its steps as rose's serving loop does."""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Start without a step."""
+        """Start without recorded steps."""
         super().__init__(**kwargs)
         self._chunk_ms: list[float] = []
         self._decode_ms: list[float] = []
@@ -57,29 +57,29 @@ class TimedSteps(DeviceProcessor):
             self._chunk_ms.append(took_ms)
 
     def drain(self) -> StepSamples:
-        """Return the steps since the last call. Call it between slices, while no step runs."""
+        """Return the step times since the last call. Call it between slices, while no step runs."""
         times = StepSamples(tuple(self._chunk_ms), tuple(self._decode_ms))
         self._chunk_ms, self._decode_ms = [], []
         return times
 
 
-# Full chunks timed before the targets are chosen; the warm-up prompts are discarded.
+# Full prefill chunks timed before the targets are chosen. Times of warm-up prompts are discarded.
 _CHUNKS: Final = 52
 _WARM_UP_PROMPTS: Final = 3
 _CALIBRATION_OUTPUTS: Final = 8
 _GROUP_SIZE: Final = 4
-# Trajectories are short, so a token costs the same in every slice: a scheme whose rollouts get
-# further does not look slower for it.
+# Trajectories are short, so that a token costs about the same at every position. Otherwise a scheme
+# whose rollouts get further would look slower.
 _TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 128
-# Trajectories per seat: most wait for tools, and enough of the others have a turn to run.
+# Trajectories per concurrent turn: most trajectories wait for tools; the others keep it busy.
 _IN_FLIGHT_PER_SEAT: Final = 4
 
 
 class Alone:
     """Serving alone on the device, with timed steps.
 
-    Lifecycle: constructor → `capacity_rps` → `calibrate` → slices → the stack stops the engine.
+    Lifecycle: constructor → `capacity_rps` → `calibrate` → slices → `owned` stops the engine.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Alone:
         self.tenant = serving_tenant(model, settings, clock)
         self.engine = self.tenant.stock(TimedSteps)
         loop = self.engine.processor
-        check(isinstance(loop, TimedSteps), "serving alone has a loop of another kind")
+        check(isinstance(loop, TimedSteps), "the loop of serving alone must be TimedSteps")
         self._steps: TimedSteps = loop
         self._settings = settings
         self._replay = Replay(clock, model.config.vocab_size)
@@ -120,7 +120,7 @@ class Alone:
         )
 
     def watch(self) -> CountIn:
-        """Start a slice with timed steps."""
+        """Start to time a slice; return the function that adds its step times to the slice."""
         self._steps.drain()
 
         def count_in(found: Slice) -> Slice:
@@ -209,7 +209,8 @@ class Bench:
     def _rose(self, scheme: Scheme) -> ArmEngines:
         """Build rose's engines.
 
-        Only rose's borrower gives turns back; to the scheduler all others are dedicated workers.
+        Only rose's borrower gives turns back. To the scheduler, the borrowers of all other schemes
+        are dedicated workers.
         """
         one = self.devices[scheme.name] = RoseDevice(
             scheme, self._tenants, self._slo, self._settings, self._clock, owned=self._owned
@@ -261,7 +262,7 @@ class Bench:
             device.warm_up(on_progress)
 
     def start(self) -> None:
-        """Start the loads; rollouts are paused."""
+        """Start the loads, whose rollouts stay paused, and the brokers."""
         for load in self._loads:
             load.start()
         for device in self.devices.values():
@@ -283,7 +284,7 @@ class Bench:
         return self._replay.slice(trace, self.arms[name], number=number, seed=seed)
 
     def rl_loop(self) -> RlLoopRecord | None:
-        """Stop the RL loop and return its record; None without one."""
+        """Stop the RL loop and return its record; None without an RL loop."""
         if self._rl_loop is None:
             return None
         self._rl_loop.stop()

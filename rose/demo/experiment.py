@@ -25,7 +25,7 @@ from rose.slo.verify import verify_log
 from rose.traces import Trace
 
 SLICE_S: Final = 6.0
-"""Each slice pauses and resumes a borrowed worker; much shorter slices would measure only that."""
+"""Each slice pauses and resumes a borrowed worker; that would dominate much shorter slices."""
 SHARE_ALL_SOLO_S: Final = 1.5
 _WARM_UP_S: Final = 2.0
 _CALIBRATION_S: Final = 8.0
@@ -41,9 +41,9 @@ class Experiment:
         plan: arms, and loads as shares of the device's measured capacity.
         trace: requests with lengths that serving accepts; its rate is rescaled.
         rounds: slices of each arm at each load.
-        solo_s: (arm, seconds) for which the arm's rollouts run alone in every round.
-        ttft_ms: serving's target; None chooses a multiple of serving's time alone.
-        tpot_ms: likewise.
+        solo_s: (arm, seconds) pairs: in every round the arm's rollouts run alone for that time.
+        ttft_ms: serving's TTFT target; None chooses a multiple of the TTFT of serving alone.
+        tpot_ms: serving's TPOT target; None likewise.
     """
 
     plan: RunPlan
@@ -64,7 +64,7 @@ def pieces_of(trace: Trace, *, count: int, seconds: float, seed: int) -> list[Tr
     if room_s < 0:
         raise InvalidArgument(
             f"trace {trace.name} covers {trace.duration_s:.0f} s at this load, less than "
-            f"{count} pieces of {seconds:.1f} s: give a longer one, or lower the load"
+            f"{count} pieces of {seconds:.1f} s: give a longer trace, or lower the load"
         )
     start_s = float(np.random.default_rng(seed).uniform(0.0, room_s))
     return [trace.window(start_s + number * seconds, seconds) for number in range(count)]
@@ -75,7 +75,7 @@ def run_experiment(
 ) -> RunRecord:
     """Run all arms and return their record; an interrupt ends the run early without an error.
 
-    `on_interim` gets the record after two rounds.
+    `on_interim` gets the record after two rounds of the first load.
 
     Raises:
         InvalidArgument: two settings conflict; nothing is left behind.
@@ -101,7 +101,7 @@ def run_experiment(
             rounds.run(lambda: on_interim(_record(rounds, found, slo, None)))
             is_complete = True
         except KeyboardInterrupt:
-            phases.begin("interrupted: reporting what there is")
+            phases.begin("interrupted: reporting the slices measured so far")
         phases.begin("stopping the programs")
         ended = _record(rounds, found, slo, built.rl_loop())
     return _verified(replace(ended, complete=is_complete), built)
@@ -117,7 +117,7 @@ def _calibrated(
     rate_rps = experiment.plan.loads[-1] * capacity_rps
     trace = experiment.trace.rescaled(rate_rps=rate_rps)
     phases.begin(
-        f"capacity {capacity_rps:.1f} requests/s; timing serving's steps at {rate_rps:.1f}"
+        f"capacity {capacity_rps:.1f} requests/s; timing serving's steps at {rate_rps:.1f}/s"
     )
     (piece,) = pieces_of(trace, count=1, seconds=_CALIBRATION_S, seed=settings.seed + 1)
     found = alone.calibrate(piece)
@@ -131,13 +131,13 @@ def _calibrated(
     )
     phases.begin(f"targets: TTFT {slo.ttft_ms:g} ms, TPOT {slo.tpot_ms:g} ms")
     if outlook.why is not None:
-        phases.begin(f"hardly a quantum can be certified: {outlook.why}")
+        phases.begin(f"few quanta can be certified: {outlook.why}")
     return capacity_rps, found, slo
 
 
 @dataclass(slots=True)
 class _Rounds:
-    """Runs every arm in every round, in rotating order; keeps the results also on an interrupt."""
+    """Runs every arm in every round, in rotating order; an interrupt keeps the results so far."""
 
     built: Bench
     experiment: Experiment
@@ -203,7 +203,7 @@ class _Rounds:
         for arm, seconds in experiment.solo_s:
             solo = solos.take(partial(self.built.solo, arm, seconds))
             if solo.is_void:
-                phases.begin(f"rollouts alone in {_title(arm)} left out: {solos.last_why}")
+                phases.begin(f"left out a slice of {_title(arm)}, rollouts alone: {solos.last_why}")
             else:
                 self.solo.append(solo)
         for arm in in_turn(list(self.built.arms), number):
@@ -211,7 +211,7 @@ class _Rounds:
             phases.advance(name, done=number, wanted=experiment.rounds)
             taken = slices.take(partial(self.built.run, piece, arm, number=number))
             if taken.is_void:
-                phases.begin(f"slice of {_title(arm)} left out: {slices.last_why}")
+                phases.begin(f"left out a slice of {_title(arm)}: {slices.last_why}")
             self.slices.append(replace(taken, load=load))
 
 
@@ -220,7 +220,7 @@ def _title(arm: str) -> str:
 
 
 def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
-    """Return the function that starts to watch a CPU device's cores; on a GPU it does nothing."""
+    """Return a function that starts to watch a CPU device's cores, and does nothing on a GPU."""
     if not cores:
         return lambda: lambda: None
 

@@ -26,13 +26,13 @@ _TEXT_COLUMNS: Final = 42  # characters per panel
 _OURS: Final = ROLLOUTS
 _OTHERS: Final = (WARNING, LIMIT, DEDICATED, SERVING, "#E69F00", NOBODY, "#F0E442")
 _MARKS: Final = "osD^vP*Xd"
-_QUANTILES: Final = ((50, 0.9), (99, 0.35))  # the second is drawn fainter
+_QUANTILES: Final = ((50, 0.9), (99, 0.35))  # (percentile, opacity)
 
 
 def draw_frontier(report: Mapping[str, Any]) -> str:
     """Return an SVG with one column per load, TTFT above TPOT.
 
-    Each arm has a mark at its P50 and a fainter one at its P99. A line joins rose's schemes.
+    Each arm has a mark at its P50 and a fainter mark at its P99. A line joins rose's schemes.
 
     Args:
         report: content of `compare.json`; panels omit arms without numbers.
@@ -60,7 +60,7 @@ def draw_frontier(report: Mapping[str, Any]) -> str:
 
 
 def _styles(schemes: Mapping[str, Any]) -> dict[str, tuple[str, str, bool]]:
-    """Return each arm's colour and marker, and whether it is one of rose's dials."""
+    """Return each arm's colour and marker, and whether the arm is rose with all mechanisms."""
     styles: dict[str, tuple[str, str, bool]] = {}
     others = 0
     for name, scheme in schemes.items():

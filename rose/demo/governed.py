@@ -69,9 +69,9 @@ class GovernedRollouts(DeviceProcessor):
 
 
 class LeastOfAll(DeviceProcessor):
-    """The borrower's loop under SCHED_IDLE: it runs when nothing else needs its core.
+    """The borrower's loop under SCHED_IDLE: the loop runs only when nothing else needs its core.
 
-    The thread stays there, since leaving SCHED_IDLE needs privileges.
+    The thread stays under SCHED_IDLE, since leaving it needs privileges.
     """
 
     _is_lowered = False
@@ -111,7 +111,7 @@ class GovernedPair:
         self.serving = serving.stock(partial(GovernedServing, self.lane))
         self.rollouts = borrower.stock(partial(GovernedRollouts, self.lane))
         loop = self.rollouts.processor
-        check(isinstance(loop, GovernedRollouts), "the borrower has a loop of another kind")
+        check(isinstance(loop, GovernedRollouts), "the borrower's loop must be GovernedRollouts")
         loop.on_refused = self.rollouts.wake
         self.rollouts.on_stop(gate_layers(self.lane, borrower.model, every=LAYERS_PER_SEGMENT))
         owned.callback(self.serving.stop)
@@ -124,6 +124,6 @@ class GovernedPair:
         return Valve() if name == "valve" else RosePaper(self._slo, self.lane.profile_ms)
 
     def watch(self, governor: Governor) -> CountIn:
-        """Follow `governor` in the next slice."""
+        """Follow `governor` in the next slice; return a function that adds nothing to the slice."""
         self.lane.govern(governor)
         return uncounted()

@@ -10,18 +10,18 @@ from rose.sim.device import StepWork
 from rose.sim.governor import Governor, Grain
 from rose.units import MS_PER_S, NS_PER_MS
 
-# Serving's longest wait under any rule: the borrower may have died.
+# Serving's longest wait under any rule, bounded because the borrower may have died.
 _WAIT_MS_MAX: Final = 1000.0
-# How often a refused borrower checks for a stop or a pause.
+# Interval at which a refused borrower checks for a stop or a pause.
 _LOOK_UP_MS: Final = 50.0
 
 
 class GovernedLane:
-    """Both lanes of a device without rose, between engines with separate memory.
+    """Both lanes of a device without rose, for two engines with separate memory.
 
     Serving's engine and its clients call the *serving* methods from any thread; one borrower calls
-    the *borrower* methods from its loop. The governor gets all events in time order, under
-    `_changed`. Each piece of rollout work that it allows passes the gate on a credit of one.
+    the *borrower* methods from its loop. The governor gets all events in time order, under the lock
+    `_changed`. Each piece of rollout work that the governor allows passes the gate with one credit.
 
     Times are milliseconds of `clock`.
     """
@@ -39,7 +39,7 @@ class GovernedLane:
         self._clock = clock
         self._model = model
         self._batch_tokens = batch_tokens
-        self._changed = threading.Condition()  # Guards all below, and the governor.
+        self._changed = threading.Condition()  # Guards all fields below.
         self._governor = Governor()
         self._numbers: dict[str, int] = {}
         self._prompt_tokens: dict[str, int] = {}
@@ -66,7 +66,7 @@ class GovernedLane:
     def govern(self, governor: Governor) -> None:
         """Follow `governor` from now on. Call it between slices, while no request is live."""
         with self._changed:
-            check(not self._numbers, "a governor changes while requests are live")
+            check(not self._numbers, "the governor may not change while requests are live")
             self._governor = governor
             self._committed = 0
             self._changed.notify_all()
@@ -106,7 +106,7 @@ class GovernedLane:
             self._changed.notify_all()
 
     def begin_step(self) -> None:
-        """Let rollouts go first for as long as the rule lends, then wait until none runs.
+        """Let rollouts go first for as long as the rule lends, then wait until no rollout runs.
 
         Serving then owns the device until `end_step`; the rule is not asked in between.
         """
@@ -132,7 +132,7 @@ class GovernedLane:
         )
 
     def _lend(self, work: StepWork, ready_ms: float) -> None:
-        """Let rollouts go first; `_end_piece` asks the rule again before each next piece."""
+        """Let rollouts go first; `_end_piece` asks the rule again after each piece of work."""
         now_ms, self._lending = ready_ms, work
         self._lent_until_ms = (
             self._governor.lends_until(now_ms, work) if self._is_wanted else now_ms
@@ -173,7 +173,7 @@ class GovernedLane:
             )
 
     def give_step_up(self) -> None:
-        """Cancel the started step, which found nothing to do."""
+        """Cancel the started step, because there is nothing to run."""
         with self._changed:
             self._is_in_step, self._step = False, None
             self._changed.notify_all()
@@ -194,7 +194,7 @@ class GovernedLane:
             return False
 
     def gate(self) -> None:
-        """End a segment and wait for the next, under a rule that can stop inside a step."""
+        """If the rule works by segments, end the segment and wait until the next may start."""
         with self._changed:
             if self._governor.grain is Grain.SEGMENT and not self._is_shut_down:
                 self._end_piece(is_last=False)
@@ -207,10 +207,11 @@ class GovernedLane:
             self.step_thread = 0
             self._end_piece(is_last=True)
             self._gate.end_step()
-            # The borrower wants its next step at once, so a rule that lends continues to lend.
+            # `_is_wanted` stays True, since the borrower wants its next step at once: a rule that
+            # lends continues to lend.
 
     def _pass(self, deadline_ms: float) -> bool:
-        """Start a piece as soon as the rule allows it; False at the deadline."""
+        """Start a piece of work as soon as the rule allows it; False at the deadline."""
         while not self._is_shut_down:
             now_ms = self._now_ms()
             is_free = not self._is_in_step
@@ -224,7 +225,7 @@ class GovernedLane:
         return True
 
     def _start_piece(self, now_ms: float) -> None:
-        """Let one piece through the gate, and commit the next pieces of the rule's window."""
+        """Let one piece through the gate, and allow the further pieces of the rule's window."""
         self._committed = max(self._committed - 1, 0)
         while self._committed < self._governor.window - 1 and self._governor.may_start(now_ms):
             self._committed += 1

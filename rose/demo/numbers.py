@@ -19,7 +19,7 @@ _ANY_WIDTH: Final = 10_000
 
 
 def percentile(values: Sequence[float], rank: float) -> float | None:
-    """Return the percentile of the finite values; None without any."""
+    """Return the percentile of the finite values; None if there are no such values."""
     finite = [value for value in values if math.isfinite(value)]
     return float(np.percentile(finite, rank)) if finite else None
 
@@ -33,7 +33,7 @@ def ratio(value: float | None, of: float | None) -> float | None:
 
 
 def plain(value: object) -> Any:
-    """Convert a value of `machine` or `settings` to one that strict JSON can hold."""
+    """Convert a value of `machine` or `settings` to a value that strict JSON can hold."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -48,7 +48,7 @@ def plain(value: object) -> Any:
 
 
 def number(value: float | None) -> str:
-    """Write three significant digits; write counts, and values from 100 on, as whole numbers."""
+    """Format with three significant digits; counts, and values from 100 on, as whole numbers."""
     if value is None:
         return NO_NUMBER
     is_whole = isinstance(value, int) or value == 0 or abs(value) >= 100
@@ -56,19 +56,19 @@ def number(value: float | None) -> str:
 
 
 def fixed(value: float | None) -> str:
-    """Write two decimals."""
+    """Format with two decimals."""
     return NO_NUMBER if value is None else f"{value:.2f}"
 
 
 def percent(share: float | None) -> str:
-    """Write a share as a whole percentage; below 10 %, with two significant digits."""
+    """Format a share as a whole percentage; below 10 %, with two significant digits."""
     if share is None:
         return NO_NUMBER
     return f"{100 * share:.2g} %" if 0 < abs(share) < 0.1 else f"{100 * share:.0f} %"
 
 
 def size_text(nbytes: float) -> str:
-    """Write a size with its unit."""
+    """Format a size with its unit."""
     for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(nbytes) >= size:
             return f"{nbytes / size:,.2f} {unit}"
@@ -76,7 +76,7 @@ def size_text(nbytes: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a duration in seconds, minutes or hours."""
+    """Format a duration in seconds, minutes or hours."""
     if seconds is None:
         return NO_NUMBER
     if seconds < 120:

@@ -177,11 +177,12 @@ def running_turns(
     """Return the mean number of running turns in each of `bins` equal time bins.
 
     Args:
-        turns: at least one has a positive length.
+        turns: turns, of which at least one lasts longer than 0 s.
         bins: >= 1.
 
     Returns:
-        (bins + 1,) edges in seconds, and (bins,) means; their area is the total time of all turns.
+        (bins + 1,) float64 bin edges in seconds, and (bins,) float64 means. The area under the
+        means is the total time of all turns.
     """
     change: Counter[float] = Counter()
     for turn in turns:
@@ -215,7 +216,7 @@ def _draw_arrivals(axis: Any, record: RunRecord, zero_s: float, end_s: float) ->
         axis.stairs(counts / np.diff(edges), edges, color=SERVING, alpha=0.7, fill=True)
     axis.set(title="Serving", ylabel="requests/s")
     axis.set_ylim(bottom=0)
-    arrivals = Patch(facecolor=SERVING, alpha=0.7, label="requests that arrive")
+    arrivals = Patch(facecolor=SERVING, alpha=0.7, label="arriving requests")
     incident = Line2D([], [], color=WARNING, linewidth=1.0, linestyle="--", label="an incident")
     legend(axis, [arrivals, incident])
 
@@ -238,8 +239,8 @@ def _draw_turns(
         axis.plot(marks, np.zeros(marks.size), "|", color=WARNING)
         top = float(running.max())
     axis.set(ylim=(0, top), ylabel="turns")
-    entries = [Patch(facecolor=colour, alpha=0.7, label="turns that run")]
-    entries.append(Patch(facecolor=WARNING, label="resumed from elsewhere"))
+    entries = [Patch(facecolor=colour, alpha=0.7, label="running turns")]
+    entries.append(Patch(facecolor=WARNING, label="resumed from another worker"))
     if worker == "borrowed":
         axis.broken_barh(bands, (0, top), facecolors=colour, alpha=0.18, linewidth=0, zorder=0)
         entries.append(Patch(facecolor=colour, alpha=0.18, label="has memory"))
@@ -271,6 +272,6 @@ def _draw_versions(axis: Any, rl_loop: RlLoopRecord, zero_s: float) -> None:
         yticklabels=("published", *_COMMIT_Y),
     )
     axis.tick_params(axis="y", length=0)
-    taken = Line2D([], [], color=NOBODY, marker="o", markersize=4, label="taken, digest equal")
+    taken = Line2D([], [], color=NOBODY, marker="o", markersize=4, label="committed, digest equal")
     undone = Line2D([], [], color=WARNING, marker="X", markersize=4, label="digest differs, undone")
     legend(axis, [taken, undone])

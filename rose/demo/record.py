@@ -11,7 +11,7 @@ ARMS: Final = ("alone", "alone_again", "share_all", "rose")
 """The demo's arms in report order. `alone_again` repeats `alone`: the A/A control."""
 
 WORKERS: Final = ("borrowed", "dedicated")
-"""Kinds of rollout workers: in the gaps of serving, or on a separate engine."""
+"""Kinds of rollout workers: on memory and time that serving lends, or on a separate engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class Answered:
     """One answered serving request.
 
     Args:
-        arrival_s: time on the run's clock.
+        arrival_s: arrival time on the run's clock.
         ttft_ms: time from arrival to the first token.
         tpot_ms: mean time per later token; None for a single-token output.
-        late_gaps: number of inter-token gaps over the target.
+        late_gaps: number of gaps between tokens that exceed the TPOT target.
     """
 
     arrival_s: float
@@ -39,8 +39,8 @@ class Slice:
     A slice of rollouts alone has no requests.
 
     Args:
-        round: number that pairs the arms at one load.
-        start_s: time on the run's clock.
+        round: round number; slices of different arms in one round at one load are compared.
+        start_s: start, on the run's clock.
         end_s: time of the last answer.
         requests: answered requests in arrival order.
         serving_busy_s: time in serving steps.
@@ -48,9 +48,9 @@ class Slice:
         load: requested load of serving.
         segment_ms: duration of each rollout segment (work between two gates); None without gates.
         blocked_ms: wait of each serving step that found a segment running.
-        pauses: how often a closed gate stopped rollouts.
+        pauses: number of times that a closed gate stopped rollouts.
         chunk_ms: durations of serving steps with a full prefill chunk, where steps are timed.
-        decode_ms: durations of serving steps without prefill, likewise.
+        decode_ms: durations of serving steps without prefill, where steps are timed.
         is_void: foreign processes used the device, so the slice is not judged.
     """
 
@@ -96,8 +96,9 @@ class LendingRecord:
         refusals: refused quanta by reason.
         refused_s: time for which ready rollouts were refused, by reason.
         granted_s: time with a granted quantum.
-        binding: the condition that failed in the last refusal: `shape`, `predicted_ms`,
-            `bound_ms`, `delay_ms`, `target`, `target_ms` and `sentence`; None without a refusal.
+        binding: the condition that failed in the last refusal, with the keys `shape`,
+            `predicted_ms`, `bound_ms`, `delay_ms`, `target`, `target_ms` and `sentence`; None
+            without a refusal.
     """
 
     refusals: Mapping[str, int]
@@ -138,7 +139,7 @@ class RevocationRecord:
     """Slabs revoked from rollouts under pressure.
 
     Args:
-        latency_ms: time from the demand to the last slab.
+        latency_ms: time from the demand to the return of the last slab.
         aborted_steps: rollout steps aborted at their gate.
     """
 
@@ -261,16 +262,16 @@ class RlLoopRecord:
         versions: published versions in order.
         turns: turns in start order.
         trajectories: outcome counts.
-        staleness: for each trajectory taken by the trainer, used or not: versions between its
-            oldest token and the batch.
+        staleness: versions between a trajectory's oldest token and the batch, one entry for each
+            trajectory that the trainer took, whether it learned from the trajectory or not.
         spans: (from, to) of each interval in which the borrowed worker had memory.
         incidents: (time, sentence), such as a restarted process or an undone commit.
         measured_s: duration of the loop.
         published: number of published versions, counted by the trainer.
         committed_borrowed: number of versions committed by the borrowed worker.
         committed_dedicated: number of versions committed by dedicated workers.
-        sent: (chunk bytes sent by the trainer, bytes of whole weights to every worker), counted by
-            the trainer; None without a report from it.
+        sent: (chunk bytes that the trainer sent, bytes that whole weights would have taken
+            instead), counted by the trainer; None if the trainer reported nothing.
         relayed: (bytes from trainer to relay, bytes from relay to workers), counted by the relay;
             None without a relay.
     """
@@ -297,7 +298,7 @@ class DecisionRecord:
         move: name of a `rose.scheduler.broker.LoanChange`.
         cap_bytes: limit of lent memory from then on.
         lent_bytes: memory on loan at that moment.
-        why: one sentence.
+        why: reason, in one sentence.
     """
 
     move: str
@@ -321,7 +322,7 @@ class BrokerRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The request for a run.
+    """The requested arms, loads and settings of a run.
 
     Args:
         schemes: arms in report order.
@@ -342,7 +343,9 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run, complete or up to its interruption. Fields from `lending` on are the demo's alone.
+    """A run, complete or up to its interruption.
+
+    Only `rose demo` fills the fields from `lending` on.
 
     Args:
         slices: every arm of every round at every load, void slices included.
@@ -358,7 +361,7 @@ class RunRecord:
         lending: grants and refusals in the arm `rose`.
         revocations: revocations in time order.
         timeline: one slice of the arm `rose`.
-        rl_loop: record of the RL loop; None without one.
+        rl_loop: record of the RL loop; None without an RL loop.
         broker: the broker's decisions; None without a broker.
     """
 

@@ -20,7 +20,7 @@ from rose.executor import ServingLane
 from rose.traces import Trace
 from rose.units import NS_PER_MS, NS_PER_S
 
-CountIn = Callable[[Slice], Slice]
+CountIn = Callable[[Slice], Slice]  # returns the slice with an arm's own counts added
 
 # Requests of the calibration, drawn from the whole trace and sent at once; their throughput is the
 # device's capacity.
@@ -30,7 +30,7 @@ _DRAIN_S: Final = 60.0
 
 
 def uncounted() -> CountIn:
-    """Add nothing to a slice."""
+    """Return a function that adds nothing to a slice."""
     return lambda found: found
 
 
@@ -42,7 +42,7 @@ class ArmEngines:
         name: arm name in records and request ids.
         engine: serving's engine.
         lane: gets the request events; None without a lane.
-        load: rollouts beside serving, if any.
+        load: rollouts beside serving; None without rollouts.
         watch: called at the start of a slice; returns a function that adds the slice's counts.
     """
 
@@ -97,7 +97,7 @@ class Replay:
     Args:
         clock: time source.
         vocabulary: upper bound of drawn token ids, exclusive.
-        tpot_ms: serving's target; slower tokens count as late.
+        tpot_ms: serving's TPOT target; a token after a longer gap counts as late.
     """
 
     clock: Clock
@@ -139,8 +139,8 @@ class Replay:
         for pending in pending_requests:
             if not pending.finished.wait(timeout=_DRAIN_S) or pending.error is not None:
                 raise Unavailable(
-                    f"a serving request of {name} did not finish: "
-                    f"{pending.error or arm.engine.error or f'nothing for {_DRAIN_S:g} s'}"
+                    f"a serving request of slice {name} did not finish: "
+                    f"{pending.error or arm.engine.error or f'no end within {_DRAIN_S:g} s'}"
                 )
         return [pending.answered() for pending in pending_requests]
 
@@ -185,7 +185,7 @@ class Replay:
         count_in = arm.watch()
         with ExitStack() as stack:
             if engine.prober is not None:
-                # Outside a slice other engines use the device; probes would slow their steps.
+                # Outside a slice other engines use the device, and probes would slow their steps.
                 engine.prober.start()
                 stack.callback(engine.prober.stop)
             if load is not None:

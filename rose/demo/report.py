@@ -39,7 +39,7 @@ _HEADERS: Final = (
     "of their\nrate alone",
 )
 _SAID_BELOW: Final = 0.5
-"""Below this harvested share of the certifiable idle time, the report names the last refusal."""
+"""If a smaller share of the certifiable idle time was harvested, the report names the refusals."""
 _VERSIONS_OPEN: Final = 8
 """A table with more versions starts folded."""
 
@@ -73,7 +73,7 @@ def print_loads(report: Mapping[str, Any], console: Console) -> None:
         console.print(Text(title, style="bold"))
         print_arms(at, console)
         late = [f"{arm} {percent(share)}" for arm, share in at["late_token_share"].items()]
-        console.print(Text(f"Tokens late: {', '.join(late)}."))
+        console.print(Text(f"Late tokens: {', '.join(late)}."))
         verified = [
             f"{arm} {found['verified']}/{found['granted']}"
             for arm, found in at["certificates"].items()
@@ -100,9 +100,8 @@ def lending_sentences(report: Mapping[str, Any]) -> list[str]:
             f"{slices['repeated']} repeated."
         ),
         (
-            f"Certifiable idle time: {percent(report['certifiable_idle_share'])} of all. "
-            f"Of that rose "
-            f"harvested {percent(report['harvest_over_certifiable'])} by tokens, "
+            f"Certifiable idle time: {percent(report['certifiable_idle_share'])} of the run. "
+            f"Rose harvested {percent(report['harvest_over_certifiable'])} of it by tokens, "
             f"{percent(report['harvested_time_over_certifiable'])} by time."
         ),
     ]

@@ -1,4 +1,4 @@
-"""A device under rose with both engines and its broker, and its counts per slice."""
+"""A device under rose: both engines, the broker, and the counts of each slice."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -28,14 +28,14 @@ from rose.node.lending import BrokeredDevice, LendingLoop
 from rose.scheduler.broker import Decision
 from rose.slo import SLO
 
-# A window of a quick run lasts 2.5 s; at least one reading must fall into it.
+# A slice of a quick run lasts 4 s; at least one reading must fall into it.
 _PERIOD_MS: Final = 1000.0
 
 
 class Brokered(Closing):
     """A device whose lending cap is set by a broker with default settings.
 
-    The demo's pool is smaller than production's minimum loan, so the minimum here is one slab.
+    The demo's pool is smaller than the broker's default minimum loan; here the minimum is one slab.
     Lifecycle: constructor (nothing is lent yet) → `start` → `record` → `close`.
     """
 
@@ -81,7 +81,7 @@ class Brokered(Closing):
 
 T = TypeVar("T", int, float)
 
-# Four times the start-up time on two slow cores.
+# Four times as long as the warm-up takes on two slow cores.
 _EVIDENCE_MS: Final = 60_000.0
 
 
@@ -140,13 +140,13 @@ class RoseDevice:
         """Start serving, and collect the evidence for certificates."""
         self.serving.start()
         if self.serving.prober is not None:
-            # After a timeout, probes of later slices continue, and refusals are counted.
+            # After a timeout, probes continue in later slices, and refusals are counted.
             with suppress(DeadlineExceeded):
                 self.serving.prober.warm_up(timeout_ms=_EVIDENCE_MS, on_progress=on_progress)
             self.serving.prober.stop()
 
     def watch(self) -> CountIn:
-        """Start a slice; events of other arms do not count."""
+        """Start a slice; return the function that adds the counts of this slice to it."""
         self.device.gate.drain_segments_ms()
         self.lane.blocked_ms.clear()
         was, pauses = self.device.reading(), self.device.gate.stats().pauses

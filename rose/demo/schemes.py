@@ -43,29 +43,29 @@ def _rose(name: str, slowdown: float) -> Scheme:
     if slowdown == 0:
         rule = "Certified quanta while no request is live."
     elif slowdown == math.inf:
-        rule = "Certified quanta also between two steps, as far as every running request can wait."
+        rule = "Certified quanta also between two steps, as long as every running request can wait."
     else:
         rule = (
-            f"Certified quanta also between two steps, for {slowdown:.0%} of the time of running "
-            f"requests' steps."
+            f"Certified quanta also between two steps, for up to {slowdown:.0%} of the time that "
+            f"running requests spend in steps."
         )
     return Scheme(name, rule, slowdown)
 
 
 _ALL: Final = (
     Scheme(ALONE, "Serving has the device to itself."),
-    Scheme(CONTROL, "The same again: its distance from alone is the noise of the machine."),
-    Scheme(SHARE_ALL, "Both engines run at any time, with nothing between them."),
+    Scheme(CONTROL, "Serving alone again: the difference from alone is the noise of the machine."),
+    Scheme(SHARE_ALL, "Both engines run at any time, without coordination."),
     Scheme("priority", "Rollouts run whenever serving has nothing ready, without pre-emption."),
     Scheme(
         "host_window",
-        "The host stops launching at an arrival; two whole steps are in flight by then "
+        "The host stops launching rollouts at an arrival; two whole steps are then in flight "
         "(XSched, level 1, a graph as one command).",
     ),
     Scheme(
         "rose_paper",
-        "A whole rollout step runs when first-token and next-token slack of all live requests "
-        "are positive (arXiv 2605.06534).",
+        "A whole rollout step runs when all live requests have positive slack, for the first and "
+        "for the next token (arXiv 2605.06534).",
     ),
     Scheme(
         "valve",
@@ -76,7 +76,7 @@ _ALL: Final = (
     *(_rose(name, slowdown) for name, slowdown in SLOWDOWNS.items()),
     Scheme(
         "clairvoyant",
-        "Knows all arrivals and step times in advance, and takes all there is to take.",
+        "Knows all arrivals and step times in advance, and lends as much as the targets allow.",
     ),
 )
 SCHEMES: Final = {scheme.name: scheme for scheme in _ALL}
@@ -90,7 +90,7 @@ MECHANISMS: Final = {
     "credit": "an open gate lets any number of segments through",
     "early_close": "the gate closes at serving's next step, not at the arrival",
     "hypothetical": "certificates ignore the request that may come next",
-    "margin": "certificates take predictions for upper bounds",
+    "margin": "certificates use predictions as upper bounds",
 }
 
 
@@ -131,12 +131,13 @@ def choose_schemes(
         InvalidArgument: a name is unknown or not possible here.
     """
     wanted = possible if names is None else frozenset(one.strip() for one in names.split(","))
+    usable = ", ".join(name for name in SCHEMES if name in possible)
     for name in sorted(wanted - possible):
         if name in SCHEMES:
-            raise InvalidArgument(f"--schemes {name} needs another kind of run: see the help")
-        raise InvalidArgument(
-            f"--schemes {name} is not known: use {', '.join(n for n in SCHEMES if n in possible)}"
-        )
+            raise InvalidArgument(
+                f"--schemes {name} is not possible in this kind of run: choose from {usable}"
+            )
+        raise InvalidArgument(f"--schemes {name} is not known: use {usable}")
     schemes = []
     for one in _ALL:
         if one.name in wanted | {ALONE}:

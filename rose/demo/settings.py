@@ -23,7 +23,7 @@ ROLLOUTS: Final = 8  # generations in flight
 POOL_BYTES: Final = 64 * MIB  # KV memory, shared by both engines under rose, per engine otherwise
 RESERVE_BYTES: Final = 8 * MIB  # serving's guaranteed minimum under rose
 LAYERS_PER_SEGMENT: Final = 0.5  # rollout decoder layers between two gates
-# Serving's longest prompt and output; the pool must hold several such requests.
+# Maximum tokens of a serving prompt and of its output; the pool must hold several such requests.
 REQUEST_TOKENS: Final = 1024
 OUTPUT_TOKENS: Final = 256
 
@@ -38,7 +38,7 @@ class BenchSettings:
         policy: rose's policy; an arm may override parts of it.
         log_path: maps an arm's name to its certificate log.
         seed: seed of prompts and tool waits.
-        rl_loop: RL loop of the arm `rose`; None gives it the rollouts of the other arms.
+        rl_loop: RL loop of the arm `rose`; with None it runs the same rollouts as the other arms.
         has_turns: whether all rollouts are turns of trajectories with tools, not generations of
             fixed length.
         has_broker: whether a broker caps the device's lending.
@@ -87,7 +87,7 @@ def serving_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenan
 
 
 def rollout_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenant:
-    """Return the borrower's model with its engine settings; small chunks keep segments alike."""
+    """Return the borrower's model with its engine settings; small chunks keep segments short."""
     config = EngineConfig(
         cores=settings.cores or None,
         clock=clock,
@@ -109,7 +109,8 @@ def choose_core() -> frozenset[int]:
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         raise InvalidArgument(
-            "there is one usable core: the device takes one, and the load generator another"
+            "there is one usable core, but two are needed: one for the device and one for the load "
+            "generator"
         )
     return frozenset(usable[-1:])
 
@@ -156,7 +157,7 @@ def rl_loop_settings(*, model: str, seed: int, folder: Path) -> RlLoopSettings:
         trainer=TrainerSettings(
             lr=LR,
             batch=_BATCH,
-            # Half a core learns from 8 while the workers finish a batch.
+            # Half a core can learn from 8 trajectories while the workers finish a batch.
             learned_max=8,
             # A restart skips the reserved version numbers, so trajectories in flight look older.
             max_staleness=2 * _MAX_STALENESS + _CHECKPOINT_EVERY,
@@ -173,5 +174,5 @@ def check_policy(name: str, model: Model) -> None:
     if model.config.vocab_size < Tokenizer.vocabulary:
         raise InvalidArgument(
             f"--rollout-model {name} has a vocabulary of {model.config.vocab_size}: the "
-            f"environments need {Tokenizer.vocabulary}; choose another, or give --synthetic"
+            f"environments need {Tokenizer.vocabulary}; choose another model, or use --synthetic"
         )

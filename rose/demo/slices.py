@@ -26,7 +26,8 @@ class SliceTaker:
     """Runs slices, and repeats void ones while time is left.
 
     Args:
-        watch: starts to watch the device; returns a function that says why the slice is void.
+        watch: starts to watch the device; returns a function whose result is the reason that voids
+            the slice, or None.
         clock: time source.
         spare_s: total time for repetitions.
     """
@@ -39,7 +40,7 @@ class SliceTaker:
         self.last_why: str | None = None
 
     def take(self, run: Callable[[], Slice]) -> Slice:
-        """Run a slice until one is not void or the spare time is used up; return the last."""
+        """Run a slice; repeat it while it is void and spare time is left; return the last run."""
         while True:
             began_ns, why_void = self._clock.now_ns(), self._watch()
             result = run()
@@ -90,7 +91,7 @@ def why_foreign(before: CoreUse, after: CoreUse) -> str | None:
     foreign = max(0.0, after.busy_s - before.busy_s - own_s) / total_s
     steal = (after.steal_s - before.steal_s) / total_s
     if foreign > _FOREIGN_SHARE_MAX:
-        return f"others used {100 * foreign:.0f} % of the device's cores"
+        return f"other threads used {100 * foreign:.0f} % of the device's cores"
     if steal > _STEAL_SHARE_MAX:
         return f"the machine's host took {100 * steal:.0f} % of the device's cores"
     return None
@@ -99,9 +100,9 @@ def why_foreign(before: CoreUse, after: CoreUse) -> str | None:
 def read_core_use(cores: frozenset[int]) -> CoreUse:
     """Read the use of `cores`, and the CPU time of this process's threads pinned there.
 
-    Threads of child processes, which run elsewhere, are not read: Linux keeps a /proc entry for
-    every thread that was read. While a thread of least priority removes its entry, a process that
-    waits for its exit spins in the kernel and keeps that thread from the core.
+    Threads of child processes run on other cores and are not read, because Linux keeps a /proc
+    entry for every thread that was read. A SCHED_IDLE thread removes its entry when it exits. A
+    process that waits for this exit spins in the kernel, and keeps the thread from its core.
     """
     every = psutil.cpu_times(percpu=True)
     times = [every[core] for core in cores]

@@ -117,14 +117,14 @@ def _common(record: RunRecord) -> dict[str, Any]:
 def compare_arms(record: RunRecord, slices: Sequence[Slice]) -> dict[str, Any]:
     """Return the numbers of every arm, and their ratios to `alone`.
 
-    Percentiles are over all requests of an arm. Ratios are paired: a slice's percentile over that
-    of `alone` in the same round, then the median over rounds, so that drift of the machine cancels.
-    P99 is compared over whole arms, and only with enough requests. Harvest is the token rate of
-    rollouts relative to the same rollouts running alone.
+    Percentiles are over all requests of an arm. Ratios are paired, so that drift of the machine
+    cancels: in each round, an arm's percentile is divided by that of `alone`; the result is the
+    median over rounds. P99 is compared over whole arms, and only if both have enough requests.
+    Harvest is the token rate of rollouts relative to the same rollouts running alone.
 
     Args:
         record: record of the run.
-        slices: slices of one load, without void ones.
+        slices: slices of one load, without void slices.
     """
     arms = {one.name: _arm(record, slices, one.name) for one in record.plan.schemes}
     ratios = {
@@ -145,7 +145,7 @@ def _certificates(audits: Iterable[Audit], arm: str, load: float | None) -> dict
 def _hindsight(
     record: RunRecord, slices: list[Slice], segment_ms: list[float]
 ) -> Feasibility | None:
-    """Judge by the slices of serving alone whether quanta can be certified; None without these."""
+    """Judge by the slices of serving alone whether quanta can be certified; None without slices."""
     alone = [one for one in slices if one.arm == "alone"]
     if not alone:
         return None
@@ -180,7 +180,7 @@ def _arm(record: RunRecord, slices: Sequence[Slice], arm: str) -> dict[str, Any]
     numbers["busy_share"] = ratio(sum(one.serving_busy_s for one in mine), seconds)
     numbers["rollout_tokens_per_s"] = tokens_per_s
     numbers["harvested_tokens_share"] = by_tokens
-    # Arms with segments count the time in them.
+    # Where segments were timed, this is the share of time in segments.
     numbers["harvested_share"] = ratio(sum(segments_s), seconds) if segments_s else by_tokens
     numbers["requests"] = len(requests)
     return numbers
@@ -189,8 +189,8 @@ def _arm(record: RunRecord, slices: Sequence[Slice], arm: str) -> dict[str, Any]
 def _alone_rate(record: RunRecord, arm: str) -> float | None:
     """Return tokens/s of an arm's rollouts running alone.
 
-    An arm without solo slices uses those of `share_all`. Turns of an RL loop wait for tools and for
-    the scheduler, so their rate counts only the time in segments.
+    An arm without solo slices uses those of `share_all`. Where segments were timed, the rate counts
+    only the time in segments, because turns of an RL loop also wait for tools and the scheduler.
     """
     own = [one for one in record.solo if one.arm == arm]
     solo = own or [one for one in record.solo if one.arm == "share_all"]
@@ -228,7 +228,7 @@ def _ratios(
 
 
 def _late_share(record: RunRecord, slices: Iterable[Slice], arm: str) -> float | None:
-    """Return the share of tokens over their target, which certificates bound."""
+    """Return the share of tokens that missed their target; certificates bound this share."""
     requests = [one for of_arm in slices if of_arm.arm == arm for one in of_arm.requests]
     late = sum(one.late_gaps + (one.ttft_ms > record.slo.ttft_ms) for one in requests)
     return ratio(late, sum(one.output_tokens for one in requests))
@@ -275,7 +275,7 @@ _KIB: Final = 1024
 def summarise_rl_loop(rl_loop: RlLoopRecord | None) -> dict[str, Any]:
     """Return the parts `weights`, `trajectories`, `versions` and `incidents` of `report.json`.
 
-    Missing numbers are None; so are the first three parts without an RL loop.
+    Missing numbers are None. Without an RL loop, the first three parts are None.
     """
     if rl_loop is None:
         return {"weights": None, "trajectories": None, "versions": None, "incidents": []}
@@ -293,7 +293,8 @@ def summarise_rl_loop(rl_loop: RlLoopRecord | None) -> dict[str, Any]:
 def start_s(rl_loop: RlLoopRecord) -> float:
     """Return the time of the RL loop's first event; 0 without events.
 
-    Incidents and figures show times relative to it, since the run's clock may count from boot.
+    Incidents and figures show times relative to this event, since the run's clock may count from
+    boot.
     """
     times = [at for at in _times(rl_loop) if plain(at) is not None]
     return min(times, default=0.0)
@@ -349,7 +350,7 @@ def _weights(rl_loop: RlLoopRecord) -> dict[str, Any]:
         "bytes_sent": sent,
         "dense_bytes": dense,
         "sent_share": ratio(sent, dense),
-        # Bytes sent once to the relay on the workers' side, and the relay's bytes to all workers.
+        # Bytes that the trainer sent to the relay, and bytes that the relay sent to all workers.
         "trainer_to_relay_bytes": crossed,
         "relay_to_workers_bytes": handed_on,
         "density_p50": percentile([version.density for version in rl_loop.versions], 50),
@@ -401,8 +402,8 @@ BROKER_HEADERS: Final = (
 def summarise_broker(record: BrokerRecord | None) -> dict[str, Any] | None:
     """Return the broker's part of `report.json`; None without a broker.
 
-    Means are over decisions, one per second in every arm; outside the windows of the arm `rose` its
-    device is idle.
+    Means are over all decisions. The broker decides once a second during all arms, although its
+    device is idle outside the slices of the arm `rose`.
     """
     if record is None:
         return None

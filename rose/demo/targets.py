@@ -12,7 +12,7 @@ from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 
 MULTIPLE: Final = 3.0
-"""Default target over the P99 of serving alone, so that `alone` meets it for 99 % of requests."""
+"""Default target as a multiple of the P99 of serving alone."""
 _TTFT_STEP_MS: Final = 10.0
 _TPOT_STEP_MS: Final = 1.0
 HINDSIGHT_RANK: Final = 99.0
@@ -23,9 +23,9 @@ class Calibration:
     """Measurements of serving alone, before any arm ran.
 
     Args:
-        steps: step times by shape; at least one of each.
-        ttft_ms_p99: P99 over the requests of a slice at the highest load.
-        tpot_ms_p99: likewise.
+        steps: step times by shape, at least one for each shape.
+        ttft_ms_p99: P99 of TTFT over the requests of a slice at the highest load.
+        tpot_ms_p99: P99 of TPOT over the same requests.
     """
 
     steps: StepSamples
@@ -39,7 +39,7 @@ def round_up(value_ms: float, step_ms: float) -> float:
 
 
 def choose_targets(found: Calibration, *, ttft_ms: float | None, tpot_ms: float | None) -> SLO:
-    """Return the user's targets, or multiples of serving's times alone.
+    """Return the user's targets; by default, multiples of the times of serving alone.
 
     Raises:
         InvalidArgument: a target is below the duration of one step.
@@ -63,7 +63,7 @@ def _check_feasible(
 ) -> None:
     if target_ms is not None and target_ms < step_ms:
         raise InvalidArgument(
-            f"--{name}-ms {target_ms:g} is below what one {shape} takes here, "
+            f"--{name}-ms {target_ms:g} is below the duration of one {shape} on this device, "
             f"{step_ms:.0f} ms at P99; the smallest feasible target is "
             f"{round_up(step_ms, unit_ms):g}"
         )
@@ -74,7 +74,7 @@ class Feasibility:
     """Whether quanta can be certified under serving's targets.
 
     Args:
-        why: one sentence on why not, with numbers; None if quanta can be certified.
+        why: reason why no quantum can be certified, with numbers; None if quanta can be.
         options: command options with feasible targets.
     """
 
@@ -96,7 +96,7 @@ def feasibility(
         slo: serving's targets.
         policy: the device's policy.
         segment_ms: upper estimate of a segment's duration.
-        rank: percentile of the step times that serves as their upper estimate.
+        rank: percentile of the step times that is used as their upper estimate.
     """
     delay_ms = segment_ms + policy.signal_ms
     if segment_ms > policy.blocking_ms:
@@ -112,9 +112,9 @@ def feasibility(
         if step_ms + delay_ms > target_ms:
             least_ms = round_up(MULTIPLE * step_ms + delay_ms, unit_ms)
             return Feasibility(
-                f"a {shape} takes {step_ms:.0f} ms at P{rank:g} of serving alone and a segment "
-                f"{delay_ms:.0f} ms with its signal, together more than the {name.upper()} "
-                f"target of {target_ms:g} ms",
+                f"a {shape} takes {step_ms:.0f} ms (P{rank:g} of serving alone) and a rollout "
+                f"segment with its signal takes {delay_ms:.0f} ms; the sum exceeds the "
+                f"{name.upper()} target of {target_ms:g} ms",
                 f"--{name}-ms {least_ms:g}",
             )
     return Feasibility(None)

@@ -16,7 +16,7 @@ _SLACK: Final = 1
 
 
 def read_timeline(log_path: Path, slices: Sequence[Slice]) -> SliceTimeline:
-    """Return the timeline of the last slice of the arm `rose`; empty without one."""
+    """Return the timeline of the last slice of the arm `rose`; empty without such a slice."""
     ours = [one for one in slices if one.arm == "rose"]
     if not ours:
         return SliceTimeline((), (), ())
@@ -31,7 +31,7 @@ def window_timeline(
     """Replay `records` and return the events from `start_s` to `end_s`."""
     held: Counter[int] = Counter({_NOBODY: slabs})
     opened_s: float | None = None
-    is_slack = False  # a quantum lent between steps, which ends when the next step starts
+    is_slack = False  # whether the quantum ends at the next step, not at an arrival
     gate_open: list[tuple[float, float]] = []
     arrivals_s: list[float] = []
     holdings: list[tuple[float, int, int, int]] = []

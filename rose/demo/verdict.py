@@ -53,7 +53,7 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
     controls = _controls(report["ratios"]["aa"])
     checks = controls + _serving_checks(report) + _lending_checks(report)
     if report["settings"].get("quick"):
-        # Two rounds are too few for ratios of times: equal arms differ by more than a bar.
+        # Two rounds are too few for ratios of times: equal arms differ by more than a bar allows.
         controls, checks = [], [_unless_quick(report, check) for check in checks]
     if report["weights"] is not None:
         checks += _rl_loop_checks(report)
@@ -63,8 +63,8 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
         next_command = f"rose demo {outlook.options}".rstrip()
         sentence = f"Void: nothing could be certified, because {outlook.why}. Try: {next_command}"
     if not sentence and report["settings"].get("quick"):
-        sentence = f"A look, too short to judge latency and harvest. {_sentence(checks)}"
-    learnt = ", and what was learnt from them came back whole" if report["weights"] else ""
+        sentence = f"This quick run is too short to judge latency and harvest. {_sentence(checks)}"
+    learnt = ", and every published version arrived unchanged" if report["weights"] else ""
     kept = f": serving kept its latency while rollouts ran{learnt}"
     sentence = sentence or _sentence(checks, kept)
     return _verdict(report, sentence, next_command, checks)
@@ -73,7 +73,7 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
 def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the verdict of a comparison at its highest load, in the form of `judge`.
 
-    Every scheme of rose is checked against the bars, except the ablated ones.
+    Every scheme of rose is checked against the bars, except schemes with ablated mechanisms.
     """
     if not report["loads"]:
         return _verdict(report, "Nothing was measured.", None, [])
@@ -88,7 +88,7 @@ def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
     for name, slowdown in ours.items():
         checks += _latency_checks(at, name, slowdown)
         late = _late_beyond_alone(at, name)
-        checks.append(_at_most(f"{name} tokens late, beyond alone's", late, LATE_TOKENS_MAX))
+        checks.append(_at_most(f"{name} late tokens above those of alone", late, LATE_TOKENS_MAX))
         checks.append(_certificates_check(at["certificates"][name], f"{name} "))
     is_blind = not at["arms"][ALONE]["requests"] or any(one.value is None for one in controls)
     sentence, next_command = _noise(report, controls, "rose compare", is_blind=is_blind)
@@ -102,7 +102,7 @@ def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
             _gain(at, list(ours), "rose's schemes"),
             _gain(at, others, "the other schemes"),
         ]
-        named = "; ".join(one for one in gains if one) or "no scheme with rollouts was run"
+        named = "; ".join(one for one in gains if one) or "no scheme ran rollouts"
         sentence = f"At load {at['load']:g}: {named}. {_sentence(checks)}"
     return _verdict(report, sentence, next_command, checks)
 
@@ -125,8 +125,8 @@ def _gain(at: Mapping[str, Any], names: list[str], kind: str) -> str:
         for metric, key in (("TTFT", "ttft_p50"), ("TPOT", "tpot_p50"))
     )
     return (
-        f"of {kind} that keep serving's targets, {best} gives rollouts most, "
-        f"{percent(kept[best])} of their rate alone at {price}"
+        f"of {kind} that keep serving's targets, {best} gives rollouts the highest rate: "
+        f"{percent(kept[best])} of their rate alone, at {price}"
     )
 
 
@@ -165,16 +165,16 @@ def _noise(
     off = ", ".join(f"{c.name} is {c.value:.3g}" for c in controls if c.ok is False)
     if report["complete"] and is_blind:
         return (
-            f"Void: no round of serving alone, and alone again, could be judged: "
-            f"{void} slices had foreign CPU time on the device. Stop what else "
-            f"runs on this machine, and run again: {command}"
+            f"Void: no round has a usable slice of both alone and alone_again: "
+            f"{void} slices had foreign CPU time on the device. Stop other programs "
+            f"on this machine, and run again: {command}"
         ), command
     if off:
         command = f"{command} --load 0.1"
         return (
             f"Void: the A/A control left {AA_MIN} to {AA_MAX} ({off}; "
             f"{void} slices had foreign CPU time), so the machine was too "
-            f"noisy to judge. Run again on a quieter one, or try: {command}"
+            f"noisy to judge. Run again on a quieter machine, or try: {command}"
         ), command
     return "", None
 
@@ -213,7 +213,9 @@ def _latency_checks(at: Mapping[str, Any], arm: str, slowdown: float | str) -> l
             checks.append(_at_most(name, value, ROSE_P50_MAX))
         else:
             checks.append(Check(name, value, f"not judged at a slowdown of {slowdown}", None))
-    below = _at_most(f"{arm} SLO met, below alone's by", _below_alone(at, arm), SLO_BELOW_ALONE_MAX)
+    below = _at_most(
+        f"{arm} SLO shortfall against alone", _below_alone(at, arm), SLO_BELOW_ALONE_MAX
+    )
     return [*checks, below]
 
 

@@ -56,7 +56,7 @@ def run_virtual(
     is_complete = False
     try:
         for load in experiment.plan.loads:
-            on_progress(f"load {load:g}: looking for the rate")
+            on_progress(f"load {load:g}: searching for the request rate")
             requests = experiment.requests_at(load)
             for scheme in experiment.plan.schemes:
                 on_progress(f"load {load:g}: {scheme.name}")
@@ -66,7 +66,7 @@ def run_virtual(
                 audits += _audits(outcome, scheme, load)
         is_complete = True
     except KeyboardInterrupt:
-        on_progress("interrupted: reporting what there is")
+        on_progress("interrupted: reporting the arms simulated so far")
     device = {f"device {name}": value for name, value in asdict(experiment.device).items()}
     plan = experiment.plan
     return RunRecord(
@@ -120,7 +120,7 @@ def piece_of(trace: Trace, rate_rps: float, *, seconds: float, seed: int) -> lis
 
 
 def _tokens(device: DeviceModel, harvest_ms: float) -> int:
-    """Return the rollout tokens of `harvest_ms` of work: one per step for each of a full batch."""
+    """Return the tokens of `harvest_ms` of rollout work; a step generates `batch_max` tokens."""
     return round(harvest_ms / (device.layers * device.layer_ms) * device.batch_max)
 
 

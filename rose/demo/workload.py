@@ -25,7 +25,7 @@ class RolloutLoad(ABC):
     """Rollouts of one arm on an engine; they run between `resume` and `pause`.
 
     Args:
-        engine: started by `start`; its owner stops it.
+        engine: engine of the rollouts; `start` starts it, its owner stops it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -50,7 +50,7 @@ class RolloutLoad(ABC):
         self._engine.resume()
 
     def pause(self) -> None:
-        """Wait until rollouts stop at a step boundary; they keep their KV."""
+        """Pause rollouts at a step boundary, and wait until they are paused; they keep their KV."""
         self._engine.pause()
 
     def stop(self) -> None:
@@ -64,7 +64,7 @@ _OUTPUT_TOKENS: Final = 128
 
 
 class RolloutFeeder(RolloutLoad):
-    """Keeps a fixed number of generations running on a borrower, over a fixed set of prompts."""
+    """Keeps a fixed number of generations running on a borrower, from a fixed set of prompts."""
 
     def __init__(self, engine: Engine, *, vocabulary: int, seed: int) -> None:
         """Draw the prompts from token ids below `vocabulary`."""
@@ -86,7 +86,7 @@ class RolloutFeeder(RolloutLoad):
         return [*self._failures, *super().failures]
 
     def start(self) -> None:
-        """Start the engine and submit generations; it stays paused until `resume`."""
+        """Start the engine and submit generations; the engine stays paused until `resume`."""
         self._engine.start()
         self._engine.pause()
         for _ in range(ROLLOUTS):
@@ -112,8 +112,8 @@ class RolloutFeeder(RolloutLoad):
 
 
 _WORKER: Final = 0
-# No version is published, so one batch holds all trajectories. A turn that stalls in a pause stays
-# on the only worker.
+# No version is published, so one batch holds all trajectories. A turn that stalls in a pause cannot
+# move to another worker, since there is none.
 _SCHEDULER: Final = SchedulerSettings(max_staleness=0, batch_trajectories=1_000_000)
 # Reporting interval of tokens, which bounds the error of token counts.
 _FLUSH_MS: Final = 5.0
@@ -129,7 +129,7 @@ class TurnFeeder(RolloutLoad):
         engine: built with `EngineConfig(sampling=True)` and not started.
         kind: BORROWED for rose's borrower, which returns its turns when serving takes memory.
         rollouts: trajectory settings; `in_flight` should exceed `seats` to cover tool waits.
-        wait_s: maps `(trajectory, turn)` to the tool's duration.
+        wait_s: maps `(trajectory, turn)` to the tool's duration in seconds.
         seats: maximum concurrent turns.
         seed: seed of tasks and sampling.
         clock: time source.
@@ -176,7 +176,7 @@ class TurnFeeder(RolloutLoad):
         if self._rollouts.error is not None:
             found.append(str(self._rollouts.error))
         if dropped := self._rollouts.counts().dropped:
-            found.append(f"the scheduler gave {dropped} trajectories up")
+            found.append(f"the scheduler dropped {dropped} trajectories")
         return found
 
     def start(self) -> None:
@@ -220,7 +220,7 @@ class RlLoopLoad(RolloutLoad):
         engine: the borrower's engine, built with sampling and not started.
         weights: weights of the engine's model.
         settings: settings of the RL loop.
-        wait_s: duration of tools, as in `RlLoop`.
+        wait_s: maps `(trajectory, turn)` to the tool's duration in seconds.
         clock: time source.
     """
 
@@ -274,7 +274,9 @@ class RlLoopLoad(RolloutLoad):
         waited_s = 0.0
         while self.rl_loop.history.is_granted and self._engine.is_running:
             if waited_s > _REVOKED_S:
-                raise DeadlineExceeded("the borrowed worker does not give its turns back")
+                raise DeadlineExceeded(
+                    f"the borrowed worker did not return its turns within {_REVOKED_S:g} s"
+                )
             self._clock.sleep(_LOOK_S)
             waited_s += _LOOK_S
 

@@ -1,7 +1,7 @@
 """Virtual time: rose's real decisions, and other schemes, on a modelled device.
 
 No GPU, no engine and no clock: equal inputs give equal outcomes. Results are only as good as
-`DeviceModel`: it compares schemes and tests rules, and measures no hardware.
+`DeviceModel`: a simulation compares schemes and tests rules, but measures no hardware.
 """
 
 from rose.sim.device import DeviceModel

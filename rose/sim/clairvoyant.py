@@ -11,24 +11,24 @@ from rose.sim.request import Request
 from rose.slo import SLO
 from rose.units import ceil_div
 
-# Time over which a delay is followed before it counts as harmless, in TTFT targets: it ends earlier
-# when the engine becomes idle, and later effects can still be avoided by lending less.
+# Time, in TTFT targets, over which the effects of a delay are simulated. The simulation ends sooner
+# if the engine becomes idle. Later effects can still be avoided by lending less.
 _HORIZON_TTFTS: Final = 3
 _NEVER: Final = 1 << 62
 
 
-# A request's tokens so far: the time of the first and of the last in ns, and their number. One is
-# made for each token of each look ahead, hence a plain tuple.
+# A request's tokens so far: (time of the first token in ns, time of the last token in ns, number of
+# tokens). A plain tuple, because every token of every simulated step makes a new one.
 Progress = tuple[int, int, int]
-# Returns the time in ns by which a request must have its next token. Its arguments are the
-# request's number and its progress, None before its first token.
+# Returns the time in ns by which a request must have its next token. The arguments are the
+# request's number and its progress, which is None before the first token.
 Deadline = Callable[[int, Progress | None], int]
 
 
 def within_targets(
     requests: Sequence[Request], slo: SLO, *, missed_alone: frozenset[int]
 ) -> Deadline:
-    """Return the deadlines of serving's targets for each token; `missed_alone` have none."""
+    """Return each token's deadline; requests in `missed_alone` have no deadlines."""
     ttft_ns, tpot_ns = ns_of(slo.ttft_ms), ns_of(slo.tpot_ms)
     arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
 
@@ -43,11 +43,11 @@ def within_targets(
 
 
 class Clairvoyant(Governor):
-    """Greedy: runs a segment whenever no request misses a deadline by it.
+    """Greedy: runs a segment whenever no request misses a deadline because of it.
 
-    It knows all arrivals, lengths and true step times, and follows each delay through the coming
-    steps, as if rollouts stopped after it. Greedy is not optimal: it is a computable reference, not
-    an upper bound.
+    It knows all arrivals, lengths and true step times, and simulates the effect of each segment on
+    the next steps, as if rollouts stopped after that segment. Greedy is not optimal: it is a
+    computable reference, not an upper bound.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Clairvoyant(Governor):
             requests: all requests of the trace.
             device: cost model.
             deadline_ns: latest time of each token.
-            patience_ms: longest wait for a first token; the horizon is a multiple of it.
+            patience_ms: longest wait for a first token; determines how far effects are simulated.
             step_noise: factors of serving's steps, the same as the machine's.
             rollout_noise: factors of rollout steps.
         """
@@ -80,7 +80,7 @@ class Clairvoyant(Governor):
         self._progress: dict[int, Progress] = {}  # of the decoding requests
         self._steps = 0
         self._rollout_steps = 0
-        self._segment = 0  # within the rollout step
+        self._segment = 0  # index within the rollout step
         self._allowed = 0  # segments already allowed to go first
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
@@ -100,14 +100,14 @@ class Clairvoyant(Governor):
         return not self._engine.has_work() and self._is_harmless(now_ns, 1)
 
     def step_begins(self, now_ms: float, work: StepWork) -> None:
-        """Admit the requests that the engine sees."""
+        """Admit the requests that the real engine has admitted."""
         del work
         self._admit(self._engine, ns_of(now_ms))
 
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
     ) -> None:
-        """Follow the engine's state."""
+        """Advance the copy of the engine by this step."""
         del took_ms, blocked_ms, lent_ms
         self._steps += 1
         emitted = self._engine.complete(work)
@@ -145,7 +145,7 @@ class Clairvoyant(Governor):
         return max(1, ns_of(self._device.step_ms(work) * self._step_noise.factor(step)))
 
     def _harmless_segments(self, now_ns: int, work: StepWork) -> int:
-        """Return the largest harmless number of segments; the next step bounds it."""
+        """Return the largest harmless number of segments before the step `work`."""
         self._admit(self._engine, now_ns)
         due_ns = min(
             (self._deadline_ns(number, one) for number, one in self._progress.items()),
@@ -163,7 +163,7 @@ class Clairvoyant(Governor):
         )
 
     def _is_harmless(self, now_ns: int, segments: int) -> bool:
-        """Whether serving, started after these segments, meets all it would meet alone."""
+        """Whether serving meets all deadlines if its next step starts after these segments."""
         start_ns = now_ns + self._segments_ns(segments) + 2 * ns_of(self._device.signal_ms)
         if not self._engine.has_work() and (
             self._admitted == len(self._ready_ns) or self._ready_ns[self._admitted] >= start_ns
@@ -192,14 +192,14 @@ class Clairvoyant(Governor):
 
 
 def _one_more(before: Progress | None, now_ns: int) -> Progress:
-    """Return what a request has after its next token."""
+    """Return a request's progress after its next token."""
     return (before[0], now_ns, before[2] + 1) if before else (now_ns, now_ns, 1)
 
 
 def _largest(*, most: int, is_right: Callable[[int], bool]) -> int:
     """Return the largest n up to about `most` with `is_right(n)`; 0 if there is none.
 
-    `is_right` must be monotone: true for all numbers below a right one.
+    `is_right` must be monotone: if it is true for n, it is true for all smaller numbers.
     """
     if most == 0 or is_right(most):
         return most

@@ -28,7 +28,7 @@ from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 from rose.slo.latency_file import new_latency_model
 from rose.units import NS_PER_MS
 
-# Without noise at start-up a bound would equal the prediction, and each rounding error be a miss.
+# Without start-up noise a bound would equal the prediction: each rounding error would be a miss.
 _NOISE_MIN: Final = 0.01
 # The log header's values for memory, which is not simulated.
 NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
@@ -134,12 +134,12 @@ class CoreGovernor(Governor):
         self._passed = 0  # segments passed when the step began
         self._looked_at = self.gate.demand  # demand seen by the last check
         self._look_ns = 0
-        # As the creditor's thread sets it, which is simulated here.
+        # In the executor the creditor's thread does this.
         self.gate.set_low_water(policy.max_segments // 2)
         self.gate.begin_step()
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
-        """Close the gate."""
+        """Record the request, which closes the gate."""
         self._move_to(now_ms)
         self._slots[request] = self.state.arrived(tokens=prompt_tokens)
 
@@ -151,7 +151,7 @@ class CoreGovernor(Governor):
         return self._prober.due(self.clock.now_ns())
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
-        """Lend slack before a step: offer, wait until it is used up, and offer again."""
+        """Lend slack before a step: offer a quantum, and another one when it is used up."""
         self._move_to(now_ms)
         if not self._lends_slack:
             return now_ms
@@ -166,7 +166,7 @@ class CoreGovernor(Governor):
         return now_ms if self._offer is None else self._ms_of(self._offer.until_ns)
 
     def step_begins(self, now_ms: float, work: StepWork) -> None:
-        """Close an open offer, unless rollouts may run beside the step."""
+        """End the offer: close the gate, if it is open."""
         del work
         self._move_to(now_ms)
         self._offer = None
@@ -209,7 +209,7 @@ class CoreGovernor(Governor):
         self.state.emitted([self._slots[request] for request in requests])
 
     def finished(self, now_ms: float, request: int) -> None:
-        """Free its slot."""
+        """Free the request's slot."""
         self._move_to(now_ms)
         self.state.finished(self._slots.pop(request))
 
@@ -270,13 +270,13 @@ class CoreGovernor(Governor):
             self._look_ns = now_ns + max(1, self.creditor.look())
 
     def _is_running_out(self, offer: Offer) -> bool:
-        """Whether nothing more starts under the offer."""
+        """Whether no further segment can start under the offer."""
         is_ours = self.gate.is_open() and self.gate.close_epoch == offer.close_epoch
         is_over = self.clock.now_ns() >= offer.until_ns or self.gate.credit_left == 0
         return not is_ours or is_over
 
     def _is_spent(self, offer: Offer) -> bool:
-        """Whether the whole quantum ran in time, so that another may be requested."""
+        """Whether the whole quantum ran in time, so that a further offer may be made."""
         is_ours = self.gate.is_open() and self.gate.close_epoch == offer.close_epoch
         is_in_time = self.clock.now_ns() <= offer.until_ns
         return is_ours and is_in_time and self.gate.credit_left == 0

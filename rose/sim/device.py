@@ -52,14 +52,15 @@ class DeviceModel:
     80 % of the bandwidth, 70 % of the arithmetic.
 
     Args:
-        base_ms: reading 16 GB of weights once: 4.2, rounded to the 4 of the research note.
-        sequence_ms: sampling and launches per decoding sequence: assumed.
+        base_ms: reading 16 GB of weights once takes 4.2 ms, here rounded to 4.
+        sequence_ms: sampling and launches per decoding sequence; assumed.
         context_ms: reading 128 KiB of KV per token of context.
         prefill_ms: 16 GFLOP per prompt token.
         pair_ms: 4 x 4096 x 32 FLOP per pair of a prompt token and a token it attends to.
         noise: standard deviation of the logarithm of a step's time, 0 to 3.
         layers: layers of a rollout step.
-        layer_ms: 12 ms for 512 prefill tokens through an 8B model, shared by 36 layers.
+        layer_ms: time of a rollout layer: 12 ms for 512 prefill tokens of an 8B model, over 36
+            layers.
         layers_per_segment: layers between two gates.
         gate_ms: time of one gate; 2 to 10 us are reported for a stream memory operation.
         signal_ms: delay of a host write until the device sees it, and vice versa.
@@ -71,7 +72,8 @@ class DeviceModel:
             request that arrives while rollouts go first joins only the next step. Both vLLM and
             transformers do.
         together_serving: slowdown of a serving step beside rollouts that use the whole device. Two
-            engines that both want all of it get half each, less what overlaps.
+            engines that both need the whole device get half of it each, so the slowdown is 2 less
+            what overlaps.
         together_rollout: slowdown of rollouts beside a serving step.
         split_share: constant share of the device for rollouts under `Sharing.SPLIT`.
     """
@@ -103,18 +105,20 @@ class DeviceModel:
         """
         if self.noise > _NOISE_MAX:
             raise InvalidArgument(
-                f"noise {self.noise:g} must be at most {_NOISE_MAX:g}, where one step in forty is "
-                f"400 times as long as another"
+                f"DeviceModel(noise={self.noise:g}) must be at most {_NOISE_MAX:g}"
             )
         for field in fields(self):
             value = getattr(self, field.name)
-            is_sound = math.isfinite(value) and value >= 0
             if field.name.endswith("_share"):
-                is_sound = is_sound and value < 1
+                is_sound, rule = 0 < value < 1, "above 0 and below 1"
             elif field.name.startswith("together"):
-                is_sound = is_sound and value >= 1
-            if not (is_sound and (value > 0 or field.name in _MAY_BE_ZERO)):
-                raise InvalidArgument(f"DeviceModel({field.name}={value}) is out of range")
+                is_sound, rule = value >= 1, "finite and at least 1"
+            elif field.name in _MAY_BE_ZERO:
+                is_sound, rule = value >= 0, "finite and at least 0"
+            else:
+                is_sound, rule = value > 0, "finite and above 0"
+            if not (math.isfinite(value) and is_sound):
+                raise InvalidArgument(f"DeviceModel({field.name}={value}) must be {rule}")
         if self.batch_max >= self.chunk_tokens:
             raise InvalidArgument(
                 f"DeviceModel(chunk_tokens={self.chunk_tokens}) must be above "
@@ -132,7 +136,7 @@ class DeviceModel:
         )
 
     def serving_slowdown(self, sharing: Sharing, *, is_beside: bool) -> float:
-        """Return the current slowdown of a serving step; `is_beside` a rollout segment."""
+        """Return the slowdown of a serving step; `is_beside`: whether a segment runs beside it."""
         if sharing is Sharing.SPLIT:
             return 1 / (1 - self.split_share)
         if not is_beside:
@@ -140,7 +144,7 @@ class DeviceModel:
         return self.together_serving
 
     def rollout_slowdown(self, sharing: Sharing, *, is_beside: bool) -> float:
-        """Return the current slowdown of a rollout segment; `is_beside` a serving step."""
+        """Return the slowdown of a rollout segment; `is_beside`: whether a step runs beside it."""
         if sharing is Sharing.SPLIT:
             return 1 / self.split_share
         return self.together_rollout if is_beside else 1.0
@@ -154,7 +158,7 @@ class Noise:
     """
 
     def __init__(self, random: np.random.Generator, *, sigma: float) -> None:
-        """Start without factors; from now on nobody else may use the generator."""
+        """Start without factors; from now on no other code may use the generator."""
         self._random = random
         self._sigma = sigma
         self._factors: list[float] = []

@@ -23,7 +23,7 @@ class Emitted:
 
     Args:
         tokens: requests that got a token.
-        finished: those that got their last token.
+        finished: requests that got their last token.
     """
 
     tokens: list[int]
@@ -56,7 +56,7 @@ class ServingEngine:
 
     @property
     def context_tokens(self) -> int:
-        """Number of tokens with KV: of running sequences, and of a prompt in progress."""
+        """Tokens in the KV cache: those of running sequences and of a prompt in progress."""
         begun = self._waiting[0].context_tokens if self._waiting else 0
         return self._context_tokens + begun
 
@@ -78,7 +78,7 @@ class ServingEngine:
         return other
 
     def plan(self) -> StepWork:
-        """Return the work of the next step; there must be some."""
+        """Return the work of the next step; call it only if `has_work()`."""
         running = len(self._running)
         chunk, done = 0, 0
         if self._waiting and running < self._device.batch_max:
@@ -94,7 +94,7 @@ class ServingEngine:
         )
 
     def complete(self, work: StepWork) -> Emitted:
-        """End the planned step; requests admitted since are not in it."""
+        """End the planned step, which has no requests that were admitted after the plan."""
         tokens = [one.number for one in self._running]
         finished = []
         for one in self._running:
@@ -110,7 +110,7 @@ class ServingEngine:
         return Emitted(tokens=tokens, finished=finished)
 
     def _prefilled(self, chunk: int, tokens: list[int]) -> None:
-        """Advance the first prompt; its last chunk gives its first token, and it decodes."""
+        """Advance the first prompt; after its last chunk it has a first token, and decodes."""
         first = self._waiting[0]
         first.context_tokens += chunk
         if first.context_tokens < self._requests[first.number].prompt_tokens:

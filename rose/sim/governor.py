@@ -1,7 +1,8 @@
 """The interface of a scheme that decides when rollouts run.
 
-It governs the simulated machine, or a real engine behind a `HostGate`: a governor is informed of
-events, in milliseconds of one clock, and asked for decisions. It has no clock and takes no actions.
+A governor controls the simulated machine, or a real engine behind a `HostGate`. It is informed
+of events, with their times in milliseconds of one clock, and asked for decisions. It has no clock
+and takes no actions.
 """
 
 import math
@@ -27,14 +28,14 @@ class Probe(NamedTuple):
 
 
 class Governor:
-    """Base class: serving never waits and rollouts never run; schemes override.
+    """Base class: serving never waits and rollouts never run. Schemes override its methods.
 
     Calls come from one thread, in order of time. Requests are identified by number.
     """
 
     sharing: Sharing = Sharing.TURNS
     grain: Grain = Grain.SEGMENT
-    # Units of work that may be queued on the device; they can no longer be recalled.
+    # Units of rollout work that may be queued on the device, where they can no longer be recalled.
     window: int = 1
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
@@ -46,16 +47,16 @@ class Governor:
         return None
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
-        """Return until when serving, ready for a step, lets rollouts go first.
+        """Return the time until which serving lets rollouts go first.
 
-        Called when serving is ready, and again after each rollout segment. A time not in the future
-        begins the step.
+        Called when serving is ready for a step, and again after each rollout segment. The step
+        begins as soon as the returned time is not in the future.
         """
         del work
         return now_ms
 
     def step_begins(self, now_ms: float, work: StepWork) -> None:
-        """Record that serving asks for the device; a running segment may still be in front."""
+        """Record that serving asks for the device; a running segment may have to end first."""
 
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
@@ -65,7 +66,7 @@ class Governor:
         Args:
             now_ms: current time.
             work: work of the step.
-            took_ms: time from its start on the device.
+            took_ms: time since the step started on the device.
             blocked_ms: wait for a running segment, beyond the lent time.
             lent_ms: time for which rollouts went first.
         """
@@ -77,7 +78,7 @@ class Governor:
         """Record the end of a request."""
 
     def tick(self, now_ms: float) -> None:
-        """Do what is due, before anything starts.
+        """Do the work that is due, before new work starts.
 
         Called after every event, and at the time of `look_again`.
         """
@@ -85,13 +86,13 @@ class Governor:
     def may_start(self, now_ms: float) -> bool:
         """Return whether a unit of rollout work may start now; True starts it.
 
-        Called when the device could take one.
+        Called when the device could take a unit.
         """
         del now_ms
         return False
 
     def segment_ended(self, now_ms: float, *, is_last: bool) -> None:
-        """Record the end of a unit of rollout work; `is_last` of its rollout step."""
+        """Record the end of a unit of rollout work; `is_last`: it was the last of its step."""
 
     def look_again(self, now_ms: float) -> float:
         """Return the time of the next `tick`, if nothing happens before."""

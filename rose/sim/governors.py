@@ -1,4 +1,4 @@
-"""Published schemes of others, written from their rules."""
+"""Schemes that others have published, implemented from their published rules."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from rose.slo import SLO
 
 
 class NoRollouts(Governor):
-    """Serving without rollouts: the reference for the others."""
+    """Serving without rollouts: the reference for the other schemes."""
 
 
 class ShareAll(Governor):
@@ -53,11 +53,11 @@ class _WhileIdle(Governor):
 
 
 class Priority(_WhileIdle):
-    """Serving first, but a running rollout step is waited for.
+    """Serving goes first, but waits for a running rollout step.
 
     Source: the CUDA driver API on stream priorities: they "do not preempt already-running work". A
-        step stands for the queue of the lower-priority stream; kernels that leave SMs free are not
-        modelled, which is kinder to serving than the hardware.
+        step stands for the queue of the lower-priority stream. Kernels that leave SMs free are not
+        modelled, so serving fares better here than on hardware.
     """
 
     grain = Grain.STEP
@@ -67,7 +67,7 @@ class HostWindow(_WhileIdle):
     """XSched at level 1: commands wait on the host, except for a window of two on the device.
 
     A CUDA graph is one command, so the window holds two whole steps. Rollouts run while serving has
-    no work, and those in the window run to their end.
+    no work, and steps in the window run to their end.
 
     Source: XSched (OSDI 2025), sections 4 and 7.3; its documentation on CUDA graphs.
     """
@@ -77,12 +77,13 @@ class HostWindow(_WhileIdle):
 
 
 class RosePaper(Governor):
-    """The dual slack of the paper, one rollout step per tick of serving's scheduler.
+    """The paper's rule of two slacks: one rollout step per tick of serving's scheduler.
 
-    S_prf = t_arr + B_TTFT - now - T_prf and S_dec = t_last + B_TPOT - now - T_dec, with T from a
-    profile; rollouts run if both are above 0 for all requests.
+    The slacks are S_prf = t_arr + B_TTFT - now - T_prf and S_dec = t_last + B_TPOT - now - T_dec,
+    with step times T from a profile. Rollouts run if both slacks are above 0 for all requests.
 
-    Source: arXiv 2605.06534, admission by dual SLO. A rollout step of 12 ms is its 512-token chunk.
+    Source: arXiv 2605.06534, admission by dual SLO. The paper's chunk of 512 tokens is a rollout
+        step of 12 ms here.
     """
 
     grain = Grain.STEP
@@ -99,7 +100,6 @@ class RosePaper(Governor):
         self._waiting: dict[int, tuple[float, int]] = {}  # (arrival, prompt tokens)
         self._last_ms: dict[int, float] = {}
         self._may_go_first = False
-        self._next_ms = 0.0  # time of the planned serving step
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
         """Queue the request."""
@@ -140,11 +140,11 @@ class RosePaper(Governor):
 
 
 class Valve(_WhileIdle):
-    """Idle time only: closed at an arrival, open again after a cool-down.
+    """Lends only idle time: stops at an arrival, and starts again after a cool-down.
 
     The cool-down is twice the longest time between two decode iterations, so that a gap within a
-    request does not count as idle. Channels are disabled under running kernels, represented here by
-    a segment.
+    request does not count as idle. Valve can disable a channel while its kernels run; here rollouts
+    stop at the end of a segment.
 
     Source: arXiv 2604.07874 (Valve), its rule for releasing the device.
     """
@@ -159,7 +159,7 @@ class Valve(_WhileIdle):
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
     ) -> None:
-        """Measure the gap since the previous step, if there was no idle time between."""
+        """Measure the gap since the previous step, if no idle time was in it."""
         del work, took_ms, blocked_ms, lent_ms
         if self._ended_ms > self._idle_since_ms:
             self._longest_gap_ms = max(self._longest_gap_ms, now_ms - self._ended_ms)

@@ -23,26 +23,27 @@ def at_load(
     seed: int,
     rate: float = 1.0,
 ) -> list[Request]:
-    """Find the rate at which serving alone keeps the device busy for a share, by bisection.
+    """Return requests at the rate at which serving alone is busy for the share `busy`.
 
-    Busy time is not proportional to the rate: concurrent requests share steps.
+    The rate is found by bisection. Busy time is not proportional to the rate, because concurrent
+    requests share steps.
 
     Args:
-        requests_at: returns requests at a rate; `stretched` makes it from a trace.
+        requests_at: returns requests at a rate; `stretched` makes such a function from a trace.
         device: cost model.
-        busy: share of the time with a serving step, in (0, 1); met within 0.004 if possible: a
-            single request cannot be made denser.
+        busy: share of the time with a serving step, in (0, 1). It is met within 0.004 if possible;
+            a single request, for example, cannot be made denser.
         seed: seed of the noise.
         rate: start of the search, > 0.
 
     Returns:
-        The closest requests.
+        The requests whose busy share is closest to `busy`.
 
     Raises:
         InvalidArgument: there are no requests, or the share is out of range.
     """
     if not 0 < busy < 1:
-        raise InvalidArgument(f"a load is a share in (0, 1), not {busy}")
+        raise InvalidArgument(f"busy must be above 0 and below 1, got {busy}")
     slower, faster = 0.0, 0.0
     tried: list[tuple[float, list[Request]]] = []
     for _ in range(_TRIES):
@@ -64,5 +65,5 @@ def at_load(
 
 
 def stretched(requests: Sequence[Request]) -> Callable[[float], list[Request]]:
-    """Return a function that makes requests denser by a rate: bursts and lengths stay."""
+    """Return a function that divides all arrival times by a rate; lengths stay the same."""
     return lambda rate: [replace(one, arrival_ms=one.arrival_ms / rate) for one in requests]

@@ -17,14 +17,15 @@ _NEVER: Final = 1 << 62
 _PERMILLE: Final = 1000
 _PS_PER_NS: Final = 1000
 
-# Called with the time in ns, the event, and its request, step or segment; for "layers" the layers
-# of the ending segment, for "context" the tokens in serving's KV after a step.
+# Called with the time in ns, the name of the event, and a number: the number of the request, step
+# or segment; for "layers" the count of layers of the segment that ended; for "context" the count of
+# tokens in serving's KV cache after a step.
 Observer = Callable[[int, str, int], None]
 
 
 @dataclass(slots=True)
 class _Task:
-    """Work on the device; `left_ps` is its remaining time if alone."""
+    """Work on the device; `left_ps` is its remaining time in ps if it runs alone."""
 
     left_ps: int
     began_ns: int
@@ -36,7 +37,7 @@ class _Task:
         return -(-self.left_ps * self.slowdown // (_PERMILLE * _PS_PER_NS))
 
     def run(self, ns: int) -> None:
-        """Let it run for some time."""
+        """Let the task run for `ns` nanoseconds."""
         self.left_ps -= ns * _PS_PER_NS * _PERMILLE // self.slowdown
 
 
@@ -52,7 +53,7 @@ class Served:
     tokens: int = 0
 
     def token(self, now_ns: int, *, tpot_ns: int) -> None:
-        """Record a token, which should come within `tpot_ns` of the last one."""
+        """Record a token, which should come within `tpot_ns` of the previous token."""
         if self.tokens == 0:
             self.first_ns = now_ns
         else:
@@ -79,19 +80,19 @@ class Tally:
 
 @dataclass(slots=True)
 class _Turn:
-    """A step of serving that is ready, until it has the device."""
+    """A serving step that is ready and waits for the device."""
 
     asked_ns: int
-    work: StepWork  # the batch that was scheduled before
+    work: StepWork  # the batch as scheduled when the step became ready
     lend_end_ns: int  # end of the time that serving lent
-    lend_until_ns: int = -1  # while a lent segment runs
+    lend_until_ns: int = -1  # time until which serving lends, while a lent segment runs; else -1
 
 
 class Machine:
     """The event loop, in whole nanoseconds.
 
     1. Equal inputs give bit-identical outcomes.
-    2. At one time, ends come before arrivals, and both before starts.
+    2. Of events at the same time, ends are processed first, then arrivals, then starts.
     3. While engines take turns, a segment never runs beside a step.
     """
 
@@ -112,10 +113,10 @@ class Machine:
         Args:
             requests: requests that pass `check_requests`.
             device: cost model.
-            governor: decides when rollouts run; used by nobody else.
-            slo: targets that determine late gaps; no other effect.
+            governor: decides when rollouts run; only this machine may use it.
+            slo: targets, used only to count late gaps.
             step_noise: factors of serving's steps.
-            rollout_noise: factors of rollout steps; all segments of a step share one.
+            rollout_noise: factors of rollout steps; all segments of a step share a factor.
             observer: called at every start and end.
             until_ms: earliest end of rollouts, even if every request is served.
         """
@@ -130,7 +131,7 @@ class Machine:
         self._rollout_noise = rollout_noise
         self._observer = observer
         self._engine = ServingEngine(requests, device)
-        # Only a governor that takes turns hands the device over.
+        # Only engines that take turns hand the device over.
         hands_over = governor.sharing is Sharing.TURNS
         self._signal_ns = ns_of(device.signal_ms) if hands_over else 0
         self._has_pauses = hands_over
@@ -181,7 +182,7 @@ class Machine:
                 next_ns = min(next_ns, self._now_ns + task.ends_in_ns())
         if next_ns == _NEVER and self._now_ns < self._until_ns:
             return self._until_ns
-        check(next_ns < _NEVER, "requests are left, and nothing will happen")
+        check(next_ns < _NEVER, "requests are left, but no event is due")
         return next_ns
 
     def _advance(self, to_ns: int) -> None:
@@ -241,7 +242,7 @@ class Machine:
         if self._pause_from_ns < 0 and self._has_pauses:
             self._pause_from_ns = self._now_ns
         if self._turn is not None and self._turn.lend_until_ns >= 0:
-            # From here on serving waits because it must.
+            # From here on serving no longer lends: its wait counts as blocked.
             self._turn.lend_end_ns = min(self._now_ns, self._turn.lend_until_ns)
             self._turn.lend_until_ns = -1
 
@@ -289,7 +290,7 @@ class Machine:
         )
 
     def _handover_ns(self) -> int:
-        """Return serving's wait for the signal that the last segment has ended."""
+        """Return how many ns serving waits for the signal that the last segment has ended."""
         return max(0, self._segment_ended_ns + self._signal_ns - self._now_ns)
 
     def _begin_step(self, work: StepWork, *, wait_ns: int, blocked_ns: int, lent_ns: int) -> None:
@@ -350,7 +351,7 @@ class Machine:
         layers = left if is_whole else min(left, device.layers_per_segment)
         factor = self._rollout_noise.factor(self._rollout_steps)
         took_ns = ns_of(layers * device.layer_ms * factor + (0 if is_whole else device.gate_ms))
-        # Work directly after work starts at once; other work waits for a signal.
+        # A segment directly after another segment starts at once; otherwise it waits for a signal.
         wait_ns = 0 if self._segment_ended_ns == self._now_ns else self._signal_ns
         self._segment = _Task(
             (wait_ns + took_ns) * _PS_PER_NS,
@@ -384,7 +385,7 @@ class Machine:
         return _NEVER if math.isinf(ms) else max(self._now_ns + 1, math.ceil(ms * NS_PER_MS))
 
     def _end_pause(self) -> None:
-        """Record the end of the last segment that delayed an arrival."""
+        """Record how long rollouts ran on after an arrival, if there was one."""
         if self._pause_from_ns >= 0:
             self._tally.pauses_ns.append(self._segment_ended_ns - self._pause_from_ns)
             self._pause_from_ns = -1

@@ -19,7 +19,7 @@ class RequestOutcome:
         longest_gap_ms: longest time between two of its tokens; 0 with one token.
         mean_tpot_ms: mean time between its tokens; 0 with one token.
         output_tokens: number of its tokens.
-        late_gaps: number of gaps over the run's target.
+        late_gaps: number of gaps longer than the run's TPOT target.
     """
 
     ttft_ms: float
@@ -33,7 +33,7 @@ class RequestOutcome:
         return self.late_gaps + (self.ttft_ms > slo.ttft_ms)
 
     def meets(self, slo: SLO) -> bool:
-        """Whether the first token and every later one came in time."""
+        """Whether the first token and every later token came in time."""
         return self.ttft_ms <= slo.ttft_ms and self.longest_gap_ms <= slo.tpot_ms
 
 
@@ -48,7 +48,7 @@ class ArmOutcome:
         serving_busy_ms: device time of serving steps.
         harvest_ms: rollout work done, in ms of an undisturbed device.
         segments: started units of rollout work.
-        pauses_ms: for each arrival during rollouts, the time until they ended.
+        pauses_ms: for each arrival while rollouts ran, the time until rollouts stopped.
         blocked_ms: wait of each serving step for a running segment, beyond the lent time.
         lent_ms: time for which serving let rollouts go first, over all steps.
         grants: decisions for rollouts.
@@ -78,7 +78,7 @@ class ArmOutcome:
         return self.harvest_ms / self.wall_ms if self.wall_ms else 0.0
 
     def quantile(self, column: str, share: float) -> float:
-        """Return a quantile of "ttft_ms" or of the requests' mean "tpot_ms"; NaN without any."""
+        """Return a quantile of "ttft_ms" or of the requests' mean "tpot_ms"; NaN without values."""
         if column == "ttft_ms":
             values = [one.ttft_ms for one in self.requests]
         else:
@@ -120,8 +120,9 @@ def excess_misses(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> frozenset[
 def excess_late_share(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> float:
     """Return the share of tokens that are late beyond those late in serving alone.
 
-    It corresponds to a certificate's error rate, the share of steps that may exceed their forecast.
-    A request of many tokens is missed for a single one, so the share of missed requests is higher.
+    This share corresponds to a certificate's error rate, the share of steps that may exceed their
+    forecast. The share of missed requests is higher, because one late token makes a whole request
+    miss its targets.
     """
     tokens = sum(request.output_tokens for request in arm.requests)
     late, late_alone = (

@@ -26,8 +26,8 @@ def check_requests(requests: Sequence[Request]) -> None:
     """Check the order of arrivals and the lengths.
 
     Raises:
-        InvalidArgument: an arrival is not finite or before the previous one, or a request has no
-            tokens.
+        InvalidArgument: an arrival is not finite or before the previous arrival, or a request has
+            no tokens.
     """
     latest_ms = 0.0
     for number, request in enumerate(requests):
@@ -36,5 +36,8 @@ def check_requests(requests: Sequence[Request]) -> None:
                 f"request {number} arrives at {request.arrival_ms} ms: arrivals must ascend from 0"
             )
         if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise InvalidArgument(f"request {number} must have a prompt and an output")
+            raise InvalidArgument(
+                f"request {number} must have a prompt and an output of at least one token, got "
+                f"{request.prompt_tokens} and {request.output_tokens}"
+            )
         latest_ms = request.arrival_ms

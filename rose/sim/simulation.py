@@ -54,7 +54,7 @@ def default_policy(device: DeviceModel) -> Policy:
     return Policy(
         # A quantum may be as long as the slack of a 50 ms target.
         max_segments=max(1, round(40 / segment_ms)),
-        # A round trip of a host signal: no thread is descheduled here.
+        # One round trip of a host signal, since no thread is descheduled here.
         signal_ms=max(2 * device.signal_ms, 1e-3),
         segment_prior_ms=1.1 * segment_ms,
         latency_prior_ms=(
@@ -83,7 +83,7 @@ def simulate(
     """Serve a trace under a scheme, with endless rollout work behind it.
 
     Equal arguments give equal outcomes. Arms of one seed see the same noise: step i of serving has
-    the same factor in each, and so has step j of rollouts.
+    the same factor in each arm, and so has step j of rollouts.
 
     Args:
         requests: requests by arrival.
@@ -106,7 +106,7 @@ def simulate(
     if seed < 0:
         raise InvalidArgument(f"seed is {seed}, give a whole number of at least 0")
     if log_path and scheme not in SLOWDOWNS:
-        raise InvalidArgument(f"scheme {scheme!r} writes no certificates: leave the log out")
+        raise InvalidArgument(f"scheme {scheme!r} writes no certificates: leave log_path empty")
     if scheme in SLOWDOWNS:
         slo = replace(slo, slowdown=SLOWDOWNS[scheme] if slowdown is None else slowdown)
     governor = _governor(
@@ -131,7 +131,7 @@ def govern(
     observer: Observer | None = None,
     until_ms: float = 0.0,
 ) -> ArmOutcome:
-    """Serve a trace under a governor that no other run has used; the rest is as for `simulate`."""
+    """Like `simulate`, but under the given governor, which no other run may have used."""
     step_noise, rollout_noise = noises(seed, device)
     machine = Machine(
         requests,
@@ -147,7 +147,7 @@ def govern(
 
 
 def noises(seed: int, device: DeviceModel) -> tuple[Noise, Noise]:
-    """Return the noise of serving's steps and that of rollouts' steps in every run of this seed."""
+    """Return the noise of serving's and of rollouts' steps, the same in every run of this seed."""
     step, rollout = np.random.default_rng(seed).spawn(2)
     return Noise(step, sigma=device.noise), Noise(rollout, sigma=device.noise)
 

@@ -1,8 +1,8 @@
 """Waits for the tools of agents, without any file.
 
-They come from 710 sessions of a coding agent in production (derived from
+The waits come from 710 sessions of a coding agent in production (derived from
 callanjfox/kv-cache-tester, Apache-2.0). A wait lasts from the end of an answer to the next request,
-so the longest ones are of people rather than tools; replays should cut them.
+so the longest waits are for people, not for tools; replays should cut them.
 """
 
 from typing import Final

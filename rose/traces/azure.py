@@ -15,14 +15,14 @@ from rose.units import NS_PER_S
 COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 _EXPECTED: Final = f"expected the columns {','.join(COLUMNS)} (Azure LLM inference trace)"
-# The release of 2023 has seven fractional digits, that of 2024 six and a zero offset.
+# The release of 2023 has seven fractional digits; the release of 2024 has six and a zero offset.
 _TIMESTAMP: Final = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?", re.ASCII
 )
 
 
 def read_azure(path: Path, lines: Iterable[str]) -> Trace:
-    """Read `COLUMNS`; timestamps ascend, possibly with equal ones, and the first becomes 0 s.
+    """Read `COLUMNS`; timestamps must not descend, and the first request arrives at 0 s.
 
     Raises:
         InvalidArgument: a line is malformed (the message numbers it), or there are no requests.
@@ -42,7 +42,7 @@ def _timestamp_ns(path: Path, line: int, text: str) -> int:
     if match:
         try:
             whole_s = datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc).timestamp()
-        except ValueError:  # Well-formed, but no such day or hour.
+        except ValueError:  # The text is well-formed, but there is no such day or hour.
             match = None
         else:
             return int(whole_s) * NS_PER_S + int((match[2] or "").ljust(9, "0"))

@@ -34,7 +34,7 @@ def read_burst_gpt(path: Path, lines: Iterable[str], columns: tuple[str, ...]) -
         columns: `COLUMNS` or `FIRST_COLUMNS`.
 
     Raises:
-        InvalidArgument: a line is malformed (the message numbers it), or nothing was answered.
+        InvalidArgument: a line is malformed (the message numbers it), or all requests failed.
     """
     expected = f"expected the columns {','.join(columns)} (BurstGPT trace)"
     prompt, output = columns.index("Request tokens"), columns.index("Response tokens")

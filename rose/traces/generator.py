@@ -1,12 +1,12 @@
 """Generate traffic with the statistics of a public trace, without its file.
 
 `chat` resembles the Azure chat trace of November 2023: a Poisson process whose rate drifts over
-minutes and flickers over seconds, like the trace's (beyond Poisson noise its rate varies, standard
-deviation over mean, by 0.21 from minute to minute and by 0.26 from second to second). `code`
-resembles the Azure code trace of that month, the harsh case: long prompts, short outputs, 73 % of
-the seconds empty and the busiest with 26 times the mean (medians of lengths from Splitwise, arXiv
-2311.18677; the file itself was not available, see `rose.traces.profile`). `steady` is a plain
-Poisson process with the lengths of chat: the control for burstiness.
+minutes and flickers over seconds. In the trace, beyond Poisson noise, the rate's standard deviation
+over its mean is 0.21 from minute to minute and 0.26 from second to second. `code` resembles the
+Azure code trace of that month, the harsh case: long prompts, short outputs, 73 % of the seconds
+without a request, and 26 times the mean rate in the busiest second. Its medians of lengths are from
+Splitwise (arXiv 2311.18677); the file itself was not available, see `rose.traces.profile`. `steady`
+is a plain Poisson process with the lengths of `chat`: the control for burstiness.
 """
 
 import math
@@ -35,7 +35,7 @@ def generate(profile: str, *, duration_s: float, rate_rps: float | None = None, 
     Args:
         profile: one of `PROFILES`.
         duration_s: length of the trace in seconds, > 0.
-        rate_rps: expected mean rate in requests per second, > 0; by default that of the profile's
+        rate_rps: expected mean rate in requests per second, > 0; None for the rate of the profile's
             public trace.
         seed: seed of the generator, >= 0.
 
@@ -74,7 +74,7 @@ def _check_ranges(duration_s: float, rate_rps: float, seed: int) -> None:
 def _arrivals(
     random: np.random.Generator, kind: Profile, duration_s: float, rate_rps: float
 ) -> npt.NDArray[np.float64]:
-    """Draw a count per step, then places within it, which is exact for a Poisson process."""
+    """Draw a count per step, then times within the step: exact for a Poisson process."""
     steps = math.ceil(duration_s / _STEP_S)
     step_s = duration_s / steps
     ratio = _rate_ratios(random, kind, steps, step_s)
@@ -114,7 +114,7 @@ def _wander(
 
 
 def _lengths(random: np.random.Generator, n: int, quantiles: Quantiles) -> npt.NDArray[np.int64]:
-    """Draw by inverting the quantile function, linear in the log between its points."""
+    """Draw lengths from the quantile function, which is linear in log tokens between points."""
     shares, tokens = zip(*quantiles, strict=True)
     log_tokens = np.interp(random.random(n), shares, np.log(tokens))
     return np.maximum(np.rint(np.exp(log_tokens)), 1).astype(np.int64)

@@ -1,9 +1,9 @@
 """Read Mooncake traces: one JSON object a line (kvcache-ai/Mooncake, FAST25-release, Apache-2.0).
 
-Its timestamps come in steps of three seconds. Replayed unchanged, all requests of a step would
-arrive at once, a burst that the service never saw. So if every timestamp of a file is a multiple of
-the step, each request moves to a uniformly random place in its step, as in a Poisson process with a
-known count. Other timestamps are used unchanged.
+Timestamps of these traces come in steps of three seconds. Replayed unchanged, all requests of a
+step would arrive at once, a burst that the service never saw. So if every timestamp of a file is a
+multiple of the step, each request moves to a uniformly random time in its step, as in a Poisson
+process with a known count. Other timestamps are used unchanged.
 """
 
 import json
@@ -37,7 +37,7 @@ def read_mooncake(path: Path, lines: Iterable[str], *, seed: int = 0) -> Trace:
     Args:
         path: file name, for messages and the name of the trace.
         lines: lines of the whole file; timestamps ascend, and the first step starts at 0 s.
-        seed: seed of the places inside the steps; equal seeds give equal traces.
+        seed: seed of the times inside the steps; equal seeds give equal traces.
 
     Raises:
         InvalidArgument: a line is malformed (the message numbers it), or there are no requests.
@@ -68,7 +68,7 @@ def read_mooncake(path: Path, lines: Iterable[str], *, seed: int = 0) -> Trace:
 def _fields(path: Path, line: int, text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
-    except (ValueError, RecursionError):  # Also thousands of digits or brackets.
+    except (ValueError, RecursionError):  # Thousands of digits or brackets raise these too.
         fields = None
     if not isinstance(fields, dict):
         raise InvalidArgument(

@@ -27,13 +27,13 @@ _EXPECTED: Final = (
 
 
 def read_trace(path: str | Path, *, seed: int = 0) -> Trace:
-    """Read a trace of Azure, BurstGPT, Mooncake or rose, plain or compressed (ends in `.gz`).
+    """Read a trace of Azure, BurstGPT, Mooncake or rose; `.gz` files are decompressed.
 
     Blank lines and failed requests are skipped.
 
     Args:
         path: trace file; its first line determines the format.
-        seed: seed of the requests' places inside the steps of a Mooncake trace.
+        seed: seed of the arrival times inside the steps of a Mooncake trace.
 
     Returns:
         The trace, named after the file.

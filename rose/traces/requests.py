@@ -12,10 +12,11 @@ from rose.traces.trace import Trace
 
 @dataclass(slots=True)
 class Requests:
-    """The requests of one file, in its order.
+    """The requests of one file, in the order of its lines.
 
     Args:
-        column: the file's name of a request's time.
+        path: file name, for messages and the name of the trace.
+        column: name of the file's time column, for messages.
     """
 
     path: Path
@@ -42,15 +43,15 @@ class Requests:
         """
         if self.arrivals and at < self.arrivals[-1]:
             raise InvalidArgument(
-                f"{self.path} line {line}: {self.column} {quoted(written)} is earlier than the one "
-                f"before it; sort the file by {self.column}"
+                f"{self.path} line {line}: {self.column} {quoted(written)} is earlier than that of "
+                f"the previous request; sort the file by {self.column}"
             )
         self.arrivals.append(at)
         self.prompt_tokens.append(prompt_tokens)
         self.output_tokens.append(output_tokens)
 
     def since_first(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the arrivals relative to the first one.
+        """Return the (n,) float64 arrivals relative to the first, in the unit of the file.
 
         Subtraction precedes the conversion to float: a float of nanoseconds since 1970 would round
         to 256 ns.

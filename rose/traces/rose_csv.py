@@ -39,7 +39,7 @@ def read_rose_csv(path: Path, lines: Iterable[str]) -> Trace:
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write `trace` to `path`, compressed if the name ends in `.gz`: whole, or not at all.
+    """Write `trace` to `path`, compressed if the name ends in `.gz`; an error leaves no new file.
 
     `span_s` is not written: a trace read back ends with its last request.
 
@@ -56,7 +56,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     # tolist() gives floats, whose repr is the shortest text that is read back equal.
     writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
     data = text.getvalue().encode()
-    # Without a time in its header, the file depends on the trace alone.
+    # mtime=0 keeps the time out of the header, so that the file depends on the trace alone.
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
     try:

@@ -81,7 +81,7 @@ def _lines(path: Path, text: TextIO) -> Iterator[str]:
 def numbered_rows(
     path: Path, lines: Iterable[str], columns: Sequence[str], expected: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row below the header that is not blank, with its line number.
+    """Yield (line number, row) for each row below the header, without blank rows.
 
     Args:
         path: file name, for messages.

@@ -67,7 +67,7 @@ class Trace:
 
     @property
     def mean_rate_rps(self) -> float:
-        """Requests per second over `duration_s`; 0 if that is 0."""
+        """Requests per second over `duration_s`; 0 if `duration_s` is 0."""
         return len(self) / self.duration_s if self.duration_s > 0 else 0.0
 
     def window(self, start_s: float, duration_s: float) -> "Trace":
@@ -79,7 +79,7 @@ class Trace:
             )
         first, end = np.searchsorted(self.arrival_s, [start_s, start_s + duration_s], side="left")
         return Trace(
-            # Subtraction may round the last arrival up to the edge of the window.
+            # Subtraction may round the last arrival up beyond the end of the window.
             arrival_s=np.clip(self.arrival_s[first:end] - start_s, 0.0, duration_s),
             prompt_tokens=self.prompt_tokens[first:end],
             output_tokens=self.output_tokens[first:end],
@@ -100,7 +100,7 @@ class Trace:
         if self.mean_rate_rps == 0:
             raise InvalidArgument(
                 f"trace {self.name} has {len(self)} requests in {self.duration_s} s, so it has no "
-                f"rate to change; use a longer one"
+                f"rate to change; use a longer trace"
             )
         stretch = self.mean_rate_rps / rate_rps
         span_s = None if self.span_s is None else self.span_s * stretch
@@ -126,7 +126,7 @@ class Trace:
     def head(self, n: int) -> "Trace":
         """Return the first `n` requests, or all if there are fewer."""
         if n < 0:
-            raise InvalidArgument(f"trace {self.name}: cannot take the first {n} requests")
+            raise InvalidArgument(f"trace {self.name}: n must be at least 0, got {n}")
         if n >= len(self):
             return self
         return Trace(

@@ -109,7 +109,7 @@ def test_a_short_trace_is_refused() -> None:
     trace = generate("steady", duration_s=60.0, seed=1)
     with pytest.raises(InvalidArgument, match="lower --seconds or --load"):
         piece_of(trace, 2 * trace.mean_rate_rps, seconds=60.0, seed=0)
-    with pytest.raises(InvalidArgument, match="give a longer one, or lower the load"):
+    with pytest.raises(InvalidArgument, match="give a longer trace, or lower the load"):
         pieces_of(trace, count=2, seconds=31.0, seed=0)
 
 
@@ -136,8 +136,8 @@ _BAD_VIRTUAL: Final = (
     (("--seconds", "1e9"), "lower --seconds or --load"),
     (("--schemes", "alone_again"), "--schemes alone_again"),
     (("--noise", "-1"), "noise=-1.0"),
-    (("--noise", "1e308"), "noise 1e+308 must be at most 3"),
-    (("--noise", "inf"), "noise inf must be at most 3"),
+    (("--noise", "1e308"), "noise=1e+308) must be at most 3"),
+    (("--noise", "inf"), "noise=inf) must be at most 3"),
     (("--noise", "nan"), "noise=nan"),
 )
 _BAD_REAL: Final = (

@@ -178,7 +178,7 @@ def test_profiler_that_makes_launches_wait_costs_the_gates_in_streams(fake: Fake
     assert found.choice.kind is GateKind.HOST
     assert found.memop.why == (
         "a launch behind a closed gate blocks its host thread: CUDA_LAUNCH_BLOCKING or a profiler "
-        "makes launches wait for their completion"
+        "makes launches wait for their completion; unset it or detach the profiler"
     )
 
 

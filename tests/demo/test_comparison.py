@@ -66,16 +66,16 @@ def test_the_verdict_names_the_best_that_keep_the_targets_and_their_price():
     assert set(report["verdict"]) == set(summarise(tiny_record())["verdict"])
     assert report["verdict"]["sentence"] == (
         "At load 0.9: of rose's schemes that keep serving's targets, rose_idle gives rollouts "
-        "most, 50 % of their rate alone at TTFT x 1.02, TPOT x 1.10; none of the other schemes "
-        "keeps serving's targets. 1 of 10 bars missed: rose_slack certificates not verified is 1, "
-        "bar 0."
+        "the highest rate: 50 % of their rate alone, at TTFT x 1.02, TPOT x 1.10; none of the "
+        "other schemes keeps serving's targets. 1 of 10 bars missed: rose_slack certificates not "
+        "verified is 1, bar 0."
     )
     by_name = {one["name"]: one for one in report["verdict"]["checks"]}
     assert by_name["rose_idle TTFT P50 / alone"]["ok"] is True
     assert by_name["rose_slack TTFT P50 / alone"]["ok"] is None  # It may spend the targets.
     assert not any("margin" in name for name in by_name)
     late = summarise_loads(comparison(slack_arm="share_all"))["verdict"]
-    assert "rose_slack SLO met, below alone's by is 0.667, bar at most 0.02" in late["sentence"]
+    assert "rose_slack SLO shortfall against alone is 0.667, bar at most 0.02" in late["sentence"]
 
 
 def test_late_tokens_break_the_targets_that_mean_times_keep():
@@ -86,8 +86,8 @@ def test_late_tokens_break_the_targets_that_mean_times_keep():
     assert shares["rose_idle"] == pytest.approx(7 / 22)
     sentence = report["verdict"]["sentence"]
     assert "none of rose's schemes keeps serving's targets" in sentence
-    assert "rose_idle tokens late, beyond alone's is 0.273, bar at most 0.01" in sentence
-    assert "Tokens late: alone 4.5 %, " in printed(report)
+    assert "rose_idle late tokens above those of alone is 0.273, bar at most 0.01" in sentence
+    assert "Late tokens: alone 4.5 %, " in printed(report)
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])

@@ -276,10 +276,10 @@ def test_an_unlimited_slowdown_is_judged_by_the_targets_it_may_spend():
     slack = tiny_record(settings={"slowdown": 10.0})
     report = summarise(slowed(slack, "rose", 2.0))
     assert check_of(report, "rose TPOT P50 / alone")["ok"] is None
-    below = check_of(report, "rose SLO met, below alone's by")
+    below = check_of(report, "rose SLO shortfall against alone")
     assert below["value"] > 0.02
     assert below["ok"] is False
-    assert check_of(summarise(slack), "rose SLO met, below alone's by")["ok"] is True
+    assert check_of(summarise(slack), "rose SLO shortfall against alone")["ok"] is True
 
 
 def empty_record():

@@ -125,8 +125,8 @@ def test_verdict_when_the_rl_loop_closes(monkeypatch):
         assert check_of({"verdict": verdict}, name)["ok"] is True, name
     monkeypatch.setattr(verdicts, "REQUESTS_MIN", 6)
     assert report_of(settings=settings)["verdict"]["sentence"] == (
-        "All 16 bars are met: serving kept its latency while rollouts ran, and what was learnt "
-        "from them came back whole."
+        "All 16 bars are met: serving kept its latency while rollouts ran, and every published "
+        "version arrived unchanged."
     )
 
 

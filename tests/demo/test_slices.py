@@ -56,7 +56,7 @@ def test_cpu_time_of_our_pinned_threads_is_not_foreign() -> None:
 
 def test_foreign_time_and_steal_are_told_with_their_share() -> None:
     assert why_foreign(BEFORE, CoreUse(110.0, 59.0, 1.0, {7: 21.0})) == (
-        "others used 80 % of the device's cores"
+        "other threads used 80 % of the device's cores"
     )
     assert why_foreign(BEFORE, CoreUse(110.0, 55.0, 1.3, {7: 25.0})) == (
         "the machine's host took 3 % of the device's cores"

@@ -104,7 +104,7 @@ def test_failed_scrub_leaves_slab_and_descriptors_as_they_were() -> None:
 def test_loans_of_what_cannot_be_are_refused() -> None:
     serving = Serving()
     before = descriptors()
-    with pytest.raises(InvalidArgument, match="no slab 4"):
+    with pytest.raises(InvalidArgument, match="slab 4 does not exist"):
         serving.loans.lend([0, SLABS])
     assert descriptors() == before
     with serving.loans.lend([0]) as lent:  # it was never granted

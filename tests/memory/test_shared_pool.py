@@ -71,5 +71,5 @@ def test_wrong_export_is_refused() -> None:
         header_slabs=0,
         is_on_host=True,
     )
-    with pytest.raises(InvalidArgument, match="the descriptor has 4194304 bytes, expected 6291456"):
+    with pytest.raises(InvalidArgument, match="must have 6291456 bytes, got 4194304"):
         Pool.attach(wrong)

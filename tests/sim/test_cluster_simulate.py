@@ -154,7 +154,7 @@ NAN = float("nan")
     ],
 )
 def test_an_option_that_would_stop_time_or_the_process_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=rf"SimOptions\({name}=.*\) is out of range"):
+    with pytest.raises(InvalidArgument, match=rf"SimOptions\({name}=.*\) must be from"):
         SimOptions(**{name: value})
 
 
@@ -164,25 +164,25 @@ def refused() -> dict[str, ClusterWorld]:
     made = fine.trajectories
     borrowed = worker(0, lending([(0, 1.0, ROOM)]))
     return {
-        "needs a job": replace(good, jobs=()),
+        "needs at least one job": replace(good, jobs=()),
         "no worker": replace(good, workers=()),
-        "two workers": replace(good, workers=(worker(0), worker(0))),
-        "two jobs": replace(good, jobs=(fine, fine)),
+        "worker numbers must differ": replace(good, workers=(worker(0), worker(0))),
+        "job numbers must differ": replace(good, jobs=(fine, fine)),
         "no job 3": replace(good, workers=(replace(worker(0), job=3),)),
         "versions=0": replace(good, versions=0),
         "horizon_ms": replace(good, horizon_ms=float("inf")),
         "seats=0": replace(good, workers=(replace(worker(0), seats=0),)),
-        "goes with BORROWED": replace(good, workers=(replace(borrowed, lending=None),)),
-        "starts at 0": one_turn(worker(0, lending([(1, 1.0, ROOM)]))),
+        "BORROWED needs lending": replace(good, workers=(replace(borrowed, lending=None),)),
+        "start at 0": one_turn(worker(0, lending([(1, 1.0, ROOM)]))),
         "from 0 to 1": one_turn(worker(0, lending([(0, 1.5, ROOM)]))),
         "never holds|ever holds": one_turn(worker(0, lending([(0, 1.0, 149)]))),
-        "larger than its batch": replace(
+        "more than batch=3": replace(
             good, jobs=(job(trajectories([[TURN]] * 4, group_size=4), batch=3),)
         ),
-        "output_tokens must be > 0": replace(
+        "output_tokens must be from 1": replace(
             good, jobs=(replace(fine, trajectories=replace(made, output_tokens=np.array([0]))),)
         ),
-        "tool_ms has t": replace(
+        "tool_ms must have": replace(
             good, jobs=(replace(fine, trajectories=replace(made, tool_ms=np.zeros(2))),)
         ),
         "weight": replace(good, jobs=(replace(fine, weight=0.0),)),

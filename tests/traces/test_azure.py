@@ -76,7 +76,7 @@ def test_blank_lines_and_byte_order_mark_are_harmless(tmp_path):
         ("2023-11-16 18:15:51.0,,2", "ContextTokens is ''"),
         ("2023-11-16 18:15:51.0,1_0,2", "ContextTokens is '1_0'"),
         ("2023-11-16 18:15:51.0," + "9" * 5000 + ",2", "ContextTokens is '9999"),
-        ("2023-11-16 18:15:46.0,1,2", "earlier than the one before it; sort"),
+        ("2023-11-16 18:15:46.0,1,2", "earlier than that of the previous request; sort"),
         ('2023-11-16 18:15:51.0,"1,2', "is not CSV"),
         ("2023-11-16 18:15:51.0,\u0663,2", "ContextTokens is"),
     ],

@@ -68,7 +68,10 @@ def test_burst_gpt_leaves_failures_out(tmp_path, columns, name, end):
         ("9,A,5,-2,3,x", "Response tokens is '-2'; give a whole number of tokens from 0"),
         ("9,A,5,2.5,3,x", "Response tokens is '2.5'"),
         ("9,A,x,0,3,x", "Request tokens is 'x'"),
-        ("4,A,5,2,7,x", "Timestamp '4' is earlier than the one before it; sort the file"),
+        (
+            "4,A,5,2,7,x",
+            "Timestamp '4' is earlier than that of the previous request; sort the file",
+        ),
         ("9,A,5,2,7", "has 5 values, not 6"),
     ],
 )

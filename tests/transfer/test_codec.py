@@ -234,7 +234,7 @@ def test_shadow_stays_when_there_is_no_room() -> None:
     command = [sys.executable, "-c", STARVED]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"no room for {1 << 25} numbers of 4 bytes\n"
+    assert done.stdout == f"no memory for {1 << 25} numbers of 4 bytes\n"
 
 
 def big_zeros(count: int) -> Bits:

@@ -21,9 +21,9 @@ class Maze:
     Args:
         size: cells per side.
         walls: blocked cells.
-        start: start of the player.
-        goal: goal of the player.
-        steps_to_goal: shortest path in moves from each cell that can reach the goal.
+        start: the player's first cell.
+        goal: cell that the player must reach.
+        steps_to_goal: moves on the shortest path to the goal, for each cell that can reach it.
     """
 
     size: int
@@ -63,7 +63,7 @@ def draw_maze(seed: int, *, size: int, wall_share: float, steps_max: int) -> Maz
         steps = _steps_from(goal, size, frozenset(walls))
         if steps.get(start, steps_max + 1) <= steps_max:
             return Maze(size, frozenset(walls), start, goal, steps)
-        check(walls, "an empty maze has a way")
+        check(walls, "a maze without walls must have a path from start to goal")
         walls.pop()
 
 
@@ -97,10 +97,11 @@ class Observed:
     """Result of one step of the player.
 
     Args:
-        observation: next text to read; the outcome once the episode is over.
+        observation: text with the position, the goal, the open moves and the outcome of the step.
         reward: reward of this step alone.
         is_over: whether the episode has ended.
-        tool: name of the used tool, whose duration the caller waits; None without a tool.
+        tool: name of the tool that the step used, None without a tool; the caller waits as long as
+            the tool takes.
     """
 
     observation: str
@@ -110,12 +111,12 @@ class Observed:
 
 
 class GridWorld:
-    """One maze at a time. Equal seeds and inputs give equal observations and rewards.
+    """Plays one maze at a time. Equal seeds and inputs give equal observations and rewards.
 
-    The first of N, E, S, W in the player's text is the move; text before it is thinking. The goal
-    is worth 1 and ends the episode. Each move adds `shaping` times the share of the path that it
-    covered, so that policies that never arrive can be ranked. The sum of these over an episode
-    depends only on its last cell.
+    The first of N, E, S, W in the player's text is the move; the text before counts as thinking.
+    The goal is worth 1 and ends the episode. Each move adds `shaping` times the share of the path
+    that the move covered, so that policies that never reach the goal can be ranked. The sum of
+    these rewards over an episode depends only on the player's last cell.
     """
 
     name = "grid"
@@ -141,7 +142,7 @@ class GridWorld:
         self._turns = 0
 
     def reset(self, seed: int) -> str:
-        """Enter the maze of `seed`."""
+        """Enter the maze of `seed`; return the first observation."""
         self._maze = self.maze(seed)
         self._at = self._maze.start
         self._turns = 0
@@ -154,7 +155,7 @@ class GridWorld:
             InvalidArgument: no episode is running.
         """
         if (maze := self._maze) is None:
-            raise InvalidArgument("no maze was entered: call reset")
+            raise InvalidArgument("no episode is running: call reset before step")
         before, self._turns = self._at, self._turns + 1
         found = _MOVE.search(action)
         self._at = maze.after(before, found[0]) if found else before

@@ -19,7 +19,7 @@ class Task:
         number: trajectory number.
         group: group number; a group's trajectories play the same episode and are compared.
         seed: episode seed for `environment.reset`.
-        environment: used by this trajectory alone.
+        environment: instance that only this trajectory uses.
     """
 
     number: int

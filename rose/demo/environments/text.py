@@ -23,7 +23,7 @@ def _is_text(code: int) -> bool:
 class Tokenizer:
     """Printable ASCII and the newline keep their codes. Every text and every id is accepted.
 
-    Marks decode to nothing, unknown ids to a visible replacement.
+    Marks decode to nothing; unknown ids decode to the replacement character.
     """
 
     vocabulary = VOCABULARY

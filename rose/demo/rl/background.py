@@ -41,8 +41,8 @@ class Background(ABC):
             self._thread.join(timeout=_JOIN_S)
             if self._thread.is_alive():
                 raise DeadlineExceeded(
-                    f"the thread '{self._thread.name}' does not end, {_JOIN_S:g} s after it was "
-                    "told to"
+                    f"the thread '{self._thread.name}' does not end: it still runs "
+                    f"{_JOIN_S:g} s after stop was called"
                 )
 
     def _run(self) -> None:

@@ -25,10 +25,10 @@ class TrainingProgress:
 
     Args:
         incarnation: number of the trainer process that wrote the checkpoint.
-        next_version: first version number that this trainer cannot use before its next checkpoint;
-            the next incarnation starts there.
+        next_version: first version number that this trainer may not use before its next
+            checkpoint; the next incarnation starts with this number.
         learned: numbers of all learned or dropped trajectories.
-        dropped_stale: how many of them were dropped.
+        dropped_stale: number of these trajectories that were dropped as too old.
     """
 
     incarnation: int
@@ -49,13 +49,13 @@ def save_checkpoint(path: Path, state: TrainerState, progress: TrainingProgress)
     """Write a checkpoint that survives a power cut. Only one process may write at a time.
 
     Raises:
-        Unavailable: the write failed and the old file is unchanged; or only the last sync failed:
-            then the new file is in place, but a power cut may restore the old one.
+        Unavailable: the write failed, and the old file is unchanged. If only the last sync failed,
+            the new file is in place, but a power cut may restore the old file.
     """
     rows = tuple(row.data.cast("B") for row in (state.masters, state.exp_avg, state.exp_avg_sq))
     content = msgspec.msgpack.encode(_Content(FORMAT, progress, state.steps, rows))
     try:
-        sweep(path)  # A trainer killed while writing leaves a file of this size.
+        sweep(path)  # A trainer that was killed while writing leaves such a file.
         write_whole(path, hashlib.sha256(content).digest(), content)
         sync_folder(path.parent)
     except OSError as error:
@@ -76,7 +76,7 @@ def load_checkpoint(path: Path) -> tuple[TrainerState, TrainingProgress] | None:
     except OSError as error:
         raise Unavailable(f"the checkpoint '{path}' cannot be read: {error.strerror}") from error
     if hashlib.sha256(file[_SHA_BYTES:]).digest() != file[:_SHA_BYTES]:
-        raise CorruptData(f"'{path}' is not a checkpoint of rose, or damaged")
+        raise CorruptData(f"'{path}' is not a checkpoint of rose, or it is damaged")
     try:
         content = msgspec.msgpack.decode(file[_SHA_BYTES:], type=_Content)
     except msgspec.DecodeError as error:

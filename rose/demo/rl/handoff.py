@@ -1,4 +1,4 @@
-"""Sends finished trajectories to the trainer, and keeps those that its death would lose."""
+"""Sends finished trajectories to the trainer, and keeps copies in case the trainer dies."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -18,18 +18,19 @@ Submit = Callable[[Sequence[Trajectory]], Reply]
 
 
 class Handoff(Background):
-    """A thread that sends the trajectories of `put` in order, and retries until they are accepted.
+    """A thread that sends trajectories in the order of `put`, and retries until they are accepted.
 
-    A trainer that dies forgets all trajectories since its last checkpoint. So the last accepted
-    ones are kept here and sent again to the next incarnation, which recognises learned ones by
-    number. Refused trajectories are discarded. `stop` tries once more to send the rest.
+    A trainer that dies forgets all trajectories since its last checkpoint. So this thread keeps the
+    last accepted trajectories, and sends them again to the next incarnation. That incarnation
+    recognises by number the trajectories that were already learned. Refused trajectories are
+    discarded. `stop` tries once more to send the rest.
 
     Every reply carries the trainer's status, and the thread also polls for it. Counts continue
     across incarnations.
 
     Args:
-        kept: number of accepted trajectories to keep: the most that a trainer takes between two
-            checkpoints.
+        kept: number of accepted trajectories to keep; must be at least the number that a trainer
+            may accept between two checkpoints.
         report: gets VersionPublished and Consumed in this thread.
         on_refused: gets the reason of each refusal in this thread.
 
@@ -38,9 +39,9 @@ class Handoff(Background):
         version: newest published version.
         staleness: number of trajectories by age in versions when the trainer took them.
         published: number of published versions, over all incarnations.
-        passed_over: number of trajectories for which a step had no room.
+        passed_over: number of trajectories that the trainer had no time to learn from.
         sent_bytes: weight bytes sent to all receivers.
-        dense_bytes: size of sending whole weights instead.
+        dense_bytes: bytes that whole weights would have taken instead.
         status: last reported status of any incarnation.
     """
 
@@ -61,18 +62,18 @@ class Handoff(Background):
         self._used = 0
         # `_changed` guards all below.
         self._submit: Submit | None = None
-        self._before = TrainerStatus()  # of this incarnation
+        self._before = TrainerStatus()  # last status of this incarnation
         self._waiting: deque[Trajectory] = deque()
         self._taken: deque[Trajectory] = deque(maxlen=kept)
 
     @property
     def waiting(self) -> int:
-        """How many trajectories are not with a trainer."""
+        """Number of trajectories that are still to be sent."""
         with self._changed:
             return len(self._waiting)
 
     def follow(self, submit: Submit | None) -> None:
-        """Switch to another trainer, and resend the kept trajectories first; None pauses."""
+        """Switch to another trainer, and first resend the kept trajectories; None pauses."""
         with self._changed:
             self._submit, self._before = submit, TrainerStatus()
             self._waiting.extendleft(reversed(self._taken))
@@ -102,7 +103,7 @@ class Handoff(Background):
         return self._is_stopping or bool(is_taken and self._waiting and self._submit is not None)
 
     def _send(self, submit: Submit, batch: Sequence[Trajectory]) -> bool:
-        """Send a batch; return whether the trainer settled any of it."""
+        """Send a batch; return False if none of it was accepted, known or refused."""
         try:
             reply = submit(batch)
         except (Unavailable, DeadlineExceeded):
@@ -112,12 +113,12 @@ class Handoff(Background):
         settled = taken | answer.refused.keys()
         with self._changed:
             if submit is not self._submit:
-                return True  # That trainer is gone; the batch is still queued for the next.
+                return True  # That trainer is gone; the batch is still queued for the next trainer.
             for _ in batch:
                 self._waiting.popleft()
             self._taken.extend(one for one in batch if one.number in taken)
             self.refused += len(answer.refused)
-            # Trajectories without room return to the front, to keep the order of `put`.
+            # Trajectories to send later return to the front, to keep the order of `put`.
             self._waiting.extendleft(one for one in reversed(batch) if one.number not in settled)
             before, self._before = self._before, reply.status
         for why in answer.refused.values():
@@ -129,13 +130,13 @@ class Handoff(Background):
         if status.version > self.version:
             self.version = status.version
             self._report(VersionPublished(status.version))
-        # Counts over all incarnations, but a new one falls back to its checkpoint's count.
+        # The count covers all incarnations, but a new trainer restarts from its checkpoint's count.
         used = status.consumed - status.waiting
         if used > self._used:
             self._report(Consumed(used - self._used))
             self._used = used
         self.status = status
-        # Counts of this incarnation alone.
+        # The counts below cover this incarnation alone.
         self.staleness.update(Counter(status.staleness) - Counter(before.staleness))
         self.passed_over += status.passed_over - before.passed_over
         self.published += status.versions - before.versions

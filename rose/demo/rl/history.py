@@ -31,8 +31,11 @@ _BYTES_PER_ELEMENT: Final = 2
 class History(DriverWatch):
     """Records events of the scheduler, its workers and the receivers. Thread-safe.
 
+    A turn consists of parts, one for each worker that ran it. A part stays open, for late tokens,
+    until the turn finishes or moves.
+
     Attributes:
-        resumed: trajectories with a resumed turn.
+        resumed: numbers of the trajectories with a resumed turn.
         moved: (trajectory, turn) of each turn that ran on more than one worker.
     """
 
@@ -48,7 +51,7 @@ class History(DriverWatch):
         self._granted_s: float | None = None
         self._turns: list[TurnRecord] = []
         self._open: dict[int, TurnRecord] = {}
-        self._ended: set[int] = set()  # trajectories in `_open` whose part has an end
+        self._ended: set[int] = set()  # trajectories in `_open` whose part has ended
         self.resumed: set[int] = set()
         self.moved: set[tuple[int, int]] = set()
 
@@ -78,7 +81,7 @@ class History(DriverWatch):
                 )
                 self._commits.append(commit)
                 if not event.is_match:
-                    what = f"{kind.value} worker could not take a version; it is at {event.version}"
+                    what = f"{kind.value} worker undid a commit; it is at version {event.version}"
                     self._incidents.append((now_s, what))
             case GrantChanged() if kind is WorkerKind.BORROWED:
                 self._lease(is_live=event.kv_tokens > 0, now_s=now_s)
@@ -149,8 +152,8 @@ class History(DriverWatch):
     def versions(self) -> tuple[VersionRecord, ...]:
         """One record per version number, with its commits.
 
-        A version may come both as a delta and as a snapshot; its record sums their bytes. An undone
-        commit names the previous version, so it belongs to the next higher one.
+        A version may be sent both as a delta and as a snapshot; its record sums their bytes. An
+        undone commit reports the previous version, so it is recorded under the next higher version.
         """
         with self._lock:
             seen, commits = dict(self._versions), tuple(self._commits)
@@ -237,7 +240,7 @@ class History(DriverWatch):
 class RelayedBytes:
     """Sums the bytes that all incarnations of the relay report. Thread-safe.
 
-    A killed relay's traffic after its last report is missing, at most half a second of it.
+    Traffic of a killed relay after its last report, at most half a second of it, is missing.
     """
 
     def __init__(self) -> None:

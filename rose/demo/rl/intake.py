@@ -16,8 +16,8 @@ class Intake:
     Args:
         group_size: trajectories per group, > 0.
         vocabulary: upper bound of token ids, exclusive.
-        waiting_max: maximum waiting trajectories, at least a group; others must be sent later.
-        learned: numbers learned before this process started.
+        waiting_max: maximum waiting trajectories, >= group_size; others must be sent again later.
+        learned: numbers of the trajectories that were learned before this process started.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Intake:
 
     @property
     def waiting(self) -> int:
-        """How many trajectories wait for `take`."""
+        """Number of trajectories that wait for `take`."""
         with self._changed:
             return self._waiting
 
     @property
     def known(self) -> int:
-        """How many trajectories need not be sent again."""
+        """Number of trajectories that need not be sent again."""
         with self._changed:
             return len(self._known)
 
@@ -54,7 +54,8 @@ class Intake:
 
         Args:
             trajectories: in any order.
-            newest: newest published version; tokens of a newer one are refused.
+            newest: newest published version; trajectories with tokens of a newer version are
+                refused.
         """
         accepted, known, later = [], [], []
         refused: dict[int, str] = {}
@@ -88,7 +89,7 @@ class Intake:
     def drop_stale(self, oldest: int) -> list[Trajectory]:
         """Remove and return incomplete groups whose trajectories are all older than `oldest`.
 
-        Otherwise a group whose last member never comes would occupy its room for ever.
+        Otherwise a group whose last member never arrives would stay in the queue for ever.
         """
         with self._changed:
             dropped: list[Trajectory] = []
@@ -109,9 +110,9 @@ class Intake:
     def _fault(self, one: Trajectory, newest: int) -> str | None:
         name = f"trajectory {one.number}"
         if len(one.tokens) > TRAJECTORY_TOKENS_MAX:
-            return f"{name} has {len(one.tokens)} tokens, at most {TRAJECTORY_TOKENS_MAX} are taken"
+            return f"{name} has {len(one.tokens)} tokens, the limit is {TRAJECTORY_TOKENS_MAX}"
         if (token := max(one.tokens)) >= self._vocabulary:
             return f"{name} has token {token}, the model knows ids below {self._vocabulary}"
         if (version := max(one.versions)) > newest:
-            return f"{name} is of version {version}, the newest is {newest}"
+            return f"{name} has tokens of version {version}, the newest version is {newest}"
         return None

@@ -42,14 +42,14 @@ class TrainerStatus:
         steps: changes of the weights, over all incarnations.
         staleness: trajectories by staleness, in this incarnation.
         dropped_stale: trajectories too old to learn from, over all incarnations.
-        passed_over: trajectories that a step had no time for, in this incarnation.
+        passed_over: trajectories that the trainer had no time to learn from, in this incarnation.
         consumed: trajectories that need not be sent again: learned, dropped or waiting.
         waiting: consumed trajectories that are not learned yet.
         durable: consumed trajectories in the last checkpoint; the others are lost if the trainer
             dies.
         versions: versions published in this incarnation.
         bytes_sent: chunk bytes sent to all receivers, in this incarnation.
-        dense_bytes: size of sending all weights to each receiver instead.
+        dense_bytes: bytes that whole weights to each receiver would have taken instead.
     """
 
     version: int = 0
@@ -77,7 +77,7 @@ def submit(connection: Connection, trajectories: Sequence[Trajectory]) -> Reply:
     """Send 0 to `SUBMIT_MAX` trajectories to a trainer, and wait for its reply.
 
     Duplicates count once. After `Unavailable` the caller cannot know whether the trajectories
-    arrived, and sends them to the next incarnation, which recognises duplicates by number.
+    arrived, so it sends them again to the next incarnation, which recognises duplicates by number.
 
     Raises:
         CorruptData: the reply cannot be read.
@@ -89,4 +89,4 @@ def submit(connection: Connection, trajectories: Sequence[Trajectory]) -> Reply:
     except msgspec.DecodeError as error:
         raise CorruptData(f"the trainer's reply cannot be read: {error}") from error
     except (EOFError, OSError) as error:
-        raise Unavailable(f"the trainer is gone: {error}") from error
+        raise Unavailable(f"the trainer has disconnected: {error}") from error

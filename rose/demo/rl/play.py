@@ -30,7 +30,7 @@ async def play(
         number: trajectory number, unique in a run.
         seed: sampling seed, >= 0.
         settings: size limits.
-        wait_s: maps `(trajectory, turn)` to the duration of that turn's tool.
+        wait_s: maps `(trajectory, turn)` to the duration of that turn's tool, in seconds.
 
     Raises:
         TrajectoryDropped: the scheduler dropped the trajectory.

@@ -62,12 +62,12 @@ def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: floa
 def clipped_loss(
     logprobs: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor, *, clip: float
 ) -> torch.Tensor:
-    """Return the sum over tokens of -min(ratio A, clipped ratio A).
+    """Return the sum over tokens of -min(ratio * A, clipped ratio * A), where A is the advantage.
 
     Args:
-        logprobs: (k,) logprob of each token under the current weights.
-        behaviour: (k,) logprob of each token when it was generated.
-        advantages: (k,) advantage of each token's trajectory.
+        logprobs: (k,) floating, logprob of each token under the current weights.
+        behaviour: (k,) fp32, logprob of each token when it was generated.
+        advantages: (k,) fp32, advantage of each token's trajectory.
         clip: distance of a ratio from 1 beyond which its gradient is cut.
 
     Returns:
@@ -86,7 +86,7 @@ class Microbatch:
     Args:
         tokens: (b, t) int64, 0 where padded.
         is_token: (b, t) int64, 1 where not padded.
-        is_learned: (b, t - 1) bool: the *next* token was generated.
+        is_learned: (b, t - 1) bool, whether the policy generated the *next* token.
         targets: (k,) int64, the tokens to learn from.
         behaviour: (k,) fp32, their logprobs when they were generated.
         advantages: (k,) fp32, the advantages of their trajectories.
@@ -107,7 +107,7 @@ def first_groups(trajectories: Sequence[Trajectory], most: int) -> list[Trajecto
 
     Args:
         trajectories: in order of priority.
-        most: groups are added while the result is shorter than this; 0 returns all.
+        most: whole groups are added until the result has this length; 0 returns all trajectories.
     """
     if most == 0:
         return list(trajectories)
@@ -131,7 +131,7 @@ def microbatches(
     Args:
         trajectories: in any order; equal sets give equal microbatches.
         advantages: advantage of each trajectory.
-        tokens_max: maximum tokens of a padded microbatch; a longer trajectory gets its own.
+        tokens_max: maximum tokens of a padded microbatch; a longer trajectory is alone in one.
     """
     pairs = [pair for pair in zip(trajectories, advantages, strict=True) if pair[1] != 0.0]
     pairs.sort(key=lambda pair: (len(pair[0].tokens), pair[0].number))

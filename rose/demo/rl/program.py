@@ -1,8 +1,9 @@
 """The trainer's own process: `python -m rose.demo.rl.program OPTIONS`.
 
 When ready, it prints one line of JSON: its incarnation, its weight version, and the address for
-receivers of weights. It answers its parent through its standard input, which is a socket. It saves
-and exits when the socket closes or on SIGTERM. Receivers authenticate with ROSE_TOKEN.
+receivers of weights. It answers its parent through its standard input, which is a socket. When the
+socket closes, or on SIGTERM, it saves a checkpoint and exits. Receivers authenticate with
+ROSE_TOKEN.
 """
 
 import signal
@@ -68,7 +69,7 @@ def _train(options: TrainerOptions, stop: threading.Event) -> None:
             settings=options.settings,
             clock=BootClock(),
         )
-        # A daemon that is not joined: the next incarnation recognises late submissions by number.
+        # This thread is not joined: the next incarnation recognises late submissions by number.
         Thread(
             partial(_answer, training, stop), name="rose-answer", on_failure=lambda _: stop.set()
         ).start()

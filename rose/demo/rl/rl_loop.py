@@ -39,7 +39,7 @@ from rose.transfer.wire.remote import RemoteSource
 
 
 class NotedSource(SourceAround):
-    """A `rose.transfer.source.Source` that reports the manifests of another.
+    """Wraps a `rose.transfer.source.Source` and reports its manifests.
 
     Args:
         source: wrapped source.
@@ -75,7 +75,7 @@ _TOKEN_BYTES: Final = 32
 
 
 def _is_beyond_help(event: WorkerEvent) -> bool:
-    """Return whether a dedicated worker is lost, or gave up its grant over unknown weights."""
+    """Return whether a dedicated worker is lost, or has no grant since its weights are unknown."""
     return isinstance(event, WorkerLost) or (
         isinstance(event, GrantChanged) and event.kv_tokens == 0
     )
@@ -86,7 +86,7 @@ class RlLoop:
 
     Args:
         settings: settings of the loop.
-        wait_s: maps `(trajectory, turn)` to the tool's duration.
+        wait_s: maps `(trajectory, turn)` to the tool's duration in seconds.
         clock: time source.
 
     Attributes:
@@ -114,7 +114,8 @@ class RlLoop:
         )
         self.history = self.rollouts.history
         self._token = secrets.token_hex(_TOKEN_BYTES)
-        self._trainer_address = self._weights_address = "127.0.0.1:0"  # the second is the relay's
+        self._trainer_address = "127.0.0.1:0"
+        self._weights_address = "127.0.0.1:0"  # where the relay listens
         self.relayed = RelayedBytes()
         self.programs: dict[str, Supervisor] = {}
         self._given_up: str | None = None
@@ -148,17 +149,17 @@ class RlLoop:
         """Add a borrowed worker after `start`; its engine must be running.
 
         Args:
-            worker: number `BORROWED`, made with `on_event=rl_loop.rollouts.receive`.
-            weights: weights of its engine's model, loaded from the same preset or folder.
+            worker: worker with number `BORROWED`, made with `on_event=rl_loop.rollouts.receive`.
+            weights: weights of the engine's model, loaded from `settings.model`.
             seats: maximum concurrent turns.
-            share: expected share of the time in which it runs, > 0; scales the measured speed of
-                the dedicated worker.
+            share: expected share of time in which the worker runs, > 0; its speed is estimated as
+                this share of the dedicated worker's measured speed.
         """
         source = RemoteSource(self._weights_address, self._token)
         noted = NotedSource(source, self.history.version)
         self._receiver = receive(noted, weights, worker, version=0)
         self._parts.callback(self._receiver.close)
-        self._parts.callback(source.close)  # Runs first, to unblock the receiver.
+        self._parts.callback(source.close)  # Runs before the receiver's close, to unblock it.
         measured = self._speed
         can = Capabilities(
             seats=seats,
@@ -185,7 +186,7 @@ class RlLoop:
             if part.error is not None:
                 return str(part.error)
         if self._receiver is not None and self._receiver.state is ReceiverState.QUARANTINED:
-            return "the borrowed worker's weights are those of no version"
+            return "the borrowed worker's weights match no version"
         return self._given_up
 
     def stop(self) -> None:
@@ -237,7 +238,7 @@ class RlLoop:
         )
         self._parts.callback(self.programs[name].stop)
         if not is_up.wait(timeout=_READY_S):
-            raise DeadlineExceeded(f"the {name} is not ready after {_READY_S:g} s")
+            raise DeadlineExceeded(f"the {name} was not ready within {_READY_S:g} s")
         if self._given_up is not None:
             raise Unavailable(self._given_up)
 

@@ -37,7 +37,7 @@ class Groups:
         self._again: deque[int] = deque()
 
     def take(self) -> int:
-        """Return the group of the next trajectory; groups with a dropped one come first."""
+        """Return the group of the next trajectory; groups with a dropped trajectory come first."""
         return self._again.popleft() if self._again else next(self._fresh)
 
     def give_back(self, group: int) -> None:
@@ -61,7 +61,7 @@ class RolloutThread(Background):
         settings: number and size limits of trajectories.
         scheduler: scheduler settings.
         seed: seed of tasks and sampling, >= 0.
-        wait_s: maps `(trajectory, turn)` to the duration of that turn's tool.
+        wait_s: maps `(trajectory, turn)` to the duration of that turn's tool, in seconds.
         on_finished: gets each finished trajectory in this thread; must not block.
         clock: clock of the scheduler and the history.
         draw_task: maps a group to its task, with a new environment each time; None uses
@@ -95,7 +95,7 @@ class RolloutThread(Background):
         self._wait_s = wait_s
         self._on_finished = on_finished
         self._is_open = Event()
-        # Both are set once `_is_open` is.
+        # Both are set before `_is_open` is.
         self._loop: asyncio.AbstractEventLoop
         self._over: asyncio.Future[None]
         # Only this thread writes the rest; other threads read counts.
@@ -140,7 +140,7 @@ class RolloutThread(Background):
         super().stop()
 
     def counts(self) -> TrajectoryCounts:
-        """Return the counts of trajectories so far, without the trainer's; exact after `stop`."""
+        """Return the trajectory counts that this thread knows; exact after `stop`."""
         in_flight, over = len(self._in_flight), self._finished + self._dropped
         return TrajectoryCounts(
             started=self._started,
@@ -153,7 +153,7 @@ class RolloutThread(Background):
 
     def _call(self, act: Callable[..., None], *arguments: object) -> None:
         """Schedule a call in this thread, unless it has ended."""
-        check(self._is_open.is_set(), "the rollouts have not been started")
+        check(self._is_open.is_set(), "start must be called before any other method")
         with suppress(RuntimeError):  # The event loop is closed.
             self._loop.call_soon_threadsafe(act, *arguments)
 

@@ -15,7 +15,7 @@ class RolloutLimits:
         group_size: trajectories that share a task, > 0.
         turn_tokens_max: token limit of a turn, > 0.
         context_tokens_max: token limit of a trajectory, at most `TRAJECTORY_TOKENS_MAX`, since the
-            trainer refuses longer ones.
+            trainer refuses longer trajectories.
     """
 
     in_flight: int
@@ -32,9 +32,11 @@ class TrainerSettings:
         lr: constant learning rate of AdamW, > 0.
         batch: minimum trajectories per step, >= 1; groups are never split.
         learned_max: a step adds whole groups until it has this many trajectories, and counts the
-            rest as passed over. 0 learns from all, which may be slower than rollouts arrive.
-        is_bf16: multiply in bf16 instead of fp32, forward and backward: faster on processors with
-            bf16, but ratios of unchanged weights then differ from 1 by about a percent.
+            rest as passed over. With 0 a step learns from all, which may take longer than rollouts
+            take to generate as many.
+        is_bf16: multiply in bf16 instead of fp32, forward and backward. Faster on processors with
+            bf16, but probability ratios then differ from 1 by about 1 % even if the weights have
+            not changed.
         max_staleness: maximum age in versions, >= 0; older trajectories are dropped and counted.
         publish_every_s: minimum time between versions.
         checkpoint_every: versions between two checkpoints, >= 1.
@@ -80,11 +82,12 @@ class RlLoopSettings:
     Args:
         model: the policy, a preset or a folder; every program loads it separately.
         seed: seed of the policy's weights, the tasks and the sampling.
-        folder: folder of this loop alone; gets the trainer's checkpoint.
+        folder: folder that no other loop uses; holds the trainer's checkpoint.
         is_background: whether all programs run under SCHED_IDLE.
-        scheduler: must admit more trajectories than the trainer waits for: a batch and two groups.
+        scheduler: must admit more trajectories than a batch and two groups, since the trainer may
+            wait for that many.
         seats: maximum concurrent turns on the dedicated worker.
-        kv_tokens: size of its KV cache, in tokens.
+        kv_tokens: KV cache of the dedicated worker, in tokens.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Runs a program of rose as a child process: restarted when it dies, and never orphaned."""
+"""Runs a program of rose as a child process, restarts it when it dies, and never orphans it."""
 
 import fcntl
 import json
@@ -67,13 +67,14 @@ class Supervisor:
             on_line: gets every other line of stdout and stderr.
             token: value of ROSE_TOKEN for the program.
             is_background: whether the program runs under SCHED_IDLE. Niceness is not enough:
-                serving shares an interpreter lock with threads on other cores, and a thread that
-                waits for a core while holding that lock delays serving.
-            restarts_max: maximum restarts within a minute; another death gives the program up.
+                threads of serving's process share the program's cores, and a thread that waits for
+                a core while it holds the interpreter lock delays serving.
+            restarts_max: maximum restarts within a minute; after one more death the program is
+                given up.
             backoff_s: pause before the first restart, doubled with every death in that minute.
             ready_within_s: time limit for the ready line; then the program is killed, which counts
                 as a death.
-            stop_s: time limit to end after SIGTERM, and again after SIGKILL.
+            stop_s: time limit for the program to end after SIGTERM, and again after SIGKILL.
             clock: time source; None for the boot clock.
         """
         self._make_command = make_command
@@ -119,10 +120,10 @@ class Supervisor:
             self._thread.join(timeout=self._stop_s)
             if not self._thread.is_alive():
                 return
-        raise DeadlineExceeded(f"a program does not end, {self._stop_s:g} s after it was killed")
+        raise DeadlineExceeded(f"the program still runs {self._stop_s:g} s after it was killed")
 
     def _signal(self, number: signal.Signals) -> None:
-        # The lock is held for long only while a dead process is reaped, and that one needs no
+        # The lock is held for long only while a dead process is reaped, and a dead process needs no
         # signal.
         if self._lock.acquire(timeout=self._stop_s):
             try:
@@ -134,7 +135,7 @@ class Supervisor:
     # ---- the thread -----------------------------------------------------------------------------
 
     def _broke(self, failure: BaseException) -> None:
-        self._on_death(f"its supervisor has ended: {sentence(failure)}", True)
+        self._on_death(f"the thread that supervises it has failed: {sentence(failure)}", True)
 
     def _run(self) -> None:
         for self._incarnation in count():
@@ -167,7 +168,7 @@ class Supervisor:
                     code = process.wait()
                     self._process = None
         how = f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
-        last_words = f"; it last said: {self._last_line}" if self._last_line else ""
+        last_words = f"; its last output: {self._last_line}" if self._last_line else ""
         name = " ".join(command[:3]).splitlines()[0]
         return f"'{name}': {why}{how}{last_words}"
 
@@ -182,7 +183,8 @@ class Supervisor:
         # Nothing is written to the lifeline, and only this process holds its write end.
         theirs, lifeline = os.pipe()
         stack.callback(os.close, lifeline)
-        # Not closed here, since another thread may be reading; it closes with its last reference.
+        # `connection` is not closed here, since another thread may be reading from it; it closes
+        # with its last reference.
         connection, stdin = Pipe()
         with os.fdopen(theirs), stdin, self._lock:
             process = subprocess.Popen(
@@ -195,7 +197,7 @@ class Supervisor:
                 pass_fds=(theirs,),
                 start_new_session=True,
             )
-            # A parent-death signal would already come when the starting thread ends.
+            # PR_SET_PDEATHSIG would already kill the program when the starting thread ends.
             fcntl.fcntl(theirs, fcntl.F_SETOWN, -process.pid)
             fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
@@ -203,7 +205,7 @@ class Supervisor:
         if process.stdout is not None:
             stack.enter_context(process.stdout)
         if self._is_background:
-            # Threads that it starts later inherit this.
+            # Threads that the program starts later inherit the policy.
             os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
         return process, connection
 
@@ -245,7 +247,7 @@ class Supervisor:
                     selector.unregister(pipe)
 
     def _take(self, line: bytes, connection: Connection, *, is_ready: bool) -> bool:
-        """Take a line; return whether the program is ready."""
+        """Process a line of output; return whether the program is ready."""
         text = line.decode(errors="replace")
         if not is_ready:
             with suppress(ValueError):
@@ -258,7 +260,7 @@ class Supervisor:
         return is_ready
 
     def _pause_s(self) -> float | None:
-        """Count a death; return the pause before the next start, None to give up."""
+        """Count a death; return the pause in seconds before the next start, None to give up."""
         now_ns = self._clock.now_ns()
         self._deaths_ns.append(now_ns)
         while now_ns - self._deaths_ns[0] > _WINDOW_S * NS_PER_S:

@@ -77,23 +77,24 @@ class Masters:
 
 _ROWS: Final = ("exp_avg", "exp_avg_sq")  # AdamW's state of each weight
 _CLIP: Final = 0.2  # maximum distance of a token's ratio from 1
-_GRAD_NORM_MAX: Final = 1.0  # longer gradients are scaled down to it
+_GRAD_NORM_MAX: Final = 1.0  # larger gradients are scaled down to this norm
 _MICROBATCH_TOKENS: Final = 2048  # padded tokens of one forward pass
 
 
 @dataclass(frozen=True, slots=True)
 class TrainStats:
-    """Statistics of one step.
+    """Statistics of one step. Kept trajectories are neither too old nor passed over.
 
     Args:
-        loss: mean loss per generated token of the trajectories that were kept.
+        loss: mean loss per generated token of the kept trajectories.
         reward_mean: mean reward of all submitted trajectories.
-        staleness: versions published since each trajectory's oldest token, dropped ones included.
+        staleness: versions since each trajectory's oldest token, dropped trajectories included.
         grad_norm: gradient norm before clipping.
-        tokens: generated tokens of the trajectories that were kept.
+        tokens: generated tokens of the kept trajectories.
         dropped_stale: number of trajectories too old to learn from.
-        passed_over: number of trajectories neither too old nor learned from.
-        is_changed: whether the weights changed; False if no rewards differed within a group.
+        passed_over: number of trajectories beyond `TrainerSettings.learned_max`, or in groups
+            without differing rewards.
+        is_changed: whether the weights changed; False if rewards were equal within each group.
     """
 
     loss: float
@@ -121,7 +122,7 @@ class PolicyTrainer:
 
     Args:
         model: a causal language model in fp32 on the CPU: (input_ids, attention_mask) to logits.
-            The trainer owns it, and it computes with the rounded weights from now on.
+            The trainer owns the model, which computes with the rounded weights from now on.
         settings: trainer settings.
     """
 
@@ -149,7 +150,7 @@ class PolicyTrainer:
     def step(self, trajectories: Sequence[Trajectory], *, published: int) -> TrainStats:
         """Learn once from trajectories, comparing rewards within this call.
 
-        Weights and moments stay unchanged if no rewards differ within a group, or if all
+        Weights and moments stay unchanged if rewards are equal within each group, or if all
         trajectories are too old.
 
         Args:
@@ -214,7 +215,7 @@ class PolicyTrainer:
                 )
             logits = output.logits[:, :-1][batch.is_learned]
             logprobs = token_logprobs(logits, batch.targets, TEMPERATURE)
-            # Dividing by all tokens of the step makes the cut into microbatches irrelevant.
+            # Divided by all tokens of the step, so that the cut into microbatches does not matter.
             part = clipped_loss(logprobs, batch.behaviour, batch.advantages, clip=_CLIP) / tokens
             part.backward()
             loss, has_learned = loss + float(part.detach()), True

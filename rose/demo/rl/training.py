@@ -34,7 +34,7 @@ def unsaved_max(batch: int, group_size: int) -> int:
     """Return how many accepted trajectories a trainer's death may lose.
 
     A trainer may learn from all waiting trajectories at once before it saves, while as many new
-    ones arrive.
+    trajectories arrive.
     """
     return _UNSAVED_MAX + 2 * waiting_max(batch, group_size)
 
@@ -43,7 +43,7 @@ class Training:
     """One incarnation of a trainer.
 
     One thread calls `run`; any thread may call `submit` and `status`. The checkpoint reserves
-    version numbers before their use, so an incarnation after a kill starts above all used ones.
+    version numbers before their use, so the incarnation after a kill starts above all used numbers.
 
     Args:
         trainer: trainer with the weights of the checkpoint.
@@ -73,7 +73,7 @@ class Training:
         self._settings = settings
         self._clock = clock
         self._is_ahead = False  # whether the weights changed since the last publication
-        # Newest version of any token: workers may use a version before `publish` has returned.
+        # Newest version that a token may have: workers may use it before `publish` has returned.
         self._newest = weights.version
         self._published_ns = clock.now_ns()
         self._learned = set(progress.learned)
@@ -192,7 +192,7 @@ class PublishedWeights:
         self._publisher = RowPublisher(
             bits, version.run, version.incarnation, version.n, log=self._log
         )
-        # Other threads read it, and must not wait for a publication in progress.
+        # Other threads read this number, and must not wait for a publication in progress.
         self._n = version.n
         self._server = serve(self._log, address, token=token)
 
@@ -211,7 +211,7 @@ class PublishedWeights:
         self._n = self._publisher.publish(bits).version.n
 
     def traffic(self) -> tuple[int, int]:
-        """Return the bytes sent to receivers, and the size of sending whole weights instead."""
+        """Return the bytes sent to receivers, and the bytes of whole weights instead."""
         sums = self._log.statistics()
         return sums.sent_bytes, sums.dense_bytes
 

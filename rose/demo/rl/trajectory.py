@@ -23,8 +23,10 @@ class Trajectory:
         environment: name of the environment.
         tokens: ids of the whole context; at least one is generated, and the first is not.
         is_generated: whether the policy generated each token.
-        logprobs: natural logprob of each token when generated; 0.0 for read tokens.
-        versions: weight version that generated each token; `NOT_GENERATED` for read tokens.
+        logprobs: natural logprob of each generated token when it was generated; 0.0 for tokens that
+            were read.
+        versions: weight version that generated each token; `NOT_GENERATED` for tokens that were
+            read.
         reward: sum over all turns.
         turns: number of turns, > 0.
 
@@ -61,20 +63,26 @@ class Trajectory:
     def _fault(self) -> str | None:
         rows = {len(self.tokens), len(self.is_generated), len(self.logprobs), len(self.versions)}
         if len(rows) != 1:
-            return "tokens, is_generated, logprobs and versions differ in length"
+            return "tokens, is_generated, logprobs and versions must have the same length"
         if not any(self.is_generated):
-            return "no token of it was generated"
+            return "at least one token must be generated"
         if self.is_generated[0]:
-            return "its first token was generated from nothing"
+            return "the first token must be read, not generated"
         if min(self.tokens) < 0:
-            return "a token is below 0"
+            return f"token ids must be >= 0, got {min(self.tokens)}"
         if self.turns <= 0 or not isfinite(self.reward):
-            return f"{self.turns} turns and a reward of {self.reward} are not what a play gives"
+            return f"turns must be > 0 and reward finite, got {self.turns} and {self.reward}"
         for is_generated, logprob, version in zip(
             self.is_generated, self.logprobs, self.versions, strict=True
         ):
             if is_generated and not (logprob <= 1e-6 and isfinite(logprob) and version >= 0):
-                return f"a generated token has logprob {logprob} and version {version}"
+                return (
+                    f"a generated token must have a logprob <= 0 and a version >= 0, got {logprob} "
+                    f"and {version}"
+                )
             if not is_generated and not (logprob == 0.0 and version == NOT_GENERATED):
-                return f"a token that was read has logprob {logprob} and version {version}"
+                return (
+                    f"a token that was read must have logprob 0.0 and version {NOT_GENERATED}, got "
+                    f"{logprob} and {version}"
+                )
         return None

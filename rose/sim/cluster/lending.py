@@ -1,14 +1,15 @@
 """The loans of a serving device: a table filled by the stepwise machine of `rose.sim`.
 
-A row is one run of the machine at a steady arrival rate, with the lengths and second-scale bursts
-of the traffic: rollouts' share of compute, serving's context tokens, and the latencies of each
-request. Rows are computed on demand and kept. A device's loan over time is composed of half-minute
-pieces, each from the row of the device's arrival rate at that time. Between two rates of the grid
-one of both rows is chosen at random, the nearer one more often.
+A row is the result of one run of the machine at a steady arrival rate, with the lengths and
+second-scale bursts of the traffic: rollouts' share of compute, serving's context tokens, and the
+latencies of each request. Rows are computed on demand and kept. A device's loan over time is
+composed of half-minute pieces, each from the row of the device's arrival rate at that time. If this
+rate is between two rates of the grid, one of the two rows is chosen at random; the nearer row is
+more likely.
 
 Effects across piece borders are neglected: running requests, and the queue of a burst longer than a
-piece. Each row is one random draw of requests, with number and lengths spread evenly;
-`tests/sim/test_lending.py` measures the error against the machine itself.
+piece. Each row is one random draw of the expected number of requests, with lengths spread evenly
+over the mix; `tests/sim/test_lending.py` measures the error against the machine itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,12 +34,12 @@ Ints = npt.NDArray[np.int64]
 BIN_MS: Final = 1000.0
 PIECE_BINS: Final = 30
 PIECES: Final = 3  # per row
-# Warm-up of a row, so that requests overlap; one may take this long where lending slows it.
+# Warm-up of a row, so that requests overlap; a slowed request may take this long.
 _WARM_BINS: Final = 30
 _WARM_MS: Final = _WARM_BINS * BIN_MS
-# Requests per second, each twice the one before: from 0.01 to about 160.
+# Requests per second: 0, and from 0.01 to about 160, each rate twice the previous one.
 RATES_RPS: Final = (0.0, *(0.01 * 2**step for step in range(15)))
-# Rollout steps that the machine runs beyond the end, so that all work in the row ends.
+# Rollout steps that the machine runs beyond the row, so that all segments in the row end.
 _STEPS_BEHIND: Final = 10
 
 
@@ -47,7 +48,7 @@ class Mix:
     """Requests of serving, without their rate.
 
     Args:
-        lengths: (prompt, output) tokens of requests, by output; all equally likely.
+        lengths: (prompt, output) tokens of equally likely requests, in ascending order of output.
         variation: standard deviation of the per-second rate over its mean, >= 0; 0 is a Poisson
             process.
     """
@@ -67,7 +68,7 @@ class Mix:
             raise InvalidArgument(f"variation is {self.variation}, give a number >= 0")
 
     def requests(self, rates_rps: Column, random: np.random.Generator) -> list[Request]:
-        """Return requests for given per-second rates: the expected number, rounded.
+        """Return requests at the given rate of each second; their number is the rounded mean.
 
         Lengths are spread evenly over all of `lengths`, so that few requests are representative.
         """
@@ -92,7 +93,7 @@ class SimulatedLender:
     Args:
         device: cost model.
         scheme: one of `rose.sim.SCHEMES`.
-        slo: serving's targets; scheme "rose" lends at its slowdown.
+        slo: serving's targets; the scheme "rose" lends at the slowdown in them.
         mix: requests of serving.
     """
 
@@ -103,9 +104,9 @@ class SimulatedLender:
 
 
 class RequestLatencies(NamedTuple):
-    """Latencies of requests, one per row; `weight` is the number of requests a row stands for.
+    """Latency columns; `weight` is the number of requests that an entry stands for.
 
-    `tpot_ms` is a request's mean; NaN with a single token.
+    `tpot_ms` is the mean of a request; NaN with a single token.
     """
 
     ttft_ms: Column
@@ -114,7 +115,7 @@ class RequestLatencies(NamedTuple):
     weight: Column
 
     def quantile(self, column: str, share: float) -> float:
-        """Return a weighted quantile of a column, without NaN; NaN if it is empty."""
+        """Return a weighted quantile of a column's finite values; NaN if there are none."""
         values = getattr(self, column)
         known = np.isfinite(values) & (self.weight > 0)
         order = np.argsort(values[known], kind="stable")
@@ -126,7 +127,7 @@ class RequestLatencies(NamedTuple):
 
     @property
     def late(self) -> float:
-        """Return the share of requests that missed a target; 0 without any."""
+        """Return the share of requests that missed a target; 0 without requests."""
         total = float(self.weight.sum())
         return float(self.weight[self.is_late].sum()) / total if total else 0.0
 
@@ -140,12 +141,12 @@ def joined(parts: Iterable[tuple[RequestLatencies, float]]) -> RequestLatencies:
 
 
 class LendingRow(NamedTuple):
-    """The machine's results for each second, and for each request that arrived in them.
+    """The machine's results for each second, and for each request that arrived in these seconds.
 
     Args:
         share: (bins,) share of the device's compute for rollouts.
-        context: (bins,) most tokens of serving's contexts.
-        busy: share of the time with a request.
+        context: (bins,) largest number of tokens in serving's contexts.
+        busy: share of the time with at least one live request.
         latencies: latencies of the requests, in order of arrival.
     """
 
@@ -172,8 +173,8 @@ def run(
 ) -> LendingRow:
     """Serve requests with endless rollout work behind them.
 
-    Rollout work is in milliseconds of an undisturbed device. Noise can make it cheaper than it
-    counts; a share is at most 1.
+    Rollout work counts as milliseconds of an undisturbed device. With noise, work can take less
+    time than it counts, so shares are capped at 1.
 
     Args:
         lender: serving device and scheme.
@@ -207,7 +208,7 @@ def run(
 def _latencies(
     requests: Sequence[Request], outcome: ArmOutcome, slo: SLO
 ) -> tuple[RequestLatencies, Column]:
-    """Return the latencies of each request, and its end."""
+    """Return the latencies of all requests, and (n,) their end times in ms."""
     rows = [(one.ttft_ms, one.mean_tpot_ms, one.output_tokens) for one in outcome.requests]
     ttft_ms, tpot_ms, tokens = np.array(rows, dtype=np.float64).reshape(-1, 3).T
     arrival_ms = np.array([one.arrival_ms for one in requests])
@@ -219,7 +220,7 @@ def _latencies(
 
 
 def _busy(begins_ms: Column, ends_ms: Column, edges_ms: Column) -> float:
-    """Return the share of the time between the outer edges with a request."""
+    """Return the share of time between the outer edges with at least one live request."""
     low, high = edges_ms[0], edges_ms[-1]
     before = np.maximum.accumulate(np.concatenate(([low], ends_ms)))[:-1]
     lasts = np.minimum(ends_ms, high) - np.minimum(np.maximum(begins_ms, before), high)
@@ -240,7 +241,7 @@ class _Watch:
             self._number[what].append(number)
 
     def share(self, edges_ms: Column, layer_ms: float) -> Column:
-        """Return (bins,) rollout work, spread evenly over each segment."""
+        """Return (bins,) rollout work per bin; a segment's work is spread evenly over its time."""
         ends = np.array(self._at["segment_end"], dtype=np.float64) / NS_PER_MS
         begins = np.array(self._at["segment"][: len(ends)], dtype=np.float64) / NS_PER_MS
         done_ms = layer_ms * np.cumsum(np.array(self._number["layers"], dtype=np.float64))
@@ -250,7 +251,7 @@ class _Watch:
         return share
 
     def context(self, edges_ms: Column) -> Column:
-        """Return (bins,) the most tokens in each bin, including at its start."""
+        """Return (bins,) the largest number of tokens during each bin, including its start."""
         at_ms = np.array(self._at["context"], dtype=np.float64) / NS_PER_MS
         tokens = np.array(self._number["context"], dtype=np.float64)
         peak: Column = tokens[np.searchsorted(at_ms, edges_ms[:-1], side="right") - 1]
@@ -262,11 +263,11 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The pieces of rows that compose the time of some devices.
+    """The pieces of rows that make up the timelines of some devices.
 
     Args:
         points: (pieces, devices) indices of the rate grid.
-        places: (pieces, devices) piece of the row, 0..PIECES - 1.
+        places: (pieces, devices) index of the piece in its row, 0..PIECES - 1.
     """
 
     points: Ints
@@ -281,8 +282,8 @@ class Pieces:
         Args:
             rates_rps: (pieces,) arrival rate of each device, >= 0.
             devices: number of devices.
-            shared: probability that a device has the common piece, since bursts of a service reach
-                all.
+            shared: probability that a device gets the piece that devices have in common, since
+                bursts of a service reach all its devices.
             random: random generator.
         """
         lower, above = _between(rates_rps)
@@ -292,7 +293,7 @@ class Pieces:
         return cls(lower[:, None] + (up < above[:, None]), (place * PIECES).astype(np.int64))
 
     def columns(self, lender: SimulatedLender) -> tuple[Column, Column]:
-        """Return (bins, devices) twice: shares, and serving's context tokens."""
+        """Return two (bins, devices) arrays: shares, and serving's context tokens."""
         used, at = np.unique(self.points, return_inverse=True)
         rows = [row(lender, int(point)) for point in used]
         at = at.reshape(self.points.shape)
@@ -306,7 +307,7 @@ class Pieces:
         return laid
 
     def latencies(self, lender: SimulatedLender) -> RequestLatencies:
-        """Return the latencies of the requests of all pieces, each row once with its weight."""
+        """Return the latencies of the requests of all pieces; the weight counts uses of a row."""
         used, counts = np.unique(self.points, return_counts=True)
         return joined(
             (row(lender, int(point)).latencies, float(count))
@@ -338,13 +339,13 @@ def _rate_at(
 
 
 def rate_of(lender: SimulatedLender, busy: float) -> float:
-    """Return the rate at which a device has a request for the share `busy` < 1 of the time."""
+    """Return the requests/s at which a device is busy for the share `busy` < 1 of the time."""
     rate_rps = _rate_at(lender, busy, lambda one: one.busy)
-    check(rate_rps is not None, "an overloaded device is always busy")
+    check(rate_rps is not None, "the largest rate of the grid must keep a device busy")
     return rate_rps or 0.0
 
 
 def capacity_of(lender: SimulatedLender, late: float) -> float:
-    """Return the rate at which the share `late` of the requests is late."""
+    """Return the requests/s at which the share `late` of the requests is late."""
     rate_rps = _rate_at(lender, late, lambda one: one.latencies.late)
     return RATES_RPS[-1] if rate_rps is None else rate_rps

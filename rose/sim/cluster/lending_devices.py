@@ -1,7 +1,7 @@
 """Step costs of a model on a GPU, from data sheets and shapes or from measurements.
 
-Data sheets, and attainable shares of them, are in `rose/slo/priors.json`, each with its source;
-shapes are in `rose/memory/presets.json`.
+Data-sheet figures, and the attainable shares of these figures, are in `rose/slo/priors.json`, each
+with its source. Shapes are in `rose/memory/presets.json`.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from rose.units import GIB, MS_PER_S
 # CUDA context, graphs and activations of an engine.
 ENGINE_BYTES: Final = 2 * GIB
 BF16_KV: Final = KVDtype(element_bytes=2)
-_BATCH: Final = 64  # the most sequences that are expected
-# BLIS (inference-sim), fitted per sequence and step of vLLM: 3 to 5 us.
+_BATCH: Final = 64  # largest expected number of sequences
+# Per sequence and step of vLLM, BLIS (inference-sim) fitted 3 to 5 us.
 _SEQUENCE_MS: Final = 0.004
-# Assumed: an all-reduce of a decode step's activations over NVLink costs latency; two per layer.
+# Assumed latency of an all-reduce of a decode step's activations over NVLink.
 _ALL_REDUCE_MS: Final = 0.01
 _ALL_REDUCES_OF_LAYER: Final = 2
 _MATRICES_OF_AN_EXPERT: Final = 3
@@ -77,8 +77,8 @@ class StepCost:
 
         Args:
             rollout: step cost of the rollout engine.
-            rollout_layers: layers of its model, > 0.
-            rollout_tokens: prompt tokens of its step, at its heaviest; 512 is the paper's limit.
+            rollout_layers: layers of the rollout model, > 0.
+            rollout_tokens: prompt tokens of the heaviest rollout step; 512 is the paper's limit.
         """
         return DeviceModel(
             base_ms=self.base_ms,
@@ -92,11 +92,11 @@ class StepCost:
 
 
 def roofline_cost(shape: ModelShape, gpu: str, *, tp: int = 1) -> StepCost:
-    """Return the step cost by the data sheet of `gpu`.
+    """Return the step cost according to the data sheet of `gpu`.
 
-    A decode step takes the longer of weight reading and arithmetic; the result is a straight line
-    fitted to that over 1 to 64 sequences. With experts a larger batch activates more of them: n
-    sequences with k of N experts per token read N (1 - (1 - k / N)^n).
+    A decode step takes as long as weight reading or arithmetic, whichever is longer. A straight
+    line is fitted to this time over 1 to 64 sequences. A larger batch reads more experts: n
+    sequences that use k of N experts per token read N (1 - (1 - k / N)^n) experts.
 
     Args:
         shape: model, bf16 or FP8 as published; KV is bf16.
@@ -139,7 +139,7 @@ def kv_tokens(shape: ModelShape, gpu: str, *, tp: int = 1) -> int:
 
 
 def pool_bytes(gpu: str, *shapes: ModelShape, tp: int = 1) -> int:
-    """Return the memory for KV on one of `tp` GPUs that hold the weights of all `shapes`.
+    """Return the bytes for KV on one of `tp` GPUs that hold the weights of all `shapes`.
 
     Raises:
         InvalidArgument: the GPU is unknown, or the weights leave no room.
@@ -148,14 +148,16 @@ def pool_bytes(gpu: str, *shapes: ModelShape, tp: int = 1) -> int:
     left = int(_roofline(gpu).memory_bytes) - weights
     if left <= 0:
         names = " and ".join(shape.name for shape in shapes)
-        raise InvalidArgument(f"{names} do not fit {gpu} with tp {tp}: {-left} bytes too much")
+        raise InvalidArgument(f"{names} do not fit {gpu} with tp {tp}: {-left} bytes are missing")
     return left
 
 
 def _roofline(gpu: str) -> Roofline:
     roofline = find_roofline(gpu)
     if roofline.notice is not None:
-        raise InvalidArgument(f"there are no figures for a GPU '{gpu}'; measure its steps instead")
+        raise InvalidArgument(
+            f"there are no figures for a GPU '{gpu}' in rose/slo/priors.json; use a listed GPU"
+        )
     return roofline
 
 

@@ -57,19 +57,19 @@ class KvPool:
         return cls(pool_bytes(gpu, serving, rollout, tp=tp) // slab_bytes, *tokens)
 
     def used_slabs(self, context_tokens: npt.NDArray[np.float64]) -> Slabs:
-        """Return the whole slabs of serving's contexts, at most all slabs."""
+        """Return the number of slabs that serving's contexts occupy, at most all slabs."""
         slabs = np.ceil(context_tokens / self.serving_tokens)
         return np.minimum(slabs, self.slabs).astype(np.int64)
 
 
 class KvRule(Protocol):
-    """Rule for the number of lent slabs. Pure: equal uses give equal loans."""
+    """Rule for the number of lent slabs. Pure: equal use gives equal loans."""
 
     def lent_slabs(self, used: Slabs, pool: KvPool, *, bin_ms: float) -> Slabs:
         """Return the lent slabs in each bin.
 
         Args:
-            used: (k, d) most slabs of serving in each bin of each of d devices.
+            used: (k, d) largest number of slabs that serving uses in each of k bins on d devices.
             pool: pool of each device.
             bin_ms: length of a bin, > 0.
 
@@ -81,10 +81,10 @@ class KvRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoseKv:
-    """Lends what serving and a reserve leave: shrinks at once, grows back after a delay.
+    """Lends the slabs that serving and a reserve leave free; shrinks at once, regrows later.
 
-    The loan is the minimum of the free slabs over the last `regrow_after_ms`, so it grows only to
-    what was free all that time, and slabs do not come and go with each burst.
+    The loan is the minimum of the free slabs over the last `regrow_after_ms`. So it grows only to
+    the number that was free all that time, and slabs do not come and go with each burst.
 
     Args:
         reserve_share: share of the pool that is never lent.
@@ -107,16 +107,16 @@ class RoseKv:
 class PublishedKv:
     """The paper's rule: headroom, cuts by a factor, and no growth until the next RL step.
 
-    When a step begins, rollouts get all that serving does not use, except the headroom. Whenever
-    serving uses the headroom up to the watermark, the budget is divided by the factor. It never
-    blocks slabs that serving uses.
+    When an RL step begins, rollouts get a budget: all slabs that serving does not use, except the
+    headroom. Whenever serving uses the headroom up to the watermark, the budget is divided by
+    `cut`. The budget never includes slabs that serving uses.
 
     Args:
         rl_step_ms: time after which the budget may grow, > 0.
         headroom_share: share of the pool; about 20 % of the memory in the paper.
         cut: divisor of the budget, > 1.
-        watermark: used share of the headroom at which serving is under pressure. The notes on the
-            paper do not give it; half is assumed.
+        watermark: used share of the headroom at which serving is under pressure. The source does
+            not give it; half is assumed.
 
     Source: arXiv 2605.06534, section 4.1, second-hand.
     """

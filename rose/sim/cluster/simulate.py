@@ -20,7 +20,7 @@ from rose.sim.cluster.world import (
     TrainerMode,
 )
 
-# Returns whether to go on; called with the time in milliseconds and the number of events.
+# Called with the simulated time in ms and the number of events; returns whether to continue.
 OnProgress = Callable[[float, int], bool]
 
 # Positions in these are the enumeration values in csrc.
@@ -36,13 +36,14 @@ class SimOptions:
     Args:
         tick_ms: interval of scheduler steps without events, as in production; at least a
             nanosecond.
-        gather_ms: delay from a first event to the step that processes it and all later ones, >= 0.
+        gather_ms: delay from an event to the scheduler step that processes it together with the
+            events after it, >= 0.
         borrowed_report_ms: report interval of borrowed workers; None for half of the stall limit;
             at least a nanosecond.
-        dedicated_report_ms: report interval of dedicated workers, whose stalls nobody watches.
-        chunk_tokens: most prompt tokens of an engine step, > 0.
+        dedicated_report_ms: report interval of dedicated workers, whose stalls are not watched.
+        chunk_tokens: maximum prompt tokens of an engine step, > 0.
         is_stepwise: whether to simulate every step of every engine: slow, with the same result.
-        on_progress: asked regularly whether to go on.
+        on_progress: called regularly; False ends the simulation.
     """
 
     tick_ms: float = 50.0
@@ -59,17 +60,17 @@ class SimOptions:
         Raises:
             InvalidArgument: a value is out of range; the message names it.
         """
-        report_ms = self.borrowed_report_ms
-        is_sound = {
-            "tick_ms": _MS_MIN <= self.tick_ms <= MS_MAX,
-            "gather_ms": 0 <= self.gather_ms <= MS_MAX,
-            "borrowed_report_ms": report_ms is None or _MS_MIN <= report_ms <= MS_MAX,
-            "dedicated_report_ms": _MS_MIN <= self.dedicated_report_ms <= MS_MAX,
-            "chunk_tokens": 1 <= self.chunk_tokens <= TOKENS_MAX,
+        limits: dict[str, tuple[float, float]] = {
+            "tick_ms": (_MS_MIN, MS_MAX),
+            "gather_ms": (0, MS_MAX),
+            "borrowed_report_ms": (_MS_MIN, MS_MAX),
+            "dedicated_report_ms": (_MS_MIN, MS_MAX),
+            "chunk_tokens": (1, TOKENS_MAX),
         }
-        for name, holds in is_sound.items():
-            if not holds:
-                raise InvalidArgument(f"SimOptions({name}={getattr(self, name)}) is out of range")
+        for name, (least, most) in limits.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise InvalidArgument(f"SimOptions({name}={value}) must be from {least} to {most}")
 
 
 DEFAULT: Final = SimOptions()
@@ -79,10 +80,9 @@ def simulate_cluster(world: ClusterWorld, options: SimOptions = DEFAULT) -> Clus
     """Simulate a world to its end. Releases the GIL.
 
     The scheduler is the production one, with production's input; engines, loans, tools, trainers
-    and time are simulated. The limit of every turn is the length of its job's longest turn: the
-    scheduler reserves that much, without knowing a turn's length. The longest turn is among the
-    drawn ones, so every arm knows this much of the future, equally; in production the limit is
-    configured, and usually larger.
+    and time are simulated. The scheduler does not know a turn's length, so it reserves the token
+    limit of the turn: the length of its job's longest drawn turn. This much of the future is known
+    equally in every arm; in production the limit is configured, and usually larger.
 
     Raises:
         InvalidArgument: the world contradicts itself, or has a turn that fits no worker.
@@ -96,8 +96,8 @@ def simulate_cluster(world: ClusterWorld, options: SimOptions = DEFAULT) -> Clus
 def new_core(world: ClusterWorld) -> SchedulerCore:
     """Return the scheduler of a world.
 
-    A worker may lag as many versions as the strictest trainer accepts: older output would be
-    discarded.
+    A worker may lag at most as many versions as the strictest trainer accepts: older output would
+    be discarded.
     """
     strictest = min(job.max_staleness for job in world.jobs)
     lag_max = min(world.settings.worker_lag_max, strictest)

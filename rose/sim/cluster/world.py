@@ -22,7 +22,7 @@ class StepTimes:
         prefill_tokens_per_s: prompt throughput, > 0.
         decode_step_ms: time of a step without sequences, > 0.
         decode_ms_per_sequence: time that each sequence adds, >= 0.
-        decode_ms_per_context_token: time that each token of their contexts adds, >= 0.
+        decode_ms_per_context_token: time that each token of the sequences' contexts adds, >= 0.
     """
 
     prefill_tokens_per_s: float
@@ -33,12 +33,12 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class LendingTimeline:
-    """Loan of a device over time; each row holds until the next.
+    """Loan of a device over time; each row applies until the next.
 
     Args:
         at_ms: (k,) float64 start times, ascending from 0.
         share: (k,) float64 in [0, 1], rollouts' share of the device's compute.
-        kv_tokens: (k,) int64, >= 0, capacity for rollouts; a decrease revokes, 0 everything.
+        kv_tokens: (k,) int64, >= 0, capacity for rollouts; a decrease revokes KV, 0 revokes all.
     """
 
     at_ms: npt.NDArray[np.float64]
@@ -56,10 +56,11 @@ class SimWorker:
         domain: failure domain, whose workers fail or are revoked together.
         job: job whose trajectories it runs.
         times: step times.
-        seats: turns it runs at once, > 0.
+        seats: turns that it runs at once, > 0.
         kv_tokens: capacity for contexts, > 0; a borrowed worker's loan may be smaller.
         start_up_ms: delay of the first turn after a time without a loan, >= 0.
-        update_ms: time from a version's publication to its commit, while it runs on, >= 0.
+        update_ms: time from a version's publication to its commit, while the worker keeps
+            running, >= 0.
         pause_ms: pause of a commit, >= 0.
         lending: loan over time; None for a dedicated worker.
     """
@@ -82,7 +83,8 @@ class Trajectories:
     """Trajectories of a job, in the order in which they ask to start.
 
     Args:
-        first_turn: (n + 1,) int64: trajectory i has turns `first_turn[i]` to `first_turn[i + 1]`.
+        first_turn: (n + 1,) int64; trajectory i has the turns from `first_turn[i]` up to, but not
+            including, `first_turn[i + 1]`.
         input_tokens: (t,) int64, > 0, input tokens that the environment adds before each turn.
         output_tokens: (t,) int64, > 0, output tokens of each turn.
         tool_ms: (t,) float64, >= 0, time from the end of the turn to the start of the next.
@@ -97,14 +99,14 @@ class Trajectories:
 
 
 class TrainerMode(Enum):
-    """When the trainer learns from which trajectories."""
+    """How generation and training alternate."""
 
     SYNCHRONOUS = "synchronous"
-    """The next trajectories start once the version learned from the last ones is published."""
+    """The next batch starts once the version that was learned from the last one is published."""
     ONE_STEP_OFF = "one-step-off"
-    """The next batch is rolled out while the trainer learns from the last one."""
+    """The next batch is generated while the trainer learns from the last one."""
     ASYNCHRONOUS = "asynchronous"
-    """Trajectories start as staleness allows; the trainer takes finished ones."""
+    """Trajectories start as soon as staleness allows; the trainer takes finished trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,10 @@ class SimJob:
 
     Args:
         job: number of the job, >= 0.
-        trajectories: enough for its versions; otherwise the job ends when they are used up.
+        trajectories: trajectories of the job; the job ends when they are used up, even before its
+            last version.
         mode: mode of its trainer.
-        batch: trajectories per version, > 0; whole groups.
+        batch: trajectories per version, > 0, in whole groups.
         train_ms: training time per batch, >= 0.
         max_staleness: largest staleness in versions, >= 0.
         weight: relative share of borrowed workers, > 0.
@@ -139,7 +142,7 @@ class ClusterWorld:
         jobs: jobs, at least one.
         settings: settings of the scheduler; jobs have their own staleness and batch.
         policy: placement policy.
-        versions: versions of each job, after which it ends.
+        versions: number of versions after which each job ends.
         horizon_ms: latest end of the simulation, > 0.
     """
 
@@ -157,13 +160,13 @@ class JobOutcome:
 
     Args:
         published_ms: (v,) float64, time of each version's publication, ascending.
-        rollout_ms: (v,) float64, from the first admission of each version's batch to the end of its
-            last trajectory.
+        rollout_ms: (v,) float64, time from the first admission of each version's batch to the end
+            of its last trajectory.
         started_ms: (n,) float64 start of each trajectory; NaN if it never started.
         done_ms: (n,) float64 end of each trajectory; NaN if it did not end.
-        used_by: (n,) int64, version that learned from it; -1 if none.
-        staleness: (n,) int64, versions between its oldest token and its use or its discard as too
-            old (then used_by is -1); -1 if neither happened.
+        used_by: (n,) int64, version that was learned from each trajectory; -1 if none.
+        staleness: (n,) int64, versions between each trajectory's oldest token and its use, or its
+            discard as too old (`used_by` is then -1); -1 if it was neither used nor discarded.
         tokens_delivered: generated tokens, each once.
         dropped: trajectories dropped by the scheduler.
     """
@@ -186,14 +189,14 @@ class ClusterOutcome:
         jobs: results in the order of the world's jobs.
         ended_ms: publication of the last version, or the horizon.
         tokens_by_worker: (w,) int64 generated tokens, in the order of the world's workers.
-        busy_ms_by_worker: (w,) float64 time of computing, weighted by the share of the device: a
-            second with half of it is half a second.
-        revocations: loans that serving ended or shrank with turns in them.
+        busy_ms_by_worker: (w,) float64 computing time, weighted by the share of the device: a
+            second on half of a device counts as half a second.
+        revocations: loans that serving ended or shrank while turns were using them.
         recalls: turns recalled from a worker before their end.
         reprefill_tokens: prompt tokens computed again because a turn moved.
         tokens_lost: tokens reported by a worker and not delivered: must be 0.
-        recovery_ms: (b,) float64, for each time of revocations: delay until every affected turn ran
-            again; NaN if the end came first.
+        recovery_ms: (b,) float64, for each time at which loans were revoked, the delay until every
+            affected turn ran again; NaN if the simulation ended before.
         events: number of events of the scheduler.
         decisions: number of placed turns.
         digest: digest of all actions of the scheduler, in order: 16 hex digits.

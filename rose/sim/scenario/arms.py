@@ -1,9 +1,9 @@
 """The arms that a scenario compares: rose, and other uses of the same GPUs.
 
 Each models a known system on the same cluster: placement of turns, loans of serving, transport of
-weights, and start-up of engines. Where a publication is unclear, the arm gets the better reading.
-An arm that lends like rose may be named with its slowdown, as in `rose@0.05` or `rose@inf`; the
-default is 0, as in `rose.slo.SLO`.
+weights, and start-up of engines. If a publication is unclear, the reading that favours the arm is
+used. An arm that lends like rose may be named with its slowdown, as in `rose@0.05` or `rose@inf`;
+the default is 0, as in `rose.slo.SLO`.
 """
 
 from dataclasses import dataclass, replace
@@ -36,12 +36,13 @@ class Loan:
 
 
 CERTIFIED: Final = Loan("rose", RoseKv())
-"""Compute by the certificate of each quantum; memory beside a small reserve."""
+"""Every quantum of compute is certified; all free memory but a small reserve is lent."""
 PUBLISHED: Final = Loan("rose_paper", PublishedKv(60_000.0))
-"""A step while both budgets hold; memory is halved under pressure, until the next RL step."""
+"""A rollout step while both latency budgets have slack; memory is halved under pressure, and grows
+back with the next RL step."""
 RESERVED: Final = Loan("static_split", ReservedKv(0.25))
 """A quarter of each GPU, always."""
-# Serving's contexts would find no room, which the machine does not model: the upper extreme.
+# The upper extreme: the machine does not model that serving's contexts would have no room.
 EVERYTHING: Final = Loan("share_all", ReservedKv(1.0))
 """Both engines run freely."""
 WHOLE_GPUS: Final = Loan("alone", ReservedKv(0.0))
@@ -56,9 +57,11 @@ class ArmRules:
         policy: placement policy.
         loan: loan of serving; None if its GPUs only serve.
         updates: transport of weights.
-        start_up_s: start-up time of an engine on a newly lent GPU: (up to 16 B parameters, above).
-        first_start_s: time of the first start on a GPU, likewise; None if like any other.
-        release_s: time before serving needs a GPU at which it must be released; likewise.
+        start_up_s: start-up time of an engine on a newly lent GPU: (for models of up to 16 B
+            parameters, for larger models).
+        first_start_s: start-up time of the first engine on a GPU, for the same two sizes; None if
+            it equals `start_up_s`.
+        release_s: time by which a GPU must be released before serving needs it, for these sizes.
         seats_per_gpu: turns that an engine runs at once, per GPU.
     """
 
@@ -96,11 +99,11 @@ RULES: Final[dict[str, ArmRules]] = {
     ROSE: ArmRules(_JOINT, CERTIFIED, UpdateScheme.DELTA),
     # ROLL, AReaL: nothing is borrowed, and the collective update stops every engine.
     "resource-fixed": ArmRules(_STICKY, None, UpdateScheme.DENSE),
-    # The value of rose's placement: everything else is rose's.
+    # Shows the value of rose's placement: everything else is as in rose.
     "least-loaded-sticky": ArmRules(_STICKY, CERTIFIED, UpdateScheme.DELTA),
-    # RLBoost with PEARL's measurements: an engine runs after 56.3 + 11.1 s or 67.1 + 17.9 s on a
-    # GPU that never had one, after 6.3 or 6.1 s where its process stayed; release takes 3.2 or 4.4
-    # s; each engine pulls all weights.
+    # RLBoost with PEARL's measurements for the two sizes. An engine starts in 56.3 + 11.1 s or 67.1
+    # + 17.9 s on a GPU that never had an engine, and in 6.3 or 6.1 s where its process stayed.
+    # Release takes 3.2 or 4.4 s. Each engine pulls all weights.
     "elastic": ArmRules(
         _STICKY,
         WHOLE_GPUS,
@@ -147,7 +150,8 @@ def rules_of(arm: str) -> ArmRules:
     if rules.loan is not CERTIFIED or not slowdown >= 0:
         lending = ", ".join(name for name, one in RULES.items() if one.loan is CERTIFIED)
         raise InvalidArgument(
-            f"{arm!r} has no slowdown; give a number of at least 0, or inf, to one of {lending}"
+            f"{arm!r}: a slowdown must be a number >= 0 or inf, and only these arms take one: "
+            f"{lending}"
         )
     return replace(rules, loan=replace(CERTIFIED, slowdown=slowdown))
 

@@ -53,8 +53,8 @@ class Built:
         world: world of the arm.
         arm: name of the arm.
         gpus: number of GPUs of each worker.
-        kept: for each job, (n,) bool, trajectories that the trainer did not discard: all for GRPO;
-            for DAPO one batch of each oversampled one.
+        kept: for each job, (n,) bool, whether the trainer keeps each trajectory. GRPO keeps all;
+            DAPO keeps one batch out of each oversampled batch.
         loans: loans of each group of borrowed GPUs.
     """
 
@@ -86,7 +86,7 @@ def build(
         published_ms: publication times of the first job's versions in an earlier run, for
             revocations during updates; see `trouble`.
         trainer_idle: idle times of the trainer in an earlier run, from `idle_trainer`, for the arm
-            that reuses its GPUs. Without it they only train.
+            that uses the trainer's GPUs. With None these GPUs only train.
 
     Raises:
         InvalidArgument: models do not fit their GPUs, a context does not fit an engine, a file of
@@ -118,7 +118,7 @@ def build(
 def idle_trainer(
     published_ms: Column, *, train_ms: float, release_ms: float, horizon_ms: float
 ) -> LendingTimeline:
-    """Return the idle times of a trainer: from each version until it learns the next.
+    """Return the idle times of a trainer: from each publication to the next start of training.
 
     Args:
         published_ms: (v,) publication times of an earlier run, ascending.
@@ -127,7 +127,8 @@ def idle_trainer(
         horizon_ms: horizon of the simulation.
 
     Returns:
-        The loan of one of its GPUs; `kv_tokens` is 1 where lent, and stands for its whole capacity.
+        The loan of one of its GPUs. While the GPU is lent, `kv_tokens` is 1, which stands for the
+        whole capacity.
     """
     begins = np.concatenate(([0.0], published_ms))
     ends = np.append(published_ms - train_ms, horizon_ms) - release_ms
@@ -176,7 +177,7 @@ def _borrowed(scenario: Scenario, rules: ArmRules, loans: Sequence[GroupLoan]) -
 
 
 def lent_engines(lendings: Sequence[LendingTimeline], *, horizon_ms: float) -> int:
-    """Return the average number of lent engines, at least 1: an update goes only to those."""
+    """Return the average number of lent engines, at least 1; an update goes only to these."""
     lent_ms = 0.0
     for lending in lendings:
         lasts_ms = np.diff(np.append(lending.at_ms, horizon_ms))
@@ -187,7 +188,7 @@ def lent_engines(lendings: Sequence[LendingTimeline], *, horizon_ms: float) -> i
 def _on_trainer(
     scenario: Scenario, trainer: Trainer, rules: ArmRules, idle: LendingTimeline
 ) -> list[_Draft]:
-    """Return engines like those of the first dedicated group, on GPUs that train otherwise."""
+    """Return engines like those of the first dedicated group, on GPUs that otherwise train."""
     tp = scenario.dedicated[0].tp
     engines = trainer.count // tp
     group = Dedicated(trainer.gpu, engines * tp, tp, scenario.dedicated[0].domain_gpus)
@@ -272,7 +273,7 @@ def _with_trouble(
     published_ms: Column,
     random: np.random.Generator,
 ) -> list[tuple[SimWorker, Dedicated | Borrowed]]:
-    """Return the workers with all stress applied to serving's loans; trainers have none."""
+    """Return the workers with all stress applied to loans of serving, not of trainers."""
     hit = {
         worker.number: Lent(
             worker.lending,
@@ -310,12 +311,12 @@ def _check_contexts(
         ]
         if not holds:
             raise InvalidArgument(
-                f"dedicated: job {job.name} has no engine; give one for each job at least"
+                f"dedicated: job {job.name} has no engine; give at least one engine for each job"
             )
         if max(holds) < job.context_tokens:
             raise InvalidArgument(
                 f"jobs[{number}].context_tokens: an engine of {shape.name} holds {max(holds)} "
-                f"tokens, fewer than {job.context_tokens}; give fewer, or a larger tp"
+                f"tokens, fewer than {job.context_tokens}; lower the limit, or use a larger tp"
             )
 
 
@@ -371,7 +372,7 @@ def check_size(scenario: Scenario) -> None:
     turns = sum(_turns(job, scenario.versions) for job in scenario.jobs)
     if turns > TURNS_MAX:
         raise InvalidArgument(
-            f"versions: {scenario.versions} of them make about {turns / 1e6:.0f} million turns "
+            f"versions: {scenario.versions} versions make about {turns / 1e6:.0f} million turns "
             f"in each arm under each seed, more than {TURNS_MAX // 1_000_000} million; give fewer "
             "versions, or a smaller batch"
         )

@@ -22,9 +22,9 @@ class Cost:
     Args:
         dedicated: rollout-only GPUs, for the whole time.
         trainer: training GPUs, for the whole time.
-        borrowed: borrowed GPUs, for the time of computing; whole GPUs for all lent time.
+        borrowed: borrowed GPUs, for the time in which they compute; whole GPUs for all lent time.
         opportunity: serving's lost earnings for that time.
-        trajectories: trajectories that a version learned from, without discarded ones.
+        trajectories: trajectories that the trainer learned from.
     """
 
     dedicated: float
@@ -40,15 +40,15 @@ class Cost:
 
     @property
     def per_trajectory(self) -> float | None:
-        """Return dollars per used trajectory; None without any."""
+        """Return dollars per used trajectory; None without used trajectories."""
         return self.total / self.trajectories if self.trajectories else None
 
     def per_correct_answer(self, accept_rate: float) -> float | None:
         """Return dollars per accepted trajectory.
 
         Args:
-            accept_rate: share of trajectories with a correct answer, in (0, 1]. No simulation knows
-                it: it is an input, and reports sweep it.
+            accept_rate: share of trajectories with a correct answer, in (0, 1]. The simulation
+                cannot know this share, so reports show the cost for several values.
 
         Raises:
             InvalidArgument: the share is out of range.
@@ -77,7 +77,7 @@ def cost_of(built: Built, outcome: ClusterOutcome, prices: Prices, *, trainer_gp
         if worker.kind is WorkerKind.DEDICATED:
             dedicated += gpus * hours
         elif built.arm == TRAINING_GPUS or worker.lending is None:
-            continue  # paid for by the trainer
+            continue  # already paid for as a training GPU
         elif rules_of(built.arm).loan is WHOLE_GPUS:
             borrowed += gpus * lent_ms(worker.lending, outcome.ended_ms) / _MS_PER_HOUR
         else:
@@ -92,7 +92,7 @@ def cost_of(built: Built, outcome: ClusterOutcome, prices: Prices, *, trainer_gp
 
 
 def used_count(built: Built, outcome: ClusterOutcome) -> int:
-    """Return the number of trajectories that a version learned from, without discarded ones."""
+    """Return the number of trajectories that the trainer learned from."""
     return sum(
         int(np.count_nonzero((job.used_by >= 0) & kept))
         for job, kept in zip(outcome.jobs, built.kept, strict=True)
@@ -100,7 +100,7 @@ def used_count(built: Built, outcome: ClusterOutcome) -> int:
 
 
 def lent_ms(lending: LendingTimeline, until_ms: float) -> float:
-    """Return the lent device time up to a time."""
+    """Return the lent device time up to `until_ms`, weighted by the lent share."""
     ends = np.minimum(np.append(lending.at_ms[1:], until_ms), until_ms)
     lasts = np.maximum(ends - lending.at_ms, 0.0)
     return float((lasts * lending.share).sum())

@@ -1,7 +1,7 @@
 """Distributions in a scenario: of turns, tokens and seconds.
 
-Each draws from a given generator. Values beyond `least` and `most` are moved to these, so the mean
-is that after clipping.
+Each draws from a given generator. Values outside `least` to `most` are clipped, so the mean is the
+mean after clipping.
 """
 
 from typing import Annotated, Final, TypeAlias
@@ -83,7 +83,7 @@ class Pareto(Spec, frozen=True, tag_field="kind", tag="pareto"):
 
     Args:
         least: smallest value, > 0.
-        alpha: exponent; the mean exists above 1.
+        alpha: exponent; without clipping, the mean is finite only if alpha > 1.
         most: upper bound; higher values are moved to it.
     """
 

@@ -1,4 +1,4 @@
-"""Environments of trajectories: a table of named ones, or distributions.
+"""Environments of trajectories: a table of named environments, or distributions.
 
 The table has a few numbers per environment, with sources: nobody has published a turn-by-turn run
 of the paper's tasks.
@@ -35,8 +35,8 @@ def _lognormals(*parts: tuple[float, float, float], most: float = 1e6) -> Mixtur
 class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
     """Trajectories drawn from distributions.
 
-    Each trajectory draws its hardness; harder ones take more turns and generate more tokens in
-    each. A group has the same task, so its members share a part of their hardness.
+    Each trajectory draws its hardness; harder trajectories take more turns, and generate more
+    tokens in each turn. A group has the same task, so its members share a part of their hardness.
 
     Args:
         turns: turns of a trajectory; rounded, at least 1.
@@ -80,7 +80,7 @@ Environment: TypeAlias = Drawn | Named
 _TOOL_CALL: Final = Lognormal(median=0.0122, sigma=4.079, most=120.0)
 
 # A step of a text game on a CPU pod takes milliseconds, but seconds when a pod is rescheduled.
-# Nobody has published it; it is small beside the generation of a turn.
+# No measurement is published; the time is small beside the generation of a turn.
 _GAME_STEP: Final = Mixture(
     (
         WeightedPart(0.98, Lognormal(median=0.05, sigma=0.5)),
@@ -88,9 +88,10 @@ _GAME_STEP: Final = Mixture(
     )
 )
 
-# Fitted (as commit 2b333a7 does) with three parts to 710 sessions of a coding agent in production
-# (derived from callanjfox/kv-cache-tester, Apache-2.0): 710 sessions, 47,948 later turns, 48,658
-# answers and 47,696 waits. The Kolmogorov-Smirnov distances are 0.016, 0.014, 0.006 and 0.015.
+# Mixtures of three parts, fitted by commit 2b333a7 to 710 sessions of a coding agent in production
+# (derived from callanjfox/kv-cache-tester, Apache-2.0), with 47,948 later turns, 48,658 answers and
+# 47,696 waits. The Kolmogorov-Smirnov distances are 0.016 for turns per session, 0.014 for inputs,
+# 0.006 for outputs and 0.015 for waits.
 _AGENT_TURNS: Final = _lognormals(
     (0.1096, 4.998, 0.3162), (0.458, 26.11, 0.7216), (0.4324, 101.1, 0.6058)
 )
@@ -107,8 +108,8 @@ _AGENT_WAIT_S: Final = _lognormals(
 
 ENVIRONMENTS: Final[dict[str, Drawn]] = {
     # Bounds: ROLL's 20 steps (FrozenLakeEnv) and the paper's 32 Ki context. The shape reproduces
-    # the published facts of the paper's runs: prompts are 77-86 % of the tokens, P75 of a step's
-    # trajectories ends within 30 % of its time, the tail is 5-10 times the median.
+    # the published facts of the paper's runs: prompts are 77-86 % of the tokens, 75 % of an RL
+    # step's trajectories end within 30 % of the step's time, and the tail is 5-10 times the median.
     "frozen-lake": Drawn(
         turns=Lognormal(median=4.0, sigma=0.7),
         first_input=Lognormal(median=900.0, sigma=0.1),
@@ -138,8 +139,8 @@ ENVIRONMENTS: Final[dict[str, Drawn]] = {
         tool_s=_TOOL_CALL,
         turns_max=100,
     ),
-    # The sessions of the trace without their first prompts, which are mostly the same for all
-    # sessions, such as descriptions of tools, and fill a context by themselves.
+    # The sessions of the coding agent with a constant first prompt. The real first prompts, such as
+    # descriptions of tools, are mostly the same for all sessions, and fill a context by themselves.
     "coding-agent": Drawn(
         turns=_AGENT_TURNS,
         first_input=Constant(4096.0),

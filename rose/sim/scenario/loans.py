@@ -35,7 +35,7 @@ _DEVICES_MAX: Final = 32
 _SHARED: Final = 0.5
 # Share of late requests that a fleet accepts when it gives whole GPUs away.
 _LATE_MAX: Final = 0.01
-# Training takes about a quarter of a step in the paper: an estimate before the simulation.
+# Estimate before the simulation: in the paper, training takes about a quarter of an RL step.
 _TRAINING_OF_STEP: Final = 0.25
 _STEP_MS_MIN: Final = 60_000.0
 # Random stream of traffic, separate from those of trajectories.
@@ -50,7 +50,8 @@ class GroupLoan:
         lendings: loan of each engine of the group.
         latencies: latencies of its requests; None if nothing is lent.
         alone: latencies of requests at the same times without loans.
-        excess: requests late in `latencies` and not in `alone`; None if the requests differ.
+        excess: number of requests that are late in `latencies` but not in `alone`; None if the
+            two have different requests.
     """
 
     lendings: tuple[LendingTimeline, ...] = ()
@@ -84,7 +85,7 @@ class ServingGroups:
         self._kept: dict[Loan | None, tuple[GroupLoan, ...]] = {}
 
     def loans(self, arm: str) -> tuple[GroupLoan, ...]:
-        """Return the loans of each group in an arm; without engines if nothing is lent."""
+        """Return the loans of each group in an arm; without `lendings` if nothing is lent."""
         rules = rules_of(arm)
         if rules.loan not in self._kept:
             self._kept[rules.loan] = tuple(self._loan(fleet, rules) for fleet in self._fleets)
@@ -113,7 +114,7 @@ class ServingGroups:
 
 
 def kv_rule(loan: Loan, scenario: Scenario) -> KvRule:
-    """Return the rule of the KV pools; the paper's grows with each RL step."""
+    """Return the rule of the KV pools; under the paper's rule, loans grow with each RL step."""
     if not isinstance(loan.kv, PublishedKv):
         return loan.kv
     train_ms = MS_PER_S * max(job.train_s for job in scenario.jobs)
@@ -142,10 +143,10 @@ def whole_gpus(
     Args:
         kept: (bins,) int64, number of GPUs that serve.
         devices: number of devices of the fleet.
-        full_tokens: capacity of a lent GPU.
+        full_tokens: capacity of a lent GPU, in context tokens.
         bin_ms: length of a bin.
-        release_ms: time before serving needs a GPU at which it is released.
-        shortest_ms: shortest loan, since an engine would hardly start in less.
+        release_ms: time by which a GPU is released before serving needs it.
+        shortest_ms: loans that are not longer than this are left out; an engine could not start.
     """
     at_ms = bin_ms * np.arange(len(kept), dtype=np.float64)
     return tuple(
@@ -176,10 +177,10 @@ def _in_spans(
 
 
 def first_started(lending: LendingTimeline, longer_ms: float) -> LendingTimeline:
-    """Return the loan of a GPU whose first start takes longer than later ones.
+    """Return the loan of a GPU whose first start takes longer than later starts.
 
-    A GPU lent from the beginning has started before it, as in every arm. A loan too short for the
-    start does not count, and leaves the first start to the next loan.
+    If a GPU is lent from the beginning, its engine has started before, as in every arm. A loan that
+    is too short for the start does not count, and the next loan has the first start.
     """
     lent = np.flatnonzero(lending.share > 0)
     if not len(lent) or lent[0] == 0:
@@ -237,9 +238,9 @@ class _Fleet:
         )
 
     def whole(self, full_tokens: int, *, release_ms: float, start_up_ms: float) -> GroupLoan:
-        """Return the loan of a fleet that serves with the fewest devices that are in time.
+        """Return the loan of a fleet that serves with the fewest devices that meet the targets.
 
-        Nobody could know that number in advance: the arm gets the benefit of the doubt.
+        A real operator could not know this number in advance, so the arm is favoured.
         """
         capacity_rps = capacity_of(self.lender, _LATE_MAX)
         needed = np.ceil(self.rates_rps * self.devices / capacity_rps).astype(np.int64)

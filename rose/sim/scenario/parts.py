@@ -2,7 +2,7 @@
 
 The `load` of traffic is the share of the time in which a device that only serves has a request. It
 is not the utilisation of its SMs, which is lower: decoding a few sequences keeps a device busy and
-most of its SMs idle. With only a utilisation known, a load must be assumed.
+most of its SMs idle. If only a utilisation is known, a load must be assumed.
 """
 
 from enum import Enum
@@ -29,13 +29,13 @@ from rose.sim.scenario.fields import (
 _Load: TypeAlias = Annotated[float, Meta(ge=0, le=0.95)]
 _Peak: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
 
-# Azure's conversations have means of 1,155 and 211 tokens, 99th percentiles of 4,142 and 601.
+# Prompts and outputs of Azure's conversations: means of 1,155 and 211 tokens, P99 of 4,142 and 601.
 _PROMPT: Final = Lognormal(median=928.0, sigma=0.66, most=16_384.0)
 _OUTPUT: Final = Lognormal(median=174.0, sigma=0.62, most=2048.0)
 
 
 class GpuKind(Enum):
-    """Kinds of GPU; their performance is in the table of step times."""
+    """Kinds of GPU; their data-sheet figures are in `rose/slo/priors.json`."""
 
     H100 = "H100"
     H200 = "H200"
@@ -57,16 +57,16 @@ class Slo(Spec, frozen=True):
 
 
 class DailyTraffic(Spec, frozen=True, tag_field="kind", tag="daily"):
-    """Rates over days from a file; within a window requests come in bursts.
+    """Rates over days from a file; within a window of it, requests come in bursts.
 
     Args:
-        rates: path of the file of rates, relative to the scenario's.
-        model: model in the file.
+        rates: path of the file of rates, relative to the scenario file.
+        model: model whose rates in the file are used.
         load: mean share of time with requests.
         from_s: time in the file at which the simulation begins.
     """
 
-    second_peak: ClassVar = 2.89  # of a window over its mean
+    second_peak: ClassVar = 2.89  # busiest second of a window over the window's mean
     prompt_tokens: ClassVar[Distribution] = _PROMPT
     output_tokens: ClassVar[Distribution] = _OUTPUT
     rates: Text
@@ -125,7 +125,7 @@ class Dedicated(Spec, frozen=True):
 
 
 class Borrowed(Spec, frozen=True):
-    """GPUs that serve, and lend the rest.
+    """GPUs that serve, and lend what serving leaves free.
 
     Args:
         gpu: kind of GPU.
@@ -184,7 +184,7 @@ class Prices(Spec, frozen=True):
     Args:
         dedicated: price of a rollout-only GPU, for all time.
         trainer: price of a training GPU, for all time.
-        borrowed: price of a lent GPU, for the share of time that rollouts computed.
+        borrowed: price of a lent GPU, for the share of time in which rollouts compute.
         opportunity: serving's lost earnings for that share.
     """
 
@@ -200,7 +200,7 @@ class RevokeAll(Spec, frozen=True, tag_field="kind", tag="revoke-all"):
     Args:
         at_s: time of the revocation.
         for_s: time until it lends again.
-        share: share of the domains that are hit, from the first; 1 for all.
+        share: share of the failure domains that are revoked, beginning with the first.
     """
 
     at_s: Seconds
@@ -213,7 +213,7 @@ class Flapping(Spec, frozen=True, tag_field="kind", tag="flapping"):
 
     Args:
         lent_s: length of each loan.
-        away_s: time until the next.
+        away_s: time from the end of a loan to the next loan.
     """
 
     lent_s: SomeSeconds
@@ -236,7 +236,7 @@ class RevokeAfterPrefill(Spec, frozen=True, tag_field="kind", tag="revoke-after-
     """Serving revokes each borrowed GPU when it has just computed a long prompt.
 
     Args:
-        prompt_tokens: length of the prompt, whose time determines the length of a loan.
+        prompt_tokens: length of the prompt; a loan lasts for the start-up and this prefill.
         away_s: time until the next loan.
     """
 

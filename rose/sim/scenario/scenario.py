@@ -99,14 +99,14 @@ class Scenario(Spec, frozen=True):
         dedicated: dedicated GPUs, at least one engine for each job.
         network: network between the clusters.
         horizon_s: latest end of the simulation.
-        versions: versions of each job, after which it ends.
+        versions: number of versions after which each job ends.
         arms: arms to compare, the subject first; see `rose.sim.scenario.arms`.
         about: sentence for reports.
         seeds: seeds, one simulation each.
         borrowed: GPUs that serve and lend.
         trainer: GPUs that train.
         prices: prices; None for no cost figures.
-        scheduler: changed settings, by name.
+        scheduler: scheduler settings that differ from the defaults, by name.
         stress: disturbances.
     """
 
@@ -130,7 +130,7 @@ class Scenario(Spec, frozen=True):
         """Check rules that span several fields."""
         for name in ("jobs", "dedicated", "arms", "seeds"):
             if not getattr(self, name):
-                raise InvalidArgument(f"{name}: the list is empty; add one")
+                raise InvalidArgument(f"{name}: the list is empty; add an entry")
         if len(self.seeds) > _SEEDS_MAX:
             count = len(self.seeds)
             raise InvalidArgument(f"seeds: at most {_SEEDS_MAX} are allowed, got {count}")
@@ -173,7 +173,7 @@ class Scenario(Spec, frozen=True):
         lag_max = tuning.pop("worker_lag_max", plain.worker_lag_max)
         if not float(lag_max).is_integer():
             raise InvalidArgument(
-                f"scheduler.worker_lag_max: {lag_max:g} is not a whole number; give one"
+                f"scheduler.worker_lag_max: must be a whole number, got {lag_max:g}"
             )
         try:
             return replace(plain, worker_lag_max=int(lag_max), tuning=tuning)

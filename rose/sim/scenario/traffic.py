@@ -29,7 +29,7 @@ class Inputs:
     """Content of the files that scenarios name, by their path in the scenario.
 
     Args:
-        rates: for each file of rates and each model, (w,) float64, one per ten minutes.
+        rates: by file and by model, (w,) float64 rates, one for every ten minutes.
     """
 
     rates: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ def mix_of(traffic: Traffic) -> Mix:
 
 
 def _lengths(distribution: Distribution, random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return lengths, ascending, distributed like the distribution."""
+    """Return ascending lengths that follow the distribution."""
     drawn = np.sort(distribution.draw(random, _LENGTHS * _DRAWS_OF_LENGTH))
     middle = drawn.reshape(_LENGTHS, _DRAWS_OF_LENGTH).mean(axis=1)
     lengths: npt.NDArray[np.int64] = np.maximum(1, np.rint(middle)).astype(np.int64)
@@ -57,7 +57,7 @@ def _lengths(distribution: Distribution, random: np.random.Generator) -> npt.NDA
 
 
 def waves(traffic: Traffic, inputs: Inputs, *, pieces: int, piece_ms: float) -> Column:
-    """Return (pieces,) the rate in each piece relative to its mean.
+    """Return (pieces,) the rate in each piece relative to the mean rate.
 
     Args:
         traffic: traffic of the scenario.
@@ -74,10 +74,13 @@ def waves(traffic: Traffic, inputs: Inputs, *, pieces: int, piece_ms: float) -> 
         window_ms = MS_PER_S * traffic.wave_s / len(wave)
     else:
         if traffic.rates not in inputs.rates:
-            raise InvalidArgument(f"rates: {traffic.rates} was not read; give it with the inputs")
+            raise InvalidArgument(f"rates: {traffic.rates} was not read; add it to the inputs")
         rates = inputs.rates[traffic.rates].get(traffic.model)
         if rates is None:
-            raise InvalidArgument(f"model: {traffic.rates} has no {traffic.model}")
+            models = ", ".join(inputs.rates[traffic.rates])
+            raise InvalidArgument(
+                f"model: {traffic.rates} has no {traffic.model}; use one of {models}"
+            )
         wave, window_ms, from_ms = rates / rates.mean(), RATES_WINDOW_MS, MS_PER_S * traffic.from_s
     middle_ms = from_ms + piece_ms * (np.arange(pieces) + 0.5)
     shaped: Column = wave[(middle_ms // window_ms).astype(np.int64) % len(wave)]
@@ -85,10 +88,13 @@ def waves(traffic: Traffic, inputs: Inputs, *, pieces: int, piece_ms: float) -> 
 
 
 def burst_variation(peak: float) -> float:
-    """Return the variation of seconds if the busiest of an hour has `peak` >= 1 times the mean.
+    """Return the variation at which the busiest second of an hour has `peak` times the mean rate.
 
-    It is the standard deviation over the mean of a Gamma factor, whose quantile is taken by Wilson
-    and Hilferty's formula, accurate to a few percent in this range.
+    The variation is the standard deviation over the mean of a Gamma factor. The quantile of this
+    factor is taken by Wilson and Hilferty's formula, which is accurate to a few percent here.
+
+    Args:
+        peak: busiest second over the mean, >= 1.
     """
     low, high = 0.0, 3.0
     for _ in range(40):

@@ -20,7 +20,7 @@ _TOKENS_MAX: Final = float(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """The turns of all trajectories before cuts by the context; as in `Trajectories`."""
+    """All turns before trajectories are cut by the context limit; columns as in `Trajectories`."""
 
     first_turn: Ints
     input: Ints
@@ -43,13 +43,13 @@ def drawn_trajectories(
         groups: number of groups, > 0.
         group: trajectories per group, > 0.
         context_tokens: limit of a trajectory, > 1.
-        random: generator, used in the same order for all values.
+        random: random generator; the order of draws is fixed.
     """
     count = groups * group
     share = environment.group_share
     in_common = np.repeat(random.standard_normal(groups), group)
     hard = np.sqrt(share) * in_common + np.sqrt(1 - share) * random.standard_normal(count)
-    # The hardest trajectory gets the most turns; their distribution is unchanged.
+    # The hardest trajectory gets the most turns; the distribution of turns is unchanged.
     turns = np.empty(count, dtype=np.int64)
     wanted = np.sort(environment.turns.draw(random, count))
     turns[np.argsort(hard, kind="stable")] = _whole(wanted, environment.turns_max)

@@ -1,8 +1,8 @@
 """Stress of a scenario, as changes of loans.
 
-Some stress depends on results: revocations during an update need the times of versions. An event
-never changes the past, so each repeated run with the times of the previous one has at least one
-more correct version.
+Some stress depends on results: revocations during an update need the times of versions. A run is
+repeated with the times of the previous run. An event never changes the past, so each run has at
+least one more version at its right time.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ Spans: TypeAlias = Column
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A borrowed engine, for stress.
+    """The facts about a borrowed engine on which stress depends.
 
     Args:
         lending: loan of the engine.
@@ -99,7 +99,7 @@ def _spans(
     if isinstance(stress, Flapping):
         lent_ms = MS_PER_S * stress.lent_s
     else:
-        # A loan ends when the first long prompt was computed: the worst moment.
+        # A loan ends when the first long prompt has been computed: the worst moment.
         prefill_ms = MS_PER_S * stress.prompt_tokens / engine.prefill_tokens_per_s
         lent_ms = engine.start_up_ms + prefill_ms
     away_ms = MS_PER_S * stress.away_s
@@ -122,7 +122,7 @@ def without(lending: LendingTimeline, spans: Spans) -> LendingTimeline:
     """Return the loan without the given times."""
     times = np.union1d(lending.at_ms, spans.ravel())
     row = np.searchsorted(lending.at_ms, times, side="right") - 1
-    # Times may overlap: a moment is inside while more have begun than ended.
+    # Spans may overlap: a moment is inside a span while more spans have begun than ended.
     begun = np.searchsorted(np.sort(spans[:, 0]), times, side="right")
     ended = np.searchsorted(np.sort(spans[:, 1]), times, side="right")
     is_lent = begun <= ended

@@ -1,7 +1,7 @@
 """Transfer time of a weight update, by the planner of real transfers.
 
-One layer stands for all, since they are cut alike: bytes are those of a layer times its copies.
-Packing is left out: it takes milliseconds on the training GPUs.
+All layers are cut alike, so one layer is planned, and its bytes are multiplied by its copies.
+Packing is left out, since it takes milliseconds on the training GPUs.
 """
 
 import math
@@ -49,8 +49,8 @@ _REBUILD_MS: Final = 1000.0
 class UpdateScheme(Enum):
     """Transport of weights to rollout engines."""
 
-    DELTA = "what changed crosses once, is staged while turns run, and committed in milliseconds"
-    COO = "what changed as positions and values crosses once; engines stop to rebuild the weights"
+    DELTA = "changes cross once, are staged while turns run, and are committed in milliseconds"
+    COO = "changes cross once, as positions and values; engines stop to rebuild the weights"
     DENSE = "all weights cross for each engine, which stops to load them"
 
 
@@ -59,7 +59,7 @@ class UpdateTime:
     """Times of an update for one engine.
 
     Args:
-        update_ms: time from publication to commit, while the engine runs on.
+        update_ms: time from publication to commit, while the engine keeps running.
         pause_ms: pause of the engine.
     """
 
@@ -93,16 +93,16 @@ def update_time(
     network: Network,
     scheme: UpdateScheme,
 ) -> UpdateTime:
-    """Return the update time of engines of one kind, which receive it together.
+    """Return the update time of engines of one kind, which receive the update together.
 
     Args:
         model: model that learns.
         gpu: kind of GPU of an engine.
         tp: GPUs per engine.
-        engines: number of engines that share the link, or are beside the trainer; the average
-            number if they come and go.
+        engines: number of engines that share the link, or the trainer's cluster; the average number
+            if engines come and go.
         trainer_tp: GPUs that share a layer in training.
-        is_far: whether the link is between trainer and engines.
+        is_far: whether the slow link is between trainer and engines.
         network: rates, and the changed share.
         scheme: transport of weights.
 
@@ -131,7 +131,7 @@ def update_time(
 def update_elements(
     model: str, *, tp: int, engines: int, trainer_tp: int, relays: int
 ) -> UpdateBytes:
-    """Return the elements moved by a full update, by the plan of the transfer.
+    """Return the elements moved by a full update, according to the transfer plan.
 
     Args:
         model: a preset, or the path of a config.json.
@@ -142,7 +142,7 @@ def update_elements(
     """
     shape = find_model(model)
     named = {f"{at}": matrix for at, matrix in enumerate(matrices(shape)) if matrix.copies}
-    # Engines are alike: relays distribute to each; without relays each has its own crossing.
+    # Engines are alike. A relay distributes to all; without a relay, data crosses once per engine.
     replica = Replica("engine", _SERVING, _shards(named, tp))
     plan = make_plan(
         SourceRanks(_TRAINING, _shards(named, trainer_tp)),
@@ -173,7 +173,7 @@ def _shards(named: dict[str, Matrix], ranks: int) -> ShardMap:
 
 
 def _cut(matrix: Matrix, ranks: int) -> Iterator[tuple[int, Region]]:
-    """Yield each rank's part: cut as in engines and Megatron, KV heads at most once each."""
+    """Yield each rank's part, cut as in engines and Megatron; KV heads are not divided."""
     parts = ranks if matrix.ways is None else min(ranks, matrix.ways)
     for rank in range(ranks):
         offset, shape = [0, 0], [matrix.rows, matrix.columns]
@@ -182,7 +182,7 @@ def _cut(matrix: Matrix, ranks: int) -> Iterator[tuple[int, Region]]:
             part = rank * parts // ranks
             first, last = (shape[dimension] * one // parts for one in (part, part + 1))
             if first == last:
-                raise InvalidArgument(f"a matrix of {shape} cannot be divided by {ranks}")
+                raise InvalidArgument(f"a matrix of {shape} cannot be divided among {ranks} GPUs")
             offset[dimension], shape[dimension] = first, last - first
         yield rank, Region((offset[0], offset[1]), (shape[0], shape[1]))
 

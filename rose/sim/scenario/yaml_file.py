@@ -1,4 +1,4 @@
-"""Scenario files, with one scenario or one for each value of a swept field.
+"""Scenario files, with one scenario, or with a scenario for each value of a swept field.
 
 Only this module imports PyYAML, of the extra `sim`.
 """
@@ -44,12 +44,12 @@ def parsed(content: bytes | str) -> object:
     """Parse YAML.
 
     Raises:
-        InvalidArgument: it is not YAML; the message names the line.
+        InvalidArgument: the content is not YAML; the message names the line.
     """
     try:
         _check_nodes(yaml.compose(content, Loader=yaml.SafeLoader), set())
         return yaml.safe_load(content)
-    except InvalidArgument:  # a ValueError too, but with a final message
+    except InvalidArgument:  # It is a ValueError too, but its message is final.
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -62,7 +62,7 @@ def parsed(content: bytes | str) -> object:
 def _check_nodes(node: Any, seen: set[int]) -> None:
     """Refuse YAML that reads differently than it looks.
 
-    YAML keeps the last of duplicate fields, and an alias may stand for a whole file.
+    YAML keeps only the last of duplicate fields, and an alias may stand for a large part of a file.
     """
     if node is None:
         return
@@ -80,7 +80,7 @@ def _check_nodes(node: Any, seen: set[int]) -> None:
         for name, value in node.value:
             where = name.start_mark.line + 1
             if not isinstance(name, yaml.ScalarNode):
-                raise InvalidArgument(f"line {where}: the name of a field is not a text; give one")
+                raise InvalidArgument(f"line {where}: the name of a field must be a text")
             if name.value in names:
                 raise InvalidArgument(f"line {where}: duplicate key {name.value}; keep one of them")
             names.add(name.value)
@@ -90,7 +90,8 @@ def _check_nodes(node: Any, seen: set[int]) -> None:
 def scenarios_from(content: object) -> tuple[Scenario, ...]:
     """Return the scenarios of a file: one, or one for each value of `sweep`.
 
-    `sweep: {field: "borrowed[0].count", values: [4, 8]}` makes two, with the value in their names.
+    `sweep: {field: "borrowed[0].count", values: [4, 8]}` makes two scenarios, with the
+    value in their names.
 
     Raises:
         InvalidArgument: as `scenario_from`; or the swept field is not in the file.
@@ -110,7 +111,7 @@ def _swept(sweep: object) -> tuple[str, list[Any]]:
     field, values = sweep["field"], sweep["values"]
     if not (isinstance(field, str) and _PATH.fullmatch(field)):
         raise InvalidArgument(
-            f"{SWEEP}.field: {field!r} is not a path; give one, such as jobs[0].batch"
+            f"{SWEEP}.field: {field!r} is not a path; give a path such as jobs[0].batch"
         )
     if not (isinstance(values, list) and 0 < len(values) <= _VALUES_MAX):
         raise InvalidArgument(f"{SWEEP}.values: give a list of 1 to {_VALUES_MAX} values")

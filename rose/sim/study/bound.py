@@ -1,7 +1,7 @@
 """A lower bound of the rollout time of a version's batch, over all schedules.
 
-It is for the trajectories that the version learned from. An asynchronous trainer takes those
-finished first, so batches differ between arms, and bounds too.
+The batch is the set of trajectories that the version was learned from. An asynchronous trainer
+takes the trajectories that finish first, so batches differ between arms, and bounds too.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ Column = npt.NDArray[np.float64]
 def rollout_bounds_ms(world: ClusterWorld, found: JobOutcome, *, job: int) -> Column:
     """Return (v,) a lower bound of the rollout time of each version's batch.
 
-    It is the larger of two: the longest trajectory, alone on the fastest worker, including its
-    tools; and all work, spread without gaps over everything that could ever be lent at once, with
-    every prompt cached and every step full.
+    It is the larger of two times. The first is that of the longest trajectory, tools included,
+    alone on the fastest worker. The second is that of all work, spread without gaps over all
+    workers at their largest loan, with every prompt cached and every step full.
 
     Args:
         world: simulated world.
@@ -47,13 +47,13 @@ def trajectories_alone_ms(job: SimJob, times: Sequence[StepTimes]) -> Column:
     read_ms = min(one.decode_ms_per_context_token for one in times)
     inputs, output, read = _work(job)
     first, tool_ms = job.trajectories.first_turn, job.trajectories.tool_ms
-    # Nobody waits for the tool after the last turn.
+    # No turn waits for the tool after the last turn.
     tools_ms = np.add.reduceat(tool_ms, first[:-1]) - tool_ms[first[1:] - 1]
     return np.asarray(inputs / tokens_per_ms + output * token_ms + read * read_ms + tools_ms)
 
 
 def _work(job: SimJob) -> tuple[Column, Column, Column]:
-    """Return (n,) tokens that each trajectory takes as input, generates, and reads for that."""
+    """Return three (n,) columns: input, generated and read tokens of each trajectory."""
     inputs = job.trajectories.input_tokens.astype(np.float64)
     output = job.trajectories.output_tokens.astype(np.float64)
     first = job.trajectories.first_turn
@@ -71,8 +71,9 @@ def _work(job: SimJob) -> tuple[Column, Column, Column]:
 def _spread_ms(workers: Sequence[SimWorker], work: tuple[float, float, float]) -> float:
     """Return a lower bound of the workers' time for input, output and read tokens.
 
-    Equal workers share all work in one proportion. Otherwise each may do more of what it is better
-    at: weights give a bound, the dual of the optimal division of the work.
+    Equal workers divide each kind of work in the same proportion. Different workers may each do
+    more of the work that they are better at. For these, weights give a bound, by duality to the
+    optimal division of the work.
     """
     inputs, output, read = work
     # (w, 3): milliseconds of each worker for all work of each kind.

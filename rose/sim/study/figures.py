@@ -28,13 +28,13 @@ class ServedFigures:
         requests: number of simulated requests.
         ttft_ms_p99: P99 time to first token.
         tpot_ms_p99: P99 of the requests' mean time per later token.
-        ttft_p50_times_alone: median relative to serving alone.
-        ttft_p99_times_alone: likewise.
-        tpot_p50_times_alone: likewise.
-        tpot_p99_times_alone: likewise.
+        ttft_p50_times_alone: median TTFT relative to that of serving alone.
+        ttft_p99_times_alone: P99 of TTFT, likewise.
+        tpot_p50_times_alone: median TPOT, likewise.
+        tpot_p99_times_alone: P99 of TPOT, likewise.
         late: share of the requests that missed a target.
-        excess: requests that serving alone would meet, but missed one here; None if the arm serves
-            on fewer devices.
+        excess: number of requests that meet both targets with serving alone, but miss one in this
+            arm; None if the arm serves on fewer devices.
     """
 
     requests: int
@@ -58,24 +58,24 @@ class ArmFigures:
         versions: versions published before the horizon.
         is_complete: whether all requested versions were published.
         ended_s: time of the last publication, or the horizon.
-        used: trajectories that a version learned from, without discarded ones.
+        used: trajectories that the trainer learned from.
         throughput_per_hour: used trajectories per hour.
         rollout_s: rollout time of each version, from its batch's first start to its last end.
         bound_s: lower bound of the rollout time over all schedules, mean of the versions.
         tokens_dedicated: tokens generated on dedicated workers.
-        tokens_borrowed: tokens generated on the others.
-        borrowed_busy: share of the loans in which rollouts computed; 0 without loans.
-        revocations: loans that serving ended or shrank with turns in them.
+        tokens_borrowed: tokens generated on borrowed workers.
+        borrowed_busy: share of the lent time in which rollouts computed; 0 without loans.
+        revocations: loans that serving ended or shrank while turns were using them.
         recalls: turns recalled from a worker before their end.
-        reprefill_tokens: prompt tokens computed again elsewhere.
-        tokens_lost: tokens reported and not delivered: 0.
+        reprefill_tokens: prompt tokens computed again on another worker.
+        tokens_lost: tokens that were reported but not delivered; must be 0.
         dropped: trajectories dropped by the scheduler.
         stale: share of finished trajectories that were too old to learn from.
-        length_bias: mean length of discarded trajectories relative to that of used ones, minus 1;
-            None if nothing was discarded.
+        length_bias: mean length of discarded trajectories over that of used trajectories, minus 1;
+            None if none were discarded, or none used.
         staleness: mean versions between a trajectory's oldest token and its use.
-        recovery_s: longest time from a revocation until its turns ran again, if they did before the
-            end; 0 without one.
+        recovery_s: longest time from a revocation until all its turns ran again, over the
+            revocations for which this happened; 0 without such revocations.
         unrecovered: revocations whose turns did not all run again before the end.
         served: latencies of serving; None if nothing is borrowed.
         cost: cost; None if the scenario has no prices.
@@ -112,7 +112,7 @@ class ArmFigures:
 
     @property
     def rollout_mean_s(self) -> float:
-        """Return the mean rollout time of the versions; NaN without any."""
+        """Return the mean rollout time of the versions; NaN without versions."""
         return float(np.mean(self.rollout_s)) if self.rollout_s else float("nan")
 
     @property

@@ -22,8 +22,8 @@ class Factor:
     """The subject's advantage over another arm, as a factor.
 
     Args:
-        factor: geometric mean over seeds of the ratios within each; 0 if the subject achieved
-            nothing under one of them.
+        factor: geometric mean of the ratios of all seeds; 0 if the subject achieved nothing under
+            one of the seeds.
         low: lower end of the 95 % interval, by Student's t on the logarithms; None with one seed,
             or a factor of 0.
         high: upper end, likewise.

@@ -2,7 +2,7 @@
 
 An arm is repeated if its events depend on the times of versions: an engine on a trainer's GPU runs
 while the trainer waits, and some stress occurs during an update. An event never changes the past,
-so each run has at least one more version at its right time than the one before.
+so each run has at least one more version at its right time than the run before.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from rose.units import MS_PER_S
 
 Simulate: TypeAlias = Callable[[ClusterWorld], ClusterOutcome]
 
-# Hundreds of versions are not worth as many runs: later times are close after a few.
+# Maximum runs, even with hundreds of versions: after a few runs, all times are nearly right.
 _RUNS_MAX: Final = 8
 _SETTLED_MS: Final = 1.0
 # Called with the arm, the seed, and the progress from 0 to 1.
@@ -78,7 +78,7 @@ def study_arm(
 
     Args:
         scenario: scenario to simulate.
-        arm: name of the arm, not necessarily of the scenario.
+        arm: name of the arm; the scenario need not list it.
         seed: seed of all random draws.
         inputs: content of the scenario's files.
         serving: traffic of the same scenario, seed and inputs.

@@ -1,9 +1,9 @@
 """Published measurements against the simulation of the same set-up. Nothing is fitted to them.
 
-PEARL (arXiv 2609.35158) and Table 1 of ROSE (arXiv 2605.06534, as public notes report it). Their
-trajectories, traffic and engines are not public; a difference is reported, and if it is large, a
-warning for the figures that depend on it. Start-up and release times of engines are inputs of the
-arms, so they are not compared.
+The measurements are from PEARL (arXiv 2609.35158) and from Table 1 of ROSE (arXiv 2605.06534, as
+public notes report it). Their trajectories, traffic and engines are not public. So differences are
+reported, and a large difference also gives a warning for the figures that depend on it. Start-up
+and release times of engines are inputs of the arms, so they are not compared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +28,8 @@ class Published:
     rollout_time_under: Mapping[str, float]
 
 
-# Table 1, by size: rollout time of the paper's baselines over that of its system. The first shares
-# without a promise, the second reserves memory.
+# Table 1, by model size: rollout time of the paper's baselines over that of its system. The first
+# baseline shares without a promise, the second reserves memory.
 TABLE_1: Final[Mapping[str, Mapping[str, float]]] = {
     "8b": {"share-all": 651.7 / 496.3, "reserved-share": 731.7 / 496.3},
     "32b": {"share-all": 1161.8 / 960.1, "reserved-share": 1301.2 / 960.1},
@@ -58,7 +58,7 @@ class Validation:
         scenario: prefix of the scenario's name.
         predicted: value of the simulation.
         published: published value.
-        concerns: figures of a report that depend on this one.
+        concerns: figures of a report that depend on this figure.
         unit: unit of both values.
     """
 
@@ -80,8 +80,8 @@ class Validation:
         if abs(self.error) <= ERROR_MAX:
             return None
         return (
-            f"{self.name} comes out {100 * abs(self.error):.0f} % "
-            f"{'above' if self.error > 0 else 'below'} what was published, so {self.concerns} "
+            f"{self.name} is simulated {100 * abs(self.error):.0f} % "
+            f"{'above' if self.error > 0 else 'below'} the published value, so {self.concerns} "
             f"may be off by as much"
         )
 
@@ -123,7 +123,7 @@ def _pearl_ratio(scenario: str, gpus: int, fewer: int) -> Callable[[Runs], float
 
 
 def _pearl_longest(scenario: str) -> Callable[[Runs], float | None]:
-    """With unlimited GPUs the longest trajectory of a batch, alone on one, determines the time."""
+    """With unlimited GPUs the longest trajectory, alone on a worker, determines the time."""
 
     def predict(runs: Runs) -> float | None:
         bounds = [one.bound_s for one in runs.get(_swept(scenario, 32), ()) if one.arm == _FIXED]
@@ -145,16 +145,16 @@ def _swept(scenario: str, gpus: int) -> str:
 
 
 _FIXED: Final = "resource-fixed"
-_SCALING: Final = "how rollout time falls with more GPUs"
-_LONGEST: Final = "rollout time, where the longest trajectory decides it"
-_SHARED: Final = "rollout time on shared GPUs"
+_SCALING: Final = "the speed-up from more GPUs"
+_LONGEST: Final = "rollout times that the longest trajectory determines"
+_SHARED: Final = "rollout times on shared GPUs"
 _PEARL: Final = (
-    ("pearl-scaling", "its batch read as trajectories"),
-    ("pearl-scaling-prompts", "its batch read as prompts"),
+    ("pearl-scaling", "batch counted in trajectories"),
+    ("pearl-scaling-prompts", "batch counted in prompts"),
 )
 _ARMS_OF_TABLE_1: Final = (
-    ("share-all", "where nothing is promised"),
-    ("reserved-share", "with memory set aside"),
+    ("share-all", "without a promise"),
+    ("reserved-share", "with reserved memory"),
 )
 _PUBLISHED: Final[tuple[_Published, ...]] = (
     *(

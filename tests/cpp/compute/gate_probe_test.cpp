@@ -166,7 +166,8 @@ TEST(kernel_that_works_is_chosen_where_memory_operations_do_not) {
     const GateProbe probe = rig.probe();
     CHECK(!probe.memop.is_usable);
     CHECK(probe.memop.why.find("cuStreamBatchMemOp") != std::string::npos);
-    CHECK_EQ(probe.kernel.why, "it holds, it opens, and serving streams make progress beside it");
+    CHECK_EQ(probe.kernel.why,
+             "the gate holds and opens, and serving streams make progress beside it");
     CHECK(probe.kernel.is_usable);
     CHECK(probe.kernel.wake_us > 0);
     CHECK_EQ(probe.choice.kind, GateKind::kKernel);
@@ -240,7 +241,7 @@ TEST(gate_that_does_not_wake_is_refused_and_its_page_stays) {
     fake().hold(rig.borrower->get());
     rig.request.library = nullptr;  // one kind is enough
     const GateProbe probe = rig.probe();
-    CHECK_EQ(probe.memop.why, "the gate did not let its segment start when it was opened");
+    CHECK_EQ(probe.memop.why, "the segment behind the gate did not start after the gate opened");
     CHECK_EQ(probe.choice.kind, GateKind::kHost);
     CHECK(std::string{fake().live()} != rig.alive);
     page = reinterpret_cast<std::byte*>(NewestWord{}.get());

@@ -59,7 +59,7 @@ TEST(impossible_launch_is_an_invalid_argument) {
     const CUkernel kernel = library->kernel("scale_kernel").take();
     CHECK(library->launch(kernel, {.blocks = 0}, stream->get()).code() == Code::kInvalidArgument);
     fake().fail("cuLibraryGetKernel", 1, kNotFound);
-    CHECK_EQ(says(library->kernel("absent").status()), "no kernel 'absent' in its fat binary");
+    CHECK_EQ(says(library->kernel("absent").status()), "the fat binary has no kernel 'absent'");
   }
   check_clean();
 }

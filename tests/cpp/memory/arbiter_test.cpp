@@ -102,7 +102,7 @@ TEST(reserves_beyond_the_pool_are_refused) {
   Device device;
   const Status status = device.arbiter->add_partition("third", 6, 8).status();
   CHECK(status.code() == Code::kInvalidArgument);
-  CHECK(status.message().find("reserve of 9 slabs (36864 bytes) exceeds the pool of 8 "
+  CHECK(status.message().find("total reserve of 9 slabs (36864 bytes) exceeds the pool of 8 "
                               "slabs (32768 bytes)") == 0);
   CHECK(device.arbiter->add_partition("bad", 3, 2).status().code() == Code::kInvalidArgument);
   CHECK(device.arbiter->add_partition("third", 5, 8).ok());

@@ -37,7 +37,8 @@ TEST(sizes_are_whole_pages_of_the_driver) {
     const auto backend = CudaVmm::create(device).take();
     CHECK_EQ(backend->granularity_bytes(), kPage);
     const std::string wrong =
-        "device memory of 2097153 bytes is not a multiple of the driver's page of 2097152 bytes";
+        "the size of device memory must be a positive multiple of the driver's page of 2097152 "
+        "bytes, got 2097153 bytes";
     CHECK_EQ(says(backend->create(kPage + 1).status()), wrong);
     CHECK_EQ(says(backend->reserve(kPage + 1).status()), wrong);
     CHECK(backend->import_fd(FileDescriptor{}, kPage + 1).status().code() ==
@@ -205,7 +206,7 @@ TEST(host_memory_is_no_device_pool) {
     PoolExport host =
         Pool::create(std::make_unique<HostMemfd>(), {kPage, 1, 0}).take().share().take();
     CHECK_EQ(says(Pool::attach(CudaVmm::create(device).take(), std::move(host)).status()),
-             "the pool is memory of the host, and this back end maps memory of a device");
+             "the pool is memory of the host, but this process maps memory of a device");
     CHECK_EQ(std::string{fake().live()}, "contexts 1\nhandles 1\nreservations 1\nmappings 1\n");
   }
   check_clean();

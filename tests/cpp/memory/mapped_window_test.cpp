@@ -151,11 +151,11 @@ TEST(slabs_that_cannot_be_are_refused) {
   const auto plan = std::make_shared<FaultPlan>();
   const Pool pool = pool_of_slabs(plan);
   MappedWindow window = MappedWindow::create(backend(plan), kShape).take();
-  CHECK_EQ(says(window.take(5, pool.share_slab(0).take())), "no slab 5");
+  CHECK_EQ(says(window.take(5, pool.share_slab(0).take())), "slab 5 does not exist");
   CHECK(window.give(-1).code() == Code::kInvalidArgument);
-  CHECK_EQ(says(window.give(0)), "slab 0 is not in this window");
-  CHECK_EQ(says(pool.share_slab(5).status()), "no slab 5");
-  CHECK_EQ(says(pool.scrub(-1)), "no slab -1");
+  CHECK_EQ(says(window.give(0)), "slab 0 is not mapped in this window");
+  CHECK_EQ(says(pool.share_slab(5).status()), "slab 5 does not exist");
+  CHECK_EQ(says(pool.scrub(-1)), "slab -1 does not exist");
   CHECK(window.take(0, rose::create_memfd("test", 2 * kSlab).take()).code() ==
         Code::kInvalidArgument);
   CHECK(window.held().empty());

@@ -216,17 +216,21 @@ TEST(pool_of_wrong_sizes_is_refused) {
     return status.message();
   };
   CHECK_EQ(refusal([](PoolExport& one) { one.objects.pop_back(); }),
-           "3 descriptors for 4 memory objects");
-  CHECK_EQ(refusal([](PoolExport& one) { one.sizes[0] += 1; }),
-           "a memory object of 131073 bytes does not fit into a pool of 458752 bytes");
+           "each memory object needs one descriptor, got 3 descriptors for 4 memory objects");
+  CHECK_EQ(
+      refusal([](PoolExport& one) { one.sizes[0] += 1; }),
+      "a memory object must be whole slabs of 65536 bytes within the remaining 458752 bytes of "
+      "the pool, got 131073 bytes");
   CHECK_EQ(refusal([](PoolExport& one) { one.sizes[3] = 0; }),
-           "a memory object of 0 bytes does not fit into a pool of 458752 bytes");
+           "a memory object must be whole slabs of 65536 bytes within the remaining 65536 bytes of "
+           "the pool, got 0 bytes");
   CHECK_EQ(refusal([](PoolExport& one) { one.sizes[3] += kSlab; }),
-           "a memory object of 131072 bytes does not fit into a pool of 458752 bytes");
+           "a memory object must be whole slabs of 65536 bytes within the remaining 65536 bytes of "
+           "the pool, got 131072 bytes");
   CHECK_EQ(refusal([](PoolExport& one) { one.shape.slab_count += 1; }),
            "the memory objects do not cover 65536 of 524288 bytes of the pool");
   CHECK_EQ(refusal([](PoolExport& one) { one.is_on_host = false; }),
-           "the pool is memory of a device, and this back end maps memory of the host");
+           "the pool is memory of a device, but this process maps memory of the host");
   refusal([](PoolExport& one) { one.shape.slab_bytes = 0; });
 }
 
@@ -243,8 +247,8 @@ TEST(foreign_descriptors_are_refused) {
     return status.message();
   };
   CHECK_EQ(refusal(rose::create_memfd("test", kSlab / 2).take()),
-           "the descriptor has 32768 bytes, expected 65536");
-  const std::string unsealed = "the descriptor must be a memfd with a sealed size";
+           "the descriptor of pool memory must have 65536 bytes, got 32768");
+  const std::string unsealed = "the descriptor of pool memory must be a memfd whose size is sealed";
   FileDescriptor loose{::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   CHECK(::ftruncate(loose.get(), kSlab) == 0);
   CHECK_EQ(refusal(std::move(loose)), unsealed);

@@ -303,7 +303,8 @@ void check_box(Bench& bench, const Params& sound, kernels::Box Params::* field,
   for (kernels::Divisor& size : (params.*field).sizes) {
     const kernels::Divisor held = size;
     size.number = 0;
-    check_refused(bench, launch(params), name + " has a dimension of size 0");
+    check_refused(bench, launch(params),
+                  name + " has a dimension of size 0: sizes must be at least 1");
     size = held;
   }
 }

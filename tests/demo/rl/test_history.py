@@ -110,7 +110,7 @@ def test_commits_are_kept_in_order_and_one_that_went_back_is_an_incident(book) -
     )
     ((at_s, sentence),) = book.history.incidents
     assert at_s == 2
-    assert sentence == "dedicated worker could not take a version; it is at 3"
+    assert sentence == "dedicated worker undid a commit; it is at version 3"
 
 
 def test_tokens_are_counted_by_kind(book) -> None:

@@ -74,7 +74,10 @@ def test_what_is_not_of_this_model_is_refused_and_the_others_are_taken() -> None
         (
             (trajectory(100, [71, 1], reward=0.0), "token 71"),
             (trajectory(100, [1] * (1 << 16), reward=0.0), "65540 tokens"),
-            (replace(good, number=100, versions=(-1,) * 4 + (3, 2)), "version 3, the newest is 2"),
+            (
+                replace(good, number=100, versions=(-1,) * 4 + (3, 2)),
+                "version 3, the newest version is 2",
+            ),
         )
     ):
         answer = gate.submit([replace(good, number=place), wrong], newest=2)

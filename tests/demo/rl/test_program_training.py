@@ -202,7 +202,7 @@ def test_tokens_of_a_version_that_is_not_there_are_refused(tmp_path: Path) -> No
     rig = Rig(tmp_path, version=4)
     for number, version in enumerate((5, 6)):
         early = trajectory(number, [70, 1], reward=0.0, version=version)
-        told = f"trajectory {number} is of version {version}, the newest is 4"
+        told = f"trajectory {number} has tokens of version {version}, the newest version is 4"
         assert rig.training.submit([early]).refused == {number: told}
     rig.turn()
     assert rig.training.status().waiting == 0

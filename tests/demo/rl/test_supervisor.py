@@ -106,7 +106,7 @@ def test_a_death_is_noticed_and_told_with_its_last_words(start) -> None:
     one = start(READY, "print('first', 'last words', sep='\\n', file=sys.stderr)", "os.abort()")
     wait_for(lambda: one.ends)
     assert "SIGABRT" in one.ends[0]
-    assert "it last said: last words" in one.ends[0]
+    assert "its last output: last words" in one.ends[0]
     assert one.lines == ["first", "last words"]
 
 
@@ -253,7 +253,7 @@ def test_a_program_that_keeps_dying_is_given_up(supervise, story) -> None:
     supervisor = supervise(lambda _n: program("sys.exit('it hurts')"), restarts_max=2)
     wait_for(lambda: True in story.are_final)
     assert story.are_final == [False, False, True]
-    assert "it last said: it hurts; given up after 3 deaths in 60 s" in story.reasons[-1]
+    assert "its last output: it hurts; given up after 3 deaths in 60 s" in story.reasons[-1]
     assert story.ready == []
     assert supervisor.pid is None
 

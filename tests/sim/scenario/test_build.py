@@ -324,7 +324,7 @@ def test_a_scenario_that_would_run_for_hours_is_refused_before_it_starts() -> No
     for mode, more in (("synchronous", 1), ("asynchronous", 2)):
         job = structs.replace(long.jobs[0], mode=TrainerMode(mode))
         assert batches(job, 100) == pytest.approx(100 * more, abs=1)
-    with pytest.raises(InvalidArgument, match=r"^versions: 100000 of them make about \d+ million"):
+    with pytest.raises(InvalidArgument, match=r"^versions: 100000 versions make about \d+ million"):
         build(long, "rose", seed=3, inputs=NOTHING)
     check_size(scenario_from({**content(), "versions": 1000}))
 
