@@ -33,6 +33,7 @@ from bench.frontier import (
     priority_over_rose,
     simulate_job,
 )
+from bench.frontier_engines import DIALS as ENGINE_DIALS
 from bench.frontier_engines import (
     HALF_WIDTHS_MAX,
     METRICS,
@@ -69,7 +70,7 @@ PROCESSES: Final = 2
 LOADS_BRIEF: Final = (LOADS[0], LOADS[-1])
 ENGINE_LOADS: Final = (0.1, 0.3, 0.7)
 ENGINE_LOAD_BRIEF: Final = 0.3
-ENGINE_ROUNDS: Final = 16
+ENGINE_ROUNDS: Final = 20
 OTHERS_ON_ENGINES: Final = ("priority", "host_window")
 PRIORITY_LOADS: Final = (0.1, 0.3)  # at higher loads priority harvests next to nothing
 
@@ -317,7 +318,7 @@ def add_measured(report: Report, measured: Rounds, load: float) -> None:
             named(name, load), found.value, unit, bar=bar, is_void=is_void, interval=interval
         )
 
-    for arm in (*OTHERS_ON_ENGINES, *DIALS):
+    for arm in (*OTHERS_ON_ENGINES, *ENGINE_DIALS):
         add(f"engines_harvest_{arm}", "tokens/s", partial(measured.harvest, arm))
         for metric in METRICS:
             for rank in HALF_WIDTHS_MAX:
@@ -340,7 +341,7 @@ def add_measured(report: Report, measured: Rounds, load: float) -> None:
     else:
         report.leave_out([name], "every control is wider than the slowdown that it should judge")
     again = measured.excess_misses("alone_again")
-    for arm in DIALS:
+    for arm in ENGINE_DIALS:
         mine = measured.excess_misses(arm)
         add(
             f"excess_misses_over_aa_{arm}",

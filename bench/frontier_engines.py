@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
-from bench.frontier import DIALS
 from rose.cli.compare import on_engines
 from rose.cli.machine import machine_card
 from rose.cli.runs import load_trace
 from rose.clock import BootClock
 from rose.demo.progress import phases
 from rose.demo.record import Answered, RunPlan, RunRecord, Slice
-from rose.demo.schemes import ON_ENGINES, choose_schemes
+from rose.demo.schemes import ON_ENGINES, choose_schemes, rose_scheme
+from rose.sim.simulation import SLOWDOWNS
 
-ARMS: Final = ("alone", "alone_again", "priority", "host_window", *DIALS)
+BETWEEN: Final = rose_scheme("rose_30", 0.3)  # near the price of priority
+DIALS: Final = (*SLOWDOWNS, BETWEEN.name)
+OTHERS: Final = ("alone", "alone_again", "priority", "host_window")
+ARMS: Final = (*OTHERS, *DIALS)
 METRICS: Final = ("ttft", "tpot")
 HALF_WIDTHS_MAX: Final = {50: 0.03, 95: 0.08}
 """By rank of the percentile, of an A/A ratio: more voids a run."""
@@ -64,14 +68,25 @@ class Rounds:
         return Estimate(statistic(self.numbers), float(low), float(high))
 
     def times_alone(self, arm: str, metric: str, rank: int) -> Statistic:
-        """Return a percentile of an arm's requests divided by that of serving alone."""
-        return lambda rounds: (
-            self._percentile(arm, metric, rank, rounds)
-            / self._percentile("alone", metric, rank, rounds)
-        )
+        """Return how an arm's latencies compare with those of the same requests alone.
+
+        For rank 50 it is the median of the requests' ratios, which varies less between two equal
+        arms than the ratio of the medians. For other ranks it is the ratio of the percentiles.
+        """
+
+        def median(rounds: Sequence[int]) -> float:
+            return float(
+                np.median(self._of(arm, metric, rounds) / self._of("alone", metric, rounds))
+            )
+
+        def tail(rounds: Sequence[int]) -> float:
+            mine, alone = (self._of(one, metric, rounds) for one in (arm, "alone"))
+            return float(np.percentile(mine, rank) / np.percentile(alone, rank))
+
+        return median if rank == 50 else tail
 
     def price(self, arm: str, rounds: Sequence[int]) -> float:
-        """Return an arm's cost for serving: the larger P50 of TTFT and TPOT over that alone."""
+        """Return an arm's cost for serving: the larger of the P50s of TTFT and TPOT, x alone."""
         return max(self.times_alone(arm, metric, 50)(rounds) for metric in METRICS)
 
     def harvest(self, arm: str, rounds: Sequence[int]) -> float:
@@ -118,14 +133,15 @@ class Rounds:
         is_fast = one.tpot_ms is None or one.tpot_ms <= self._slo.tpot_ms
         return is_fast and one.ttft_ms <= self._slo.ttft_ms
 
-    def _percentile(self, arm: str, metric: str, rank: int, rounds: Sequence[int]) -> float:
+    def _of(self, arm: str, metric: str, rounds: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the requests' latencies in ms, in the same order for every arm."""
         values = [
             value
             for number in rounds
             for one in self._slices[arm, number].requests
             if (value := one.ttft_ms if metric == "ttft" else one.tpot_ms) is not None
         ]
-        return float(np.percentile(values, rank))
+        return np.array(values)
 
 
 def measure(loads: Sequence[float], *, rounds: int, logs: Path) -> RunRecord:
@@ -139,7 +155,10 @@ def measure(loads: Sequence[float], *, rounds: int, logs: Path) -> RunRecord:
     from rose.demo.experiment import SLICE_S
 
     plan = RunPlan(
-        schemes=choose_schemes(",".join(ARMS), (), possible=ON_ENGINES),
+        schemes=(
+            *choose_schemes(",".join((*OTHERS, *SLOWDOWNS)), (), possible=ON_ENGINES),
+            BETWEEN,
+        ),
         loads=tuple(loads),
         seed=0,
         settings={},

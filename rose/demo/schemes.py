@@ -39,7 +39,8 @@ UNRULED: Final = frozenset({ALONE, CONTROL, "clairvoyant"})
 """Bounds for comparison, not ways to share a device."""
 
 
-def _rose(name: str, slowdown: float) -> Scheme:
+def rose_scheme(name: str, slowdown: float) -> Scheme:
+    """Return rose with a slowdown, such as 0.05."""
     if slowdown == 0:
         rule = "Certified quanta while no request is live."
     elif slowdown == math.inf:
@@ -73,7 +74,7 @@ _ALL: Final = (
         "(arXiv 2604.07874).",
     ),
     Scheme("static_split", "Each engine has a fixed share of the device for itself."),
-    *(_rose(name, slowdown) for name, slowdown in SLOWDOWNS.items()),
+    *(rose_scheme(name, slowdown) for name, slowdown in SLOWDOWNS.items()),
     Scheme(
         "clairvoyant",
         "Knows all arrivals and step times in advance, and lends as much as the targets allow.",
@@ -96,7 +97,7 @@ MECHANISMS: Final = {
 
 def demo_schemes(slowdown: float) -> tuple[Scheme, ...]:
     """Return the arms of `rose demo`: serving alone (twice), `share_all`, and rose."""
-    return SCHEMES[ALONE], SCHEMES[CONTROL], SCHEMES[SHARE_ALL], _rose("rose", slowdown)
+    return SCHEMES[ALONE], SCHEMES[CONTROL], SCHEMES[SHARE_ALL], rose_scheme("rose", slowdown)
 
 
 def ablation(mechanism: str) -> Scheme:

@@ -236,6 +236,7 @@ FIGURES = {
     "host_window": (70.0, 10.0, 30),
     "rose_idle": (50.0, 11.0, 20),
     "rose": (50.0, 13.0, 80),
+    "rose_30": (50.0, 15.0, 85),
     "rose_slack": (60.0, 20.0, 100),
 }
 
@@ -291,14 +292,24 @@ def test_a_noisy_control_has_a_wide_interval() -> None:
     assert control.low <= control.value <= control.high
 
 
+def test_the_median_is_of_the_ratios_of_the_same_requests() -> None:
+    def with_ttfts(arm: str, *ttfts_ms: float) -> Slice:
+        requests = tuple(Answered(0.0, ttft_ms, 10.0, 10) for ttft_ms in ttfts_ms)
+        return replace(slice_of(arm, 0), requests=requests)
+
+    slices = [slice_of(arm, 0) for arm in ENGINE_ARMS if arm not in ("alone", "rose")]
+    slices += [with_ttfts("alone", 10.0, 20.0, 90.0), with_ttfts("rose", 30.0, 22.0, 90.0)]
+    rounds = Rounds(record_of(*slices), 0.3)
+    assert rounds.times_alone("rose", "ttft", 50)([0]) == pytest.approx(1.1)  # not 30 / 20
+    assert rounds.times_alone("rose", "ttft", 95)([0]) == pytest.approx(84.0 / 83.0)
+
+
 def test_the_frontier_is_read_at_the_peers_price() -> None:
     rounds = Rounds(record_of(*whole()), 0.3)
     # Priority pays 1.2; rose's dials give 20 tokens/s at 1.1 and 80 at 1.3, so 50 between them.
     assert rounds.frontier_over("priority")(rounds.numbers) == pytest.approx(50 / 40)
-    # The host window pays 1.4: 80 at 1.3 and 100 at 2.0.
-    assert rounds.frontier_over("host_window")(rounds.numbers) == pytest.approx(
-        (80 + 20 * 0.1 / 0.7) / 30
-    )
+    # The host window pays 1.4: 80 at 1.3 and 85 at 1.5.
+    assert rounds.frontier_over("host_window")(rounds.numbers) == pytest.approx(82.5 / 30)
 
 
 def test_excess_misses_are_those_that_serving_alone_had_met() -> None:
@@ -354,7 +365,7 @@ def test_a_run_with_a_wide_control_is_void_and_says_so(monkeypatch: pytest.Monke
         assert any("void" in line for line in report.said) is is_void
     assert report.rows["aa_half_width_ttft_p50_load30"]["bar"] == Bar(at_most=0.03)
     assert report.rows["aa_half_width_tpot_p95_load30"]["bar"] == Bar(at_most=0.08)
-    for arm in ("rose_idle", "rose", "rose_slack"):
+    for arm in ("rose_idle", "rose", "rose_30", "rose_slack"):
         assert f"excess_misses_over_aa_{arm}_load30" in report.rows
 
 
