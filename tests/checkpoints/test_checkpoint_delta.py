@@ -539,7 +539,7 @@ def test_a_frame_that_is_not_the_chunks_is_refused(pair: tuple[Path, Path, Path]
         lambda: applied_in_place(old, file),
         lambda: identified(old, file),
     ):
-        with pytest.raises(CorruptData, match="is not the one that was published"):
+        with pytest.raises(CorruptData, match="is not the published one"):
             call()
 
 
