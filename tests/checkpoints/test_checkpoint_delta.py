@@ -355,9 +355,9 @@ def test_wrong_base_is_refused_and_nothing_is_left(folders: tuple[Path, Path, Pa
     before = content_of(wrong)
     there = sorted(old.parent.iterdir())
     for base, undo in ((wrong, False), (new, False), (old, True)):
-        with pytest.raises(InvalidArgument, match="rose delta verify says which"):
+        with pytest.raises(InvalidArgument, match="run `rose delta verify` to see"):
             applied(base, file, old.parent / "out", undo=undo)
-        with pytest.raises(InvalidArgument, match="rose delta verify says which"):
+        with pytest.raises(InvalidArgument, match="run `rose delta verify` to see"):
             applied_in_place(base, file, undo=undo)
     assert sorted(old.parent.iterdir()) == there
     assert content_of(wrong) == before

@@ -118,7 +118,7 @@ def test_damaged_files_are_read_or_refused(noise, at, behind):
 
 def test_a_file_that_is_too_large_is_not_looked_at(monkeypatch):
     monkeypatch.setattr(files_module, "FILE_BYTES_MAX", 1 << 20)
-    with pytest.raises(InvalidArgument, match="x has more than 1 MiB"):
+    with pytest.raises(InvalidArgument, match="x must have at most 1 MiB, got"):
         shards_from_json(b" " * ((1 << 20) + 1), what="x")
 
 
