@@ -115,7 +115,7 @@ def _buckets(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _split_bits(elements: int, changed: int) -> float:
-    """Return the bits to choose the set of changed elements, if all such sets are as likely."""
+    """Return the entropy of the set of changed elements, if all such sets are equally likely."""
     return _entropy_bits(np.array([changed, elements - changed]))
 
 

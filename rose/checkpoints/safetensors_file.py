@@ -65,9 +65,8 @@ class SafetensorsFile:
         """Release the pages of these units; the next access reads them again."""
         begin = tensor.begin + first * tensor.stored.unit_bytes
         end = begin + count * tensor.stored.unit_bytes
-        begin -= (
-            begin % mmap.PAGESIZE
-        )  # This may also release a page of a neighbour, which costs one fault.
+        # This may also release a page of a neighbour, which costs one page fault.
+        begin -= begin % mmap.PAGESIZE
         if end > begin:
             self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 

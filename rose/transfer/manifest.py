@@ -27,7 +27,7 @@ class Version:
 
     Args:
         run: name of the training run.
-        incarnation: number of the trainer process; a restarted trainer has a higher one.
+        incarnation: number of the trainer process; a restarted trainer has a higher number.
         n: version number, which grows within the run and is never reused by any incarnation; tokens
             are stamped with it.
     """

@@ -14,8 +14,8 @@ from rose.transfer.codec.operations import delta_apply, digest
 from rose.transfer.digests import Digest, TileDigests
 from rose.units import MIB, ceil_div
 
-# The frame of such a tile takes a few hundred bytes more if every element changes, which is far
-# below `CHUNK_BYTES_MAX`.
+# If every element of such a tile changes, its frame is a few hundred bytes larger than the tile,
+# far below `CHUNK_BYTES_MAX`.
 TILE_BYTES: Final = 2 * MIB
 TILE_ELEMENTS: Final = TILE_BYTES // 2
 # The digest works on 64-bit words: four elements of 16 bits.
@@ -115,7 +115,7 @@ class Tiles:
 
     def __getitem__(self, index: int) -> Tile:
         if not 0 <= index < len(self):
-            raise IndexError(f"tile {index} of {len(self)}")
+            raise IndexError(f"tile index {index} must be from 0 to {len(self) - 1}")
         first = int(self._ends[index - 1]) if index else 0
         return Tile(index, first, int(self._ends[index]) - first, int(self._widths[index]))
 

@@ -17,7 +17,8 @@ from rose.transfer.codec.tensor import TensorBits, bits_of, check_pair
 
 SAMPLED_BLOCKS: Final = 64
 _BLOCK: Final = BLOCK_ELEMENTS[0]
-# STRAT is worth a second pass over the weights only if it shrinks a delta below this share.
+# STRAT is worth a second pass over the weights only if a delta shrinks below this
+# share of its size.
 _WORTH: Final = 0.98
 
 # Columns of the histogram (csrc/transfer/class_histogram.h): the number of elements; all changes,

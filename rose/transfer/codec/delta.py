@@ -21,7 +21,7 @@ _STRAT: Final = 4
 # magic, version, block_elements, count, payload words, base digest, digest, width, has a rule,
 # the rule's four fields and magnitude bits, zeros, CRC of the body
 _HEADER: Final = struct.Struct("<8sIIQQ2Q2QBB4B8s10sI")
-_CRC: Final = struct.Struct("<I")  # CRC of the header, which it follows
+_CRC: Final = struct.Struct("<I")  # CRC of the header, stored after it
 _BODY_AT: Final = _HEADER.size + _CRC.size
 
 
@@ -46,8 +46,9 @@ class ClassRule:
 
     Args:
         shift: bits below the exponent.
+        exponent_bits: bits of the exponent.
         origin: exponent of class 0, 0 to 255.
-        all_mask: bit c is 1 if class c lists every size, 0 if only those other than 1.
+        all_mask: bit c is 1 if class c lists every size, 0 if it lists only sizes other than 1.
         magnitude_bits: width of a magnitude in bits, for each of the eight classes.
     """
 
@@ -81,7 +82,7 @@ class Delta:
         width: bits of an element.
         entries: (blocks,) uint64, the block table.
         payload: (words,) uint32, words of all blocks in table order.
-        base_digest: digest of the base array, with index and seed 0.
+        base_digest: digest of the base array, with first index 0 and seed 0.
         digest: digest of the array after the delta is applied.
         rule: class rule of the STRAT blocks; None in a delta that can be applied.
         is_checked: whether the caller guarantees that `delta_check` accepted this delta and that

@@ -69,7 +69,7 @@ def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: T
 
 
 def _current(stream: Any, device: Any) -> Any:
-    """Make `stream` torch's current stream, so that the other library orders its work before."""
+    """Make `stream` torch's current stream, so that it waits for the other library's work."""
     if stream is None or device is None:
         return nullcontext()
     from rose.kernels.streams import on_stream  # noqa: PLC0415
@@ -117,6 +117,6 @@ def _is_writable(capsule: Any) -> bool:
 
 
 def _reports_writable(thing: Any) -> bool:
-    """Whether the CUDA array interface declares the array writable, as CuPy does only there."""
+    """Whether the CUDA array interface declares an array writable; CuPy declares it only there."""
     interface = getattr(thing, "__cuda_array_interface__", None)
     return interface is not None and not interface["data"][1]

@@ -139,7 +139,10 @@ class GpuBackend:
         raise InternalError(f"the device refuses block {int(bad)} of a sound delta")
 
     def _queue_applies(self, calls: Sequence[tuple[Any, list[Any], Delta]], *, undo: bool) -> Any:
-        """Return the lowest bad block of all deltas, or -1, on the device; None if unchecked."""
+        """Queue the calls, and return the lowest bad block of all deltas, on the device.
+
+        -1 if no block is bad; None if the codec does not check deltas.
+        """
         bad = None
         for weights, table, delta in calls:
             bad = self._codec.delta_apply(

@@ -271,7 +271,7 @@ def topk_pack(
 
 
 def _key_of(least: float) -> int:
-    """Return the key of a change: the upper half of its fp32, at least that of a normal number."""
+    """Return the key of a change: the upper half of its fp32, at least `_LEAST_KEY`."""
     if not (least > 0 and math.isfinite(least)):
         raise InvalidArgument(f"least {least}: choose a finite number above 0")
     with np.errstate(over="ignore"):

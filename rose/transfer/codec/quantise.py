@@ -81,8 +81,7 @@ def quantise(weights: Any, *, to: CodeKind, block: tuple[int, int] | None = None
             of NumPy. Each row is contiguous; there may be gaps between rows.
         to: "fp8" for e4m3fn, or "int8".
         block: (rows, columns) of weights that share a scale; by default 128 x 128 for FP8, a row
-            for INT8. On
-            a GPU one CTA handles one block, so one scale for a whole tensor is slow.
+            for INT8. On a GPU one CTA handles one block, so one scale for a whole tensor is slow.
 
     Returns:
         Arrays of the same library and device as the weights. GPU work is queued on torch's current
@@ -212,7 +211,7 @@ def _check_array(name: str, array: Any, dtype: str) -> None:
 
 
 def _matrix_of(weights: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the bits of the weights, and a function that turns CPU results into their library."""
+    """Return the bits of the weights, and a function that converts CPU results to their type."""
     torch = _torch_of(weights)
     if torch is None and not isinstance(weights, np.ndarray):
         raise InvalidArgument(

@@ -44,7 +44,7 @@ def refine(
         source: ranks of the trainer; together they must hold every element of all tensors that are
             not computed.
         replicas: ranks of the engines, with any layouts.
-        tile_elements: largest number of elements of a tile; lowered if a tile exceeds `TILE_BYTES`.
+        tile_elements: largest number of elements of a tile; lower where it exceeds `TILE_BYTES`.
 
     Returns:
         The source with one name per tied tensor, the replicas with the source's names, and the

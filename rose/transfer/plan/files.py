@@ -18,8 +18,7 @@ from rose.transfer.plan.storage import Storage
 
 FORMAT: Final = 1
 PLAN_FORMAT: Final = 3
-# A map of 256 ranks with flat shards of 120 B parameters takes 40 MiB, and its plan
-# takes 100 MiB.
+# A map of 256 ranks with flat shards of 120 B parameters takes 40 MiB, and its plan takes 100 MiB.
 FILE_BYTES_MAX: Final = 512 << 20
 
 T = TypeVar("T")
@@ -147,5 +146,7 @@ def plan_from_json(content: bytes, *, what: str) -> Plan:
     except InvalidArgument as error:
         raise InvalidArgument(f"{what} is not a plan: {error}") from None
     if plan.plan_id != file.plan_id:
-        raise CorruptData(f"the maps in {what} make a plan with another plan_id than it states")
+        raise CorruptData(
+            f"the maps in {what} make a plan with another plan_id than the file states"
+        )
     return plan

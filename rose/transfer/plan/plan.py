@@ -23,13 +23,13 @@ from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which rank sends which tile to which receivers.
+    """The routes of all tiles: the rank that sends each tile, and the ranks that receive it.
 
     Args:
         tiles: tiles of all elements that the source holds. Every rank holds a tile whole or not at
             all.
         sources: the trainer's ranks, with canonical tensor names.
-        replicas: the serving ranks, with the same names.
+        replicas: the engines' ranks, with the same tensor names.
         tile_elements: largest number of elements of a tile.
     """
 

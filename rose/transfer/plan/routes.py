@@ -34,8 +34,8 @@ def _draw(tile: bytes, key: bytes) -> int:
 def contributors(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) -> list[int]:
     """Choose a rank for every tile; the same input gives the same answer.
 
-    Tiles with few candidates are assigned first, heavy ones before light ones, each to the
-    candidate with the least to send.
+    Tiles with few candidates are assigned first, heavy tiles before light tiles, each
+    to the candidate with the least to send.
 
     Args:
         candidates: ranks that hold each tile, ascending, at least one.
@@ -97,7 +97,7 @@ def _landings(drafts: Sequence[Draft], relays: Iterable[RelayNode]) -> list[tupl
 
 
 def _sends(draft: Draft, landings: tuple[Landing, ...]) -> int:
-    """Return how often the contributor sends a tile: to each landing, else to each receiver."""
+    """Return how often the contributor sends a tile: once per landing, once per other receiver."""
     landed = {landing.cluster for landing in landings}
     return len(landed) + sum(holder.cluster not in landed for holder in draft.receivers)
 

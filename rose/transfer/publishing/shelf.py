@@ -29,7 +29,7 @@ BYTES_MAX = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An update, for the choice of updates to keep.
+    """An update as an edge between two versions.
 
     Args:
         key: start and end of the edge.

@@ -14,7 +14,7 @@ class Held:
     """A receiver's weights.
 
     Args:
-        version: version of the weights; until the first commit not a published version.
+        version: version of the weights; before the first commit, a name that was not published.
         digest: digest of their bits.
     """
 

@@ -32,8 +32,9 @@ class Receiver(Staging, Closing):
         digest: digest of the weights.
         subscription: tiles of the weights; `Subscription(tiles)` for all.
         on_staged: called by the receiver's thread when a version is staged; must not block.
-        base: reads a tile of the weights; called by the receiver's thread while no commit runs.
-            With it STRAT deltas are decoded while the engine generates, not in its pause.
+        base: function that reads a tile of the weights; called by the receiver's thread while no
+            commit runs. With it STRAT deltas are decoded while the engine generates, not in its
+            pause.
         signing: key shared with the publisher; none by default, for use in one process.
         digests: current digests of the tiles, if known; the caller no longer changes them. With
             them, a new receiver fetches only tiles that differ.

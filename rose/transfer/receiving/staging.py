@@ -97,8 +97,8 @@ class Staging:
         subscription: tiles of the weights.
         puller: puller for the same source.
         on_staged: called by `round`, without a lock, when a version is staged.
-        base: reads a tile of the weights; called by `round`, only between commits. With it STRAT
-            deltas are decoded while the engine generates; without it, in the commit.
+        base: function that reads a tile of the weights; called by `round`, only between commits.
+            With it STRAT deltas are decoded while the engine generates; without it, in the commit.
         signing: key with which manifests must be signed.
         digests: current digests of the tiles, if known.
     """

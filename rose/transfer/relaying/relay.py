@@ -77,7 +77,8 @@ class Relay(Shelf):
         landing: tiles to fetch as soon as they are published; None for all.
         reader: source for requests of other threads; None if any thread may call `upstream`.
         limits: limits of what is kept.
-        memory_bytes_max: limit for frames in memory that a full or failing store does not accept.
+        memory_bytes_max: limit, in bytes, for frames in memory that a full or failing store does
+            not accept.
         patience_s: longest wait of a thread for upstream, in seconds.
         retries: further attempts for a damaged chunk.
     """
@@ -373,9 +374,8 @@ class Relay(Shelf):
                 found[chunk.tile] = frames.held(key, chunk.tile)
         if key.is_whole:
             if None in found.values():
-                self._snapshots.forget(
-                    key
-                )  # upstream must make the snapshot again, or report that it cannot
+                # Upstream must make the snapshot again, or report that it cannot.
+                self._snapshots.forget(key)
             self._snapshots.trim()
         elif None in found.values() and not self._store.tiles(key):
             self._forget([key])  # upstream no longer keeps the update, so it is useless
@@ -447,7 +447,9 @@ def follow(
     backoff_max_s: float = BACKOFF_MAX_S,
     wait_s: float = WAIT_S,
 ) -> Rounds:
-    """Start a thread that calls `round` of a relay. After its `close` the relay can still serve.
+    """Start a thread that calls `round` of a relay.
+
+    After the returned object is closed, the relay can still serve.
 
     Args:
         relay: relay whose `round` nobody else calls.

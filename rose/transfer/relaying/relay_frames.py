@@ -29,7 +29,8 @@ class RelayFrames:
 
     Args:
         store: store of the frames.
-        memory_bytes_max: limit for frames in memory that a full or failing store does not accept.
+        memory_bytes_max: limit, in bytes, for frames in memory that a full or failing store does
+            not accept.
         retries: further attempts for a damaged chunk.
     """
 
@@ -112,7 +113,7 @@ class RelayFrames:
         *,
         turn: AbstractContextManager[None],
     ) -> dict[int, bytes | None]:
-        """Fetch and keep chunks; return frames by tile, None if the source no longer keeps one.
+        """Fetch and keep chunks; return frames by tile, None for chunks that are no longer kept.
 
         Args:
             source: source of the chunks.

@@ -1,4 +1,4 @@
-"""Several relays of a cluster as one source, each of which fetches some tiles in advance."""
+"""Several relays of a cluster as one source. Each relay fetches some tiles in advance."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -128,9 +128,8 @@ class RelaySet:
         self._signing = signing
         self._standing = Standing(len(relays), clock, on_liar)
         self._first = 0  # index of the relay to ask first
-        self._snapshots: dict[
-            UpdateKey, tuple[int, Manifest]
-        ] = {}  # the latest snapshot, with its relay
+        # The latest snapshot, with the relay that sent it.
+        self._snapshots: dict[UpdateKey, tuple[int, Manifest]] = {}
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Wait for versions of one relay; after an empty answer the next call asks the next relay.
@@ -344,7 +343,10 @@ class RelaySet:
         return False
 
     def _is_introduced(self, relay: int, key: UpdateKey) -> bool:
-        """Whether a relay knows the chunks of a snapshot; another relay is asked for it first."""
+        """Whether a relay knows the chunks of a snapshot.
+
+        A relay that did not send the snapshot is asked for it first.
+        """
         if key not in self._snapshots or self._snapshots[key][0] == relay:
             return True
         snapshot = self._snapshots[key][1]

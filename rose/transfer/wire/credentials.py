@@ -16,10 +16,7 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),  # a proxy does not lead to loopback
-    (
-        "grpc.use_local_subchannel_pool",
-        1,
-    ),  # a new server does not inherit the back-off of an old one
+    ("grpc.use_local_subchannel_pool", 1),  # a new server does not inherit an old back-off
 )
 
 

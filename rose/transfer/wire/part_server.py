@@ -150,7 +150,7 @@ class PartServer(Closing):
         contributor = self._contributor
         if contributor is None or ask.session != self._session:
             raise Unavailable("this rank is not in the publisher's session: open its part again")
-        if ask.number < self._newest:  # what it states about packs is outdated
+        if ask.number < self._newest:  # its statement about packs is outdated
             raise Unavailable("this call was given up: the publisher has sent a newer call")
         self._newest = ask.number
         if self._pending is not None:

@@ -182,7 +182,7 @@ class RemotePart(Closing):
     def whole(
         self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
     ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros, after `undone` is undone in this process.
+        """Yield tiles as deltas from zeros; the deltas of `undone` are undone in this process.
 
         Raises:
             Unavailable: the rank cannot be reached, or was restarted.
