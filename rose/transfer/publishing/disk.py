@@ -22,8 +22,8 @@ class HostDisk:
     Any thread may read; one thread at a time may change the folder. Every call raises OutOfMemory
     if the disk is full, and Unavailable if it fails or is slow.
 
-    One internal thread changes the folder. A change that misses its deadline is undone as soon as
-    that thread is free; until then every further change is refused.
+    One internal thread changes the folder. While it works on a change that missed its deadline,
+    every further change is refused. A new file that is written too late is removed again.
 
     Args:
         directory: path of the folder, created if missing; nobody else may change the folder.
@@ -110,8 +110,8 @@ class HostDisk:
         try:
             self._late.result(self._write_s)
         except LateError as error:
-            # The change may finish later, or just did. The caller is told that it failed, so it is
-            # taken back.
+            # The change may finish later, or just did. The caller is told that it failed, so a new
+            # file is removed again.
             self._late = self._pool.submit(take_back)
             raise Unavailable(f"the disk did not write {path} within {self._write_s} s") from error
         except OSError as error:
