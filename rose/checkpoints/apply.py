@@ -1,4 +1,4 @@
-"""Apply or undo a delta file on a checkpoint, or tell which version a checkpoint is."""
+"""Apply or undo a delta file on a checkpoint, or identify the version of a checkpoint."""
 
 import shutil
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ class Identity:
     """Result of comparing a checkpoint with both versions of a delta.
 
     Args:
-        not_base: why it is not the base; None if it is.
-        not_target: why it is not the target; None if it is.
+        not_base: why the checkpoint is not the base of the delta; None if it is.
+        not_target: why the checkpoint is not the target of the delta; None if it is.
         base_tiles: number of changing tiles that equal the base.
         target_tiles: number of changing tiles that equal the target.
         other_tiles: number of tiles, changing or not, that equal neither version.
@@ -57,11 +57,12 @@ def apply_delta(
         delta: changes of the tensors; files, headers and index stay.
         out: path of the result, which must not exist; None changes the files in place.
         undo: whether to go from the target back to the base.
-        advance: called with progress.
+        advance: function that is called with the bytes read since its last call.
 
     Returns:
-        The names of other files in the folder, such as the configuration: those copied, and those
-        not copied, because they are large, folders, or tensors that no index names.
+        The names of other files in the folder, such as the configuration: first the names of copied
+        files, then the names of entries that were not copied because they are large, folders, or
+        tensor files that no index names.
 
     Raises:
         InvalidArgument: the checkpoint is another version, `out` exists, or the files cannot be
@@ -86,7 +87,7 @@ def apply_delta(
 
 
 def identify(checkpoint: Checkpoint, delta: DeltaFile, *, advance: Advance) -> Identity:
-    """Compare every tile of a checkpoint with both versions.
+    """Compare every tile of a checkpoint with both versions of a delta.
 
     Raises:
         CorruptData: the delta is damaged; every frame is checked.
@@ -128,7 +129,7 @@ def _digests(checkpoint: Checkpoint, tiling: Tiling, advance: Advance) -> TileDi
 def _check(
     checkpoint: Checkpoint, tiling: Tiling, delta: DeltaFile, *, undo: bool, advance: Advance
 ) -> None:
-    """Refuse a checkpoint of another version and a damaged delta."""
+    """Refuse a checkpoint of another version, and a damaged delta."""
     manifest = delta.manifest
     if not delta.is_for(tiling.tiles):
         raise InvalidArgument(
@@ -140,7 +141,7 @@ def _check(
         what = "target" if undo else "base"
         raise InvalidArgument(
             f"{checkpoint.path} is not the {what} of {delta.path}; "
-            f"rose delta verify says which version it is"
+            f"run `rose delta verify` to see which version it is"
         )
     fresh = {}
     for chunk in manifest.chunks:

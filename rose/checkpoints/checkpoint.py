@@ -1,4 +1,4 @@
-"""A checkpoint: one safetensors file, or a folder of them with or without an index."""
+"""A checkpoint: one safetensors file, or a folder of such files with or without an index."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ Advance: TypeAlias = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTensor:
-    """A tensor and the file it is in."""
+    """A tensor, and the file that contains it."""
 
     file: SafetensorsFile
     stored: StoredTensor
@@ -49,8 +49,8 @@ class Checkpoint:
     """A checkpoint on disk, open for reading.
 
     Args:
-        path: the file or the folder.
-        files: sorted by name.
+        path: path of the file or of the folder.
+        files: all files of the checkpoint, sorted by name.
         tensors: tensors by name, ordered by file and offset.
     """
 
@@ -60,12 +60,12 @@ class Checkpoint:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it was opened as a folder."""
+        """Whether the checkpoint was opened as a folder."""
         return len(self.files) != 1 or self.files[0].path != self.path
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all tensors."""
+        """Return the size of all tensors, in bytes."""
         return sum(tensor.stored.nbytes for tensor in self.tensors.values())
 
 

@@ -12,10 +12,10 @@ from rose.checkpoints.tensors import STORED_DTYPES
 Counts = npt.NDArray[np.int64]
 
 EXACT_STEPS: Final = 64
-"""Steps up to this size are counted one by one, larger ones by their highest bit."""
+"""Steps up to this size are counted one by one, larger steps by their highest bit."""
 _BUCKETS: Final = EXACT_STEPS + 27
 _LARGE_BITS: Final = EXACT_STEPS.bit_length()
-# Fits the caches: several passes over such a piece cost less than passes over a whole tile.
+# Elements of a piece that fits the caches: several passes over it cost less than over a whole tile.
 _PIECE: Final = 1 << 18
 STEP_BINS: Final = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "> 64")
 
@@ -31,7 +31,7 @@ class DtypeCounts:
         self._exponent: Final = STORED_DTYPES[dtype].exponent
         classes = 1 if self._exponent is None else 1 << self._exponent[1]
         self.of_all: Final[Counts] = np.zeros(classes, np.int64)
-        """(exponents,) number of elements by old exponent; one entry if the dtype has none."""
+        """(exponents,) number of elements by old exponent; one entry if it has no exponent."""
         self._steps: Final[Counts] = np.zeros((classes, 2 * _BUCKETS), np.int64)
 
     @property
@@ -46,7 +46,7 @@ class DtypeCounts:
 
     @property
     def of_changed(self) -> Counts:
-        """Return (exponents,) the number of changed elements by old exponent."""
+        """Return the number of changed elements by old exponent, (exponents,) int64."""
         counts: Counts = self._steps.sum(axis=1)
         return counts
 
@@ -59,7 +59,7 @@ class DtypeCounts:
         """Count the elements of a tile.
 
         Returns:
-            (changed,) the positions in the tile that change, ascending.
+            (changed,) int64 positions in the tile at which elements change, ascending.
         """
         for at in range(0, len(old), _PIECE):
             exponents = self._exponents(old[at : at + _PIECE])
@@ -81,12 +81,12 @@ class DtypeCounts:
         return dict(zip(STEP_BINS, counts, strict=True))
 
     def iid_bits(self) -> float:
-        """Return the entropy of positions and steps without side information."""
+        """Return the entropy of positions and steps without side information, in bits."""
         pooled = self._steps.sum(axis=0)
         return _split_bits(self.elements, self.changed) + _entropy_bits(pooled) + self._large_bits()
 
     def class_bits(self) -> float:
-        """Return the entropy of positions and steps, given every old exponent."""
+        """Return the entropy of positions and steps in bits, given every old exponent."""
         positions = sum(
             _split_bits(int(all_), int(changed))
             for all_, changed in zip(self.of_all, self.of_changed, strict=True)
@@ -115,7 +115,7 @@ def _buckets(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _split_bits(elements: int, changed: int) -> float:
-    """Return the entropy of the set of changed elements, all sets of this size equally likely."""
+    """Return the entropy of the set of changed elements, if all such sets are equally likely."""
     return _entropy_bits(np.array([changed, elements - changed]))
 
 

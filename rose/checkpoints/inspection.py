@@ -51,7 +51,7 @@ class TensorChange:
         kind: use of the tensor, one of `KINDS`.
         dtype: a key of `STORED_DTYPES`.
         elements: number of units compared. A unit has 8, 16 or 32 bits: wider elements are several
-            units, narrower ones share one.
+            units, narrower elements share a unit.
         changed: number of units that differ.
         nbytes: bytes to send the change, by codec.
     """
@@ -72,7 +72,7 @@ class Inspection:
         tensors: tensors in both checkpoints.
         counts: changes of their elements, by dtype.
         only_old: names that only the old checkpoint has.
-        only_new: names that only the new one has.
+        only_new: names that only the new checkpoint has.
         unlike: (name, old, new) of each tensor whose dtype or shape differs.
     """
 
@@ -151,7 +151,7 @@ def inspect(old: Checkpoint, new: Checkpoint, *, advance: Advance) -> Inspection
 
 
 def kind_of(name: str) -> str:
-    """Return one of `KINDS`."""
+    """Return the use of a tensor, one of `KINDS`."""
     return next((kind for kind, pattern in _KINDS.items() if pattern.search(name)), "other")
 
 
@@ -205,7 +205,7 @@ def gap_xor_bytes(
 ) -> int:
     """Return the bytes of 16-bit gaps and XORed values, each stream compressed.
 
-    A larger gap is split into gaps of 65,535 with a value of 0, and the rest.
+    A larger gap is split into gaps of 65,535, each with a value of 0, and the remainder.
     """
     distances = np.diff(positions, prepend=-1) - 1
     at = np.arange(len(positions)) + np.cumsum(distances // _GAP_MAX)

@@ -25,14 +25,15 @@ NEW_FILE: Final = "model.safetensors"
 
 
 class LiveTiles(Closing):
-    """The tiles of a checkpoint: a `Target` of commits that reads and writes files by calls.
+    """The tiles of a checkpoint: a `Target` of commits that does not map the files.
 
-    Another process may shorten a file at any time. Past the new end a mapped access would kill this
-    process; a call fails with `Unavailable`. If the machine stops while a tile is written, the
-    tile's digest matches neither version.
+    Another process may shorten a file at any time. Past the new end, access to a mapped file would
+    kill this process; a system call only fails, with `Unavailable`. If the machine stops while a
+    tile is written, the tile's digest matches neither version.
 
     Args:
-        checkpoint: its files must not be links; they stay open until this is closed.
+        checkpoint: checkpoint to change. Its files must not be links; they stay open until `close`.
+        tiling: tiles of the checkpoint.
 
     Raises:
         InvalidArgument: a file cannot be written, or is a link.
@@ -66,11 +67,11 @@ class LiveTiles(Closing):
         return row
 
     def digest(self, tile: int) -> Digest:
-        """Return the digest of a tile; raises what `bits` raises."""
+        """Return the digest of a tile. Raises the errors of `bits`."""
         return digest(self.bits(tile))
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
-        """Apply or undo a delta on a tile; raises what `bits` and `delta_apply` raise."""
+        """Apply or undo a delta on a tile. Raises the errors of `bits` and `delta_apply`."""
         before = self.bits(tile)
         row = before.copy()
         delta_apply(row, delta, undo=undo)
@@ -93,7 +94,7 @@ class LiveTiles(Closing):
         """Wait until all changes are on the disk.
 
         Raises:
-            Unavailable: the disk refused them.
+            Unavailable: the disk refused the changes.
         """
         try:
             for opened in self._files.values():
@@ -108,7 +109,7 @@ class LiveTiles(Closing):
         self._stack.close()
 
     def _restore(self, tile: int, row: Units) -> None:
-        with suppress(Unavailable):  # The first failure is raised.
+        with suppress(Unavailable):  # Only the first failure is raised.
             self._write(tile, row)
 
     def _write(self, tile: int, row: Units) -> None:
@@ -172,8 +173,8 @@ def create_checkpoint(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, 
     The widest elements come first, so every tensor is aligned to its elements.
 
     Args:
-        folder: created if missing.
-        tensors: (dtype, shape) by name, in file order among dtypes of the same width.
+        folder: folder of the file; created if missing.
+        tensors: (dtype, shape) by name. Tensors of the same element width keep this order.
 
     Raises:
         InvalidArgument: a dtype is unknown, or the file cannot be made.
@@ -181,7 +182,7 @@ def create_checkpoint(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, 
     for name, (dtype, _) in tensors.items():
         if dtype not in STORED_DTYPES:
             raise InvalidArgument(
-                f"{name!r} has the unknown dtype {dtype!r}; rose knows those of safetensors"
+                f"{name!r} has the unknown dtype {dtype!r}; choose a dtype of safetensors"
             )
     header: dict[str, object] = {}
     end = 0

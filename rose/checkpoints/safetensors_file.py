@@ -1,4 +1,4 @@
-"""A mapped safetensors file: raw bits of any element type; only what is read takes memory.
+"""A mapped safetensors file: raw bits of any element type, loaded only where they are read.
 
 The safetensors package reads and checks the header, but gives bf16 and fp8 bits to torch only.
 """
@@ -23,7 +23,7 @@ LENGTH_BYTES: Final = 8
 
 
 class SafetensorsFile:
-    """One file, open for reading; it stays mapped as long as this or a view of it lives.
+    """One file, open for reading; it stays mapped as long as this object or a view lives.
 
     The file must not be shortened meanwhile: a read past its end kills the process.
 
@@ -50,7 +50,7 @@ class SafetensorsFile:
     def units(self, tensor: StoredTensor, first: int, count: int) -> Units:
         """Return units `first` to `first + count` of a tensor, read-only.
 
-        A view of the file, or a copy if the tensor is not aligned to its units.
+        The result is a view of the file, or a copy if the tensor is not aligned to its units.
         """
         unit = np.dtype(tensor.stored.unit)
         at = tensor.begin + first * unit.itemsize
@@ -65,7 +65,8 @@ class SafetensorsFile:
         """Release the pages of these units; the next access reads them again."""
         begin = tensor.begin + first * tensor.stored.unit_bytes
         end = begin + count * tensor.stored.unit_bytes
-        begin -= begin % mmap.PAGESIZE  # May release a neighbour's page too: that costs one fault.
+        # This may also release a page of a neighbour, which costs one page fault.
+        begin -= begin % mmap.PAGESIZE
         if end > begin:
             self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 

@@ -14,7 +14,8 @@ class StoredDtype:
 
     Args:
         bits: bits per element.
-        exponent: (shift, bits) of the exponent in a unit; None if the dtype has none.
+        exponent: (lowest bit, number of bits) of the exponent in a unit; None if the dtype has no
+            exponent.
     """
 
     bits: int
@@ -24,13 +25,13 @@ class StoredDtype:
     def unit(self) -> npt.DTypeLike:
         """Return the unsigned integer that the codec compares.
 
-        Elements wider than 32 bits are several units; elements narrower than 8 bits share one.
+        Elements wider than 32 bits are several units; elements narrower than 8 bits share a unit.
         """
         return {1: np.uint8, 2: np.uint16, 4: np.uint32}[self.unit_bytes]
 
     @property
     def unit_bytes(self) -> int:
-        """Return the bytes of one unit."""
+        """Return the size of one unit, in bytes."""
         return min(max(self.bits // 8, 1), 4)
 
 
@@ -56,7 +57,7 @@ class StoredTensor:
 
     Args:
         dtype: a key of `STORED_DTYPES`.
-        begin: offset of its first byte in the file; 0 if it is in no file.
+        begin: offset of the tensor's first byte in the file; 0 if the tensor is in no file.
     """
 
     name: str
@@ -66,12 +67,12 @@ class StoredTensor:
 
     @property
     def stored(self) -> StoredDtype:
-        """The storage format of its dtype."""
+        """Return the storage format of the dtype."""
         return STORED_DTYPES[self.dtype]
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its elements."""
+        """Return the size of the elements, in bytes."""
         return math.prod(self.shape) * self.stored.bits // 8
 
     @property

@@ -37,7 +37,7 @@ class Tiling:
     """All tiles of a checkpoint.
 
     Args:
-        tiles: their sizes, and the id of the layout.
+        tiles: sizes of the tiles, and the layout id.
         places: place of each tile.
     """
 
@@ -46,9 +46,9 @@ class Tiling:
         self._places = tuple(places)
 
     def of(self, *checkpoints: Checkpoint) -> Iterator[tuple[TilePlace, list[Units]]]:
-        """Yield each tile of a plain tiling as it is in each checkpoint, read-only.
+        """Yield the place of each tile of a plain tiling, and its units in each checkpoint.
 
-        The memory of a tile is released when the next one is requested.
+        The units are read-only; their memory is released when the next tile is requested.
         """
         for place in self._places:
             (first,), (count,) = place.region.offset, place.region.shape
@@ -83,13 +83,13 @@ class Tiling:
 
 
 def tiling_of(checkpoint: Checkpoint, plan: Plan | None = None) -> Tiling:
-    """Return the tiling of a plan, or without one the plain tiling."""
+    """Return the tiling of a plan, or without a plan the plain tiling."""
     stored = [one.stored for one in checkpoint.tensors.values()]
     return plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
 
 
 def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
-    """Cut each tensor into rows of at most `TILE_BYTES`, in the order of their names.
+    """Cut each tensor into tiles of at most `TILE_BYTES`, in the order of the tensors' names.
 
     The result depends on names, dtypes and shapes alone, not on the files that hold the tensors.
     """
@@ -119,7 +119,7 @@ def plain_layout(tensors: Iterable[StoredTensor]) -> str:
 
 
 def planned_tiling(plan: Plan, tensors: Iterable[StoredTensor]) -> Tiling:
-    """Return the tiles of a plan; the checkpoint uses the plan's canonical tensor names.
+    """Return the tiles of a plan; the checkpoint must use the plan's canonical tensor names.
 
     Raises:
         InvalidArgument: a tensor is missing, or has another shape or width.

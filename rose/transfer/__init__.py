@@ -1,7 +1,8 @@
 """Fresh weights as deltas: packed, published, staged, committed, and, if need be, undone.
 
-Versions, tiles, digests and manifests are shared by all sides and live here; each side has a room
-of its own. `rose.transfer.wire` talks to other processes and needs the extra `wire`.
+Publishers, relays and receivers share versions, tiles, digests and manifests, which live here; each
+of the three has a subpackage. `rose.transfer.wire` talks to other processes and needs the extra
+`wire`.
 """
 
 from rose.transfer.codec.delta import Delta

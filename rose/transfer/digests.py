@@ -1,7 +1,7 @@
 """Digests as values: tile digests add up to the digest of the weights, in any order.
 
-A tile's digest covers its elements with index and seed 0, as in the frames of deltas. Each half is
-mixed with the tile's index before it is added, so that swapped tiles are detected.
+A tile is digested with first index 0 and seed 0, as in the frames of deltas. Each half of a
+tile's digest is mixed with the tile's index before it is added, so that swapped tiles are detected.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,17 +11,17 @@ Digest: TypeAlias = tuple[int, int]
 
 _WORD: Final = 1 << 64
 _MASK: Final = _WORD - 1
-# The strides and the mixer of the digests themselves, docs/protocol.md.
+# Strides, and the mixer below, are those of the digest of elements; see docs/protocol.md.
 _STRIDES: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
 
 
 def hexadecimal(digest: Digest) -> str:
-    """Write a digest as 32 digits."""
+    """Return a digest as 32 hexadecimal digits."""
     return "".join(f"{part:016x}" for part in digest)
 
 
 def keyed(tile: int, digest: Digest) -> Digest:
-    """Return the summand of a tile's digest in the digest of the weights."""
+    """Return the term that a tile's digest adds to the digest of the weights."""
     first, second = digest
     step = tile + 1
     return _mixed(first + step * _STRIDES[0]), _mixed(second + step * _STRIDES[1])
@@ -44,12 +44,12 @@ def digest_sum(parts: Iterable[Digest]) -> Digest:
 
 
 class TileDigests:
-    """Digests of the tiles that somebody holds, and their sum, updated without reading tiles again.
+    """Digests of a set of tiles, and their sum. Updates do not read the tiles again.
 
-    One thread uses it.
+    Not thread-safe.
 
     Args:
-        parts: digest by tile; all tiles, or those that a receiver subscribes to.
+        parts: digest of each tile: of all tiles, or of those that a receiver subscribes to.
     """
 
     def __init__(self, parts: Mapping[int, Digest]) -> None:
@@ -58,7 +58,7 @@ class TileDigests:
 
     @property
     def total(self) -> Digest:
-        """Return the digest of all held tiles."""
+        """Return the digest of all these tiles together."""
         return self._total
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class TileDigests:
         return first % _WORD, second % _WORD
 
     def update(self, changes: Mapping[int, Digest]) -> None:
-        """Set the digests of these tiles."""
+        """Replace the digests of the given tiles."""
         self._total = self.total_with(changes)
         self._parts.update(changes)
 

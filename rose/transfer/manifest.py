@@ -27,7 +27,7 @@ class Version:
 
     Args:
         run: name of the training run.
-        incarnation: number of the trainer process; a restarted trainer has a higher one.
+        incarnation: number of the trainer process; a restarted trainer has a higher number.
         n: version number, which grows within the run and is never reused by any incarnation; tokens
             are stamped with it.
     """
@@ -41,7 +41,7 @@ class Version:
 
 
 NAMELESS: Final = Version("", 0, 0)
-"""Name of weights that are no published version yet."""
+"""Version of weights that have not been published yet."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,7 +50,7 @@ class UpdateKey:
 
     Args:
         n: number of the version.
-        base_n: number of the base version; -1 if the tiles are whole.
+        base_n: number of the base version; -1 if the chunks hold whole tiles.
     """
 
     n: int
@@ -58,17 +58,17 @@ class UpdateKey:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its tiles are whole."""
+        """Whether the chunks hold whole tiles, which need no base."""
         return self.base_n == WHOLE
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One tile of a version on the wire: the frame of a delta.
+    """Description of the frame that carries one tile of a version: the tile's delta as bytes.
 
     Args:
         tile: index of the tile.
-        nbytes: size of the frame.
+        nbytes: size of the frame in bytes.
         changed: number of elements that the delta changes.
         sha256: SHA-256 of the frame.
         digest: digest of the tile after the delta is applied.
@@ -87,10 +87,15 @@ class Chunk:
             InvalidArgument: a field is out of range; the message names the tile or the size.
         """
         if not 0 < self.nbytes <= CHUNK_BYTES_MAX:
-            raise InvalidArgument(f"a chunk has 1 to {CHUNK_BYTES_MAX} bytes, got {self.nbytes}")
+            raise InvalidArgument(
+                f"a chunk must have 1 to {CHUNK_BYTES_MAX} bytes, got {self.nbytes}"
+            )
         is_known = 0 <= self.tile < 1 << 32 and 0 <= self.changed < 1 << 63
         if not is_known or len(self.sha256) != SHA256_BYTES or not _is_digest(self.digest):
-            raise InvalidArgument(f"tile {self.tile} has a chunk with a field out of range")
+            raise InvalidArgument(
+                f"the chunk of tile {self.tile} has a field out of range: tile must be below 2^32, "
+                "changed below 2^63, sha256 32 bytes, and digest two 64-bit numbers"
+            )
 
     def is_of(self, frame: Buffer) -> bool:
         """Whether a frame has the published size and SHA-256."""
@@ -103,18 +108,18 @@ class Manifest:
     """One version: its name, its base, and its chunks.
 
     Args:
-        base: base version of the deltas, possibly several versions back; None in a snapshot, whose
-            tiles are whole: deltas from zeros. A manifest that is its own base announces the
-            current state.
-        digest: digest of all weights after it is applied.
-        base_digest: digest of all weights before; (0, 0) in a snapshot.
+        base: version to which the deltas apply, possibly several versions older; None in a
+            snapshot, which holds whole tiles as deltas from zeros. A manifest whose base is its
+            own version is an announcement: it changes nothing and states the current version.
+        digest: digest of all weights after this version is applied.
+        base_digest: digest of all weights before this version is applied; (0, 0) in a snapshot.
         layout: layout id of `Tiles`.
         tile_count: number of tiles of the layout.
         count: number of elements of the layout.
-        chunks: chunks of the tiles that change, ascending; in a snapshot, of the requested tiles.
-        tile_digests: digest of every tile after it is applied; () unless an announcement or a
-            snapshot.
-        mac: MAC of `fingerprint`, under a key that relays do not have; b"" without a key.
+        chunks: chunks of the changed tiles, or in a snapshot of the requested tiles, ascending.
+        tile_digests: digest of every tile after this version is applied; () in manifests that are
+            neither announcements nor snapshots.
+        mac: MAC of `fingerprint` with a key that relays do not have; b"" without a key.
         format: format number of this message.
     """
 
@@ -142,55 +147,62 @@ class Manifest:
             )
         for one in (self.version, self.base):
             if one is not None and not (0 <= one.n < 1 << 63 and 0 <= one.incarnation < 1 << 63):
-                raise InvalidArgument(f"version {one} has a number out of range")
+                raise InvalidArgument(f"the numbers of version {one} must be from 0 to 2^63 - 1")
         if not is_layout(self.layout):
             raise InvalidArgument(f"layout '{self.layout}' is not 64 hexadecimal digits")
         if not _is_digest(self.digest) or not _is_digest(self.base_digest):
-            raise InvalidArgument(f"{self.version} has a digest that is not two 64-bit numbers")
+            raise InvalidArgument(
+                f"version {self.version} has a digest that is not two 64-bit numbers"
+            )
         if not 0 <= self.tile_count < 1 << 32 or not 0 <= self.count < 1 << 63:
             raise InvalidArgument(
-                f"{self.version}: {self.tile_count} tiles or {self.count} elements are out of range"
+                f"version {self.version} must have fewer than 2^32 tiles and 2^63 elements, got "
+                f"{self.tile_count} and {self.count}"
             )
         tiles = [chunk.tile for chunk in self.chunks]
         if any(one >= other for one, other in pairwise(tiles)):
-            raise InvalidArgument(f"the chunks of {self.version} must be in order, each tile once")
+            raise InvalidArgument(
+                f"the chunks of version {self.version} must ascend by tile, each tile once"
+            )
         if tiles and tiles[-1] >= self.tile_count:
             raise InvalidArgument(
-                f"{self.version} has a chunk for tile {tiles[-1]}, but only {self.tile_count} tiles"
+                f"version {self.version} has a chunk for tile {tiles[-1]}, but only "
+                f"{self.tile_count} tiles"
             )
         if len(self.tile_digests) not in (0, self.tile_count):
             raise InvalidArgument(
-                f"{self.version} has {len(self.tile_digests)} digests for {self.tile_count} tiles"
+                f"version {self.version} must have 0 or {self.tile_count} tile digests, got "
+                f"{len(self.tile_digests)}"
             )
 
     @property
     def key(self) -> UpdateKey:
-        """Return the key under which its chunks are requested."""
+        """Return the key with which the chunks are requested."""
         return UpdateKey(self.version.n, WHOLE if self.base is None else self.base.n)
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it is a snapshot: whole tiles, for any base."""
+        """Whether this is a snapshot: whole tiles, which need no base."""
         return self.base is None
 
     @property
     def is_announcement(self) -> bool:
-        """Whether it changes nothing and states the current version."""
+        """Whether this manifest changes nothing and states the current version."""
         return self.base == self.version
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all chunks."""
+        """Return the size of all chunks, in bytes."""
         return sum(chunk.nbytes for chunk in self.chunks)
 
     @property
     def changed(self) -> int:
-        """Return the number of elements that its deltas change."""
+        """Return the number of elements that the deltas change."""
         return sum(chunk.changed for chunk in self.chunks)
 
     def fingerprint(self) -> bytes:
-        """Return the SHA-256 of its message without `mac`, see docs/protocol.md."""
-        # A local import: that module imports this one.
+        """Return the SHA-256 of the manifest as bytes without `mac`; see docs/protocol.md."""
+        # Imported here, because that module imports this module.
         from rose.transfer.wire.manifest_message import to_bytes  # noqa: PLC0415
 
         return hashlib.sha256(to_bytes(self, is_signed=False)).digest()
@@ -198,16 +210,16 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """Authenticates manifests of the publisher.
+    """Signs manifests, and verifies that the publisher signed them.
 
     Args:
-        key: secret of publishers and receivers, unknown to relays; b"" signs nothing.
+        key: secret of publishers and receivers, unknown to relays; b"" to sign nothing.
     """
 
     key: bytes = b""
 
     def signed(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with its MAC."""
+        """Return the manifest with its MAC; without a key, the manifest unchanged."""
         return replace(manifest, mac=self._mac(manifest)) if self.key else manifest
 
     def is_signed(self, manifest: Manifest) -> bool:
@@ -223,7 +235,7 @@ UNSIGNED: Final = Signing()
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
-    """A version whose deltas are all received and sound, ready to be committed.
+    """A version whose deltas have all been received and checked, ready to be committed.
 
     Args:
         manifest: manifest as published.
@@ -235,14 +247,14 @@ class StagedVersion:
 
 
 class Subscription:
-    """Some tiles of the weights, or all.
+    """The tiles that a receiver needs: some tiles of the weights, or all.
 
     Args:
         tiles: all tiles of the weights.
         subset: indices of the needed tiles; None for all.
 
     Raises:
-        InvalidArgument: an index out of range.
+        InvalidArgument: an index is out of range.
     """
 
     def __init__(self, tiles: Tiles, subset: Iterable[int] | None = None) -> None:
@@ -250,7 +262,8 @@ class Subscription:
         self._subset = None if subset is None else frozenset(subset)
         if self._subset and not (min(self._subset) >= 0 and max(self._subset) < len(tiles)):
             raise InvalidArgument(
-                f"tile {max(self._subset)} does not exist: the layout has {len(tiles)} tiles"
+                f"tile indices must be from 0 to {len(tiles) - 1}, got {min(self._subset)} to "
+                f"{max(self._subset)}"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Rounds in a thread that survives any failure of its environment."""
+"""A thread that repeats a function and survives failures of its environment."""
 
 import threading
 from collections.abc import Callable
@@ -15,15 +15,15 @@ _WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, MemoryError, Un
 
 
 class Rounds(Closing):
-    """Calls rounds from `start` until it is closed; pauses after a failed one.
+    """Calls a function again and again from `start` to `close`, and pauses after a failed call.
 
     Args:
-        each: one round; must return soon after `stop` is set.
+        each: function to call, one round per call; must return soon after `stop` is set.
         who: subject of error messages.
         name: name of the thread.
         stop: event set by `close`; a new one by default.
-        rest: called after a successful round; may wait as long as `each`.
-        backoff_s: pause after a failed round, in seconds; doubles each time.
+        rest: called after a successful round; must also return soon after `stop` is set.
+        backoff_s: pause after a failed round, in seconds; doubles after each further failure.
         backoff_max_s: longest such pause.
     """
 
@@ -54,14 +54,14 @@ class Rounds(Closing):
         self._thread.start()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return whether it has ended, or is the caller."""
+        """Wait for the thread to end; return whether it has. True if the thread itself calls."""
         if self._thread is threading.current_thread():
             return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop after the current round, and join the thread unless it is the caller."""
+        """Stop after the current round, and join the thread unless the thread itself calls."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()

@@ -16,11 +16,11 @@ class Source(Protocol):
     """Versions for a receiver or a relay. One thread calls it."""
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait for versions above a number and return those kept, the oldest first.
+        """Wait for versions newer than `after_n`; return the manifests still kept, oldest first.
 
         Args:
             after_n: number of the newest known version; -1 for none.
-            timeout_s: longest wait, in seconds; then the result is empty.
+            timeout_s: longest wait, in seconds; after it the result is empty.
 
         Raises:
             Unavailable: the publisher cannot be reached.
@@ -29,14 +29,14 @@ class Source(Protocol):
         ...
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a snapshot with these tiles, possibly none, and the digests of all tiles.
+        """Return a snapshot: chunks of the given tiles, and the digests of all tiles.
 
         Args:
             n: number of the version; None for the newest.
-            tiles: ascending, each once.
+            tiles: indices of the tiles, ascending, each once; may be empty.
 
         Returns:
-            None if that version cannot be made any more.
+            The snapshot's manifest; None if that version can no longer be restored.
 
         Raises:
             Unavailable: the publisher cannot be reached.
@@ -46,17 +46,19 @@ class Source(Protocol):
         ...
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield (tile, frame) of chunks in any order, unchecked; None for chunks no longer kept.
+        """Yield (tile, frame) of the wanted chunks, in any order; frame None if no longer kept.
+
+        The caller must check each frame against its chunk.
 
         Raises:
-            Unavailable: the publisher cannot be reached, or broke off; earlier frames are good.
+            Unavailable: the publisher cannot be reached, or broke off; earlier frames stay usable.
             DeadlineExceeded: nothing arrived for too long.
             CorruptData: the answer is invalid.
         """
         ...
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Report the result of a version: whether the digest is the trainer's, and the digest.
+        """Report the digest of a version at a receiver, and whether it matches the trainer's.
 
         Raises:
             InvalidArgument: the name of the receiver is too long.
@@ -67,13 +69,13 @@ class Source(Protocol):
     def break_off(self) -> None:
         """Make a running pull of chunks raise `Unavailable`; later calls work.
 
-        Any thread may call; it does not wait.
+        Any thread may call this method, which does not wait.
         """
         ...
 
 
 class SourceAround:
-    """A source that forwards to another; subclasses override some calls."""
+    """A source that forwards to another source; subclasses override some calls."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -14,10 +14,11 @@ from rose.transfer.codec.operations import delta_apply, digest
 from rose.transfer.digests import Digest, TileDigests
 from rose.units import MIB, ceil_div
 
-# The frame of a tile of this size is at most half of `CHUNK_BYTES_MAX`, whatever changes.
+# If every element of such a tile changes, its frame is a few hundred bytes larger than the tile,
+# far below `CHUNK_BYTES_MAX`.
 TILE_BYTES: Final = 2 * MIB
 TILE_ELEMENTS: Final = TILE_BYTES // 2
-# A digest covers words of four elements.
+# The digest works on 64-bit words: four elements of 16 bits.
 _WORD_ELEMENTS: Final = 4
 _TILES_MAX: Final = 1 << 32
 _LAYOUT_DIGITS: Final = 64
@@ -25,11 +26,11 @@ _LAYOUT_DIGITS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A piece of the weights, in row-major order of its region.
+    """A piece of the weights; its elements are in row-major order.
 
     Args:
         index: index among the tiles.
-        first: number of elements in the tiles before it; in a row, its start.
+        first: number of elements in all earlier tiles; in a row, the index of the first element.
         count: number of elements, > 0.
         width: bits per element.
     """
@@ -41,12 +42,14 @@ class Tile:
 
     @property
     def where(self) -> slice:
-        """Return its slice of a row."""
+        """Return the slice of a row that this tile covers."""
         return slice(self.first, self.first + self.count)
 
 
 class Tiles:
-    """All tiles of the weights; both sides of a transfer have equal ones, compared by layout.
+    """All tiles of the weights.
+
+    Publisher and receivers must have equal tiles: two objects are equal if their layout ids are.
 
     Args:
         counts: number of elements of each tile.
@@ -54,7 +57,8 @@ class Tiles:
         layout: id of the layout, 64 hexadecimal digits.
 
     Raises:
-        InvalidArgument: a tile is empty or too large, or counts and widths differ in length.
+        InvalidArgument: a tile is empty or too large, counts and widths differ in length, or a
+            width or the layout id is invalid.
     """
 
     __slots__ = ("_ends", "_widths", "count", "layout", "nbytes")
@@ -64,13 +68,18 @@ class Tiles:
         self._widths: npt.NDArray[np.int64] = np.asarray(widths, np.int64)
         if sizes.shape != self._widths.shape or sizes.ndim != 1 or len(sizes) >= _TILES_MAX:
             raise InvalidArgument(
-                f"counts of shape {sizes.shape} and widths of {self._widths.shape} differ"
+                f"counts and widths must be flat, of one length below 2^32, got shapes "
+                f"{sizes.shape} and {self._widths.shape}"
             )
         if len(sizes) and not set(np.unique(self._widths).tolist()) <= set(WIDTHS):
-            raise InvalidArgument("the elements of a tile must have 8, 16 or 32 bits")
+            raise InvalidArgument(
+                "the elements of a tile must have 8, 16 or 32 bits, got "
+                f"{np.unique(self._widths).tolist()}"
+            )
         if len(sizes) and (sizes.min() < 1 or (sizes * self._widths).max() > 8 * TILE_BYTES):
             raise InvalidArgument(
-                f"a tile must have 1 element or more, and at most {TILE_BYTES} bytes"
+                f"a tile must have 1 element or more, and at most {TILE_BYTES} bytes, got tiles of "
+                f"{sizes.min()} to {sizes.max()} elements"
             )
         if not is_layout(layout):
             raise InvalidArgument(f"layout '{layout}' is not 64 hexadecimal digits")
@@ -106,7 +115,7 @@ class Tiles:
 
     def __getitem__(self, index: int) -> Tile:
         if not 0 <= index < len(self):
-            raise IndexError(f"tile {index} of {len(self)}")
+            raise IndexError(f"tile index {index} must be from 0 to {len(self) - 1}")
         first = int(self._ends[index - 1]) if index else 0
         return Tile(index, first, int(self._ends[index]) - first, int(self._widths[index]))
 
@@ -129,20 +138,20 @@ def is_layout(text: str) -> bool:
 
 
 class TileViews(Protocol):
-    """Access to the tiles of some weights."""
+    """Access to tiles of the weights by index."""
 
     def bits(self, tile: int) -> Any:
-        """Return a tile for the codec; it shares memory with the weights."""
+        """Return the elements of a tile for the codec; they share memory with the weights."""
         ...
 
 
 class ShardViews:
-    """Tiles as views into the tensors of a rank; a tile may have several places.
+    """The tiles of a rank, as views into its tensors; a `Target` of commits.
 
-    It is a `Target` of commits.
+    A tile that the rank stores several times has several views.
 
     Args:
-        places: views by tile, at least one each: NumPy arrays or torch tensors with strides >= 0.
+        places: views of each tile, at least one: NumPy arrays or torch tensors with strides >= 0.
             Not copied.
     """
 
@@ -157,11 +166,11 @@ class ShardViews:
         return tuple(sorted(self._places))
 
     def bits(self, tile: int) -> Any:
-        """Return the first place of a tile."""
+        """Return the first view of a tile."""
         return self._at(tile)[0]
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
-        """Change a tile in all its places, or in none."""
+        """Apply or undo the delta of a tile in all its views, or in none."""
         done: list[Any] = []
         views = self._at(tile)
         try:
@@ -174,7 +183,7 @@ class ShardViews:
                     delta_apply(view, delta, undo=not undo)
 
     def digest(self, tile: int) -> Digest:
-        """Return the digest of a tile; if its places differ, the sum of theirs."""
+        """Return the digest of a tile; if its views differ, the sum of their digests."""
         found = {digest(view) for view in self._at(tile)}
         if len(found) == 1:
             return next(iter(found))

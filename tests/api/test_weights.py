@@ -251,7 +251,7 @@ def test_a_publisher_that_starts_again_goes_on_with_higher_numbers() -> None:
 def test_nobody_at_the_address_is_said() -> None:
     with rose.publish(arrays(0)) as publisher:
         address, token = publisher.address, publisher.token
-        with pytest.raises(rose.Unavailable, match="wants another token"):
+        with pytest.raises(rose.Unavailable, match="requires another token"):
             rose.receive(arrays(0), address, token="0" * 64)
     with pytest.raises(rose.Unavailable, match="did not answer Hello"):
         rose.receive(arrays(0), address, token=token)

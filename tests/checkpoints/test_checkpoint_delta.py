@@ -355,9 +355,9 @@ def test_wrong_base_is_refused_and_nothing_is_left(folders: tuple[Path, Path, Pa
     before = content_of(wrong)
     there = sorted(old.parent.iterdir())
     for base, undo in ((wrong, False), (new, False), (old, True)):
-        with pytest.raises(InvalidArgument, match="rose delta verify says which"):
+        with pytest.raises(InvalidArgument, match="run `rose delta verify` to see"):
             applied(base, file, old.parent / "out", undo=undo)
-        with pytest.raises(InvalidArgument, match="rose delta verify says which"):
+        with pytest.raises(InvalidArgument, match="run `rose delta verify` to see"):
             applied_in_place(base, file, undo=undo)
     assert sorted(old.parent.iterdir()) == there
     assert content_of(wrong) == before
@@ -539,7 +539,7 @@ def test_a_frame_that_is_not_the_chunks_is_refused(pair: tuple[Path, Path, Path]
         lambda: applied_in_place(old, file),
         lambda: identified(old, file),
     ):
-        with pytest.raises(CorruptData, match="is not the one that was published"):
+        with pytest.raises(CorruptData, match="is not the published one"):
             call()
 
 

@@ -212,7 +212,7 @@ def test_bad_input_is_refused_in_a_sentence(server: PlainServer) -> None:
         server.set_pace(1000, 10)
     with pytest.raises(Unavailable, match="cannot listen"):
         PlainServer(TOKEN, port=server.port)
-    with client_of(server) as client, pytest.raises(InvalidArgument, match="different tiles"):
+    with client_of(server) as client, pytest.raises(InvalidArgument, match="only once per call"):
         list(client.chunks(KEY, [chunk_of(0, b"a"), chunk_of(0, b"a")]))
 
 

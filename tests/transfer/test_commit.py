@@ -185,7 +185,7 @@ def test_wrong_base_is_refused_before_anything_changes() -> None:
     ]:
         commit = Commit(DELTA, row, base_digest, digests=digests)
         assert run(commit) is CommitState.ROLLED_BACK
-        assert "another base" in (commit.outcome.reason or "")
+        assert "the weights are not the base" in (commit.outcome.reason or "")
         assert commit.outcome.digest == row_digest(other)
     assert row.calls["apply"] == 0
 

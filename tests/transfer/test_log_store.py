@@ -52,7 +52,7 @@ def test_another_incarnation_begins_above_and_drops_what_was() -> None:
     disk = PlantedDisk()
     published(log_of(disk), 3)
     log = log_of(PlantedDisk(disk.files))
-    with pytest.raises(InvalidArgument, match="not above"):
+    with pytest.raises(InvalidArgument, match="must have a number above"):
         published(log, 0, first=4, incarnation=2)
     assert [one.version.n for one in log.wait_manifests(-1, 0)] == [1, 2, 3, 4]
     published(log, 1, first=log.newest_n + 1, incarnation=2)

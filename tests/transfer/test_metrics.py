@@ -54,7 +54,7 @@ def test_every_figure_has_a_name_and_a_name_has_one_kind() -> None:
     everything = dict.fromkeys([*COUNTERS, *GAUGES], 3.0)
     metrics = Metrics("receiver", lambda: everything)
     assert len(list(metrics.collect())) == len(everything)
-    with pytest.raises(InternalError, match="without a name"):
+    with pytest.raises(InternalError, match="neither counters nor gauges"):
         list(Metrics("receiver", lambda: {"invented": 1.0}).collect())
 
 

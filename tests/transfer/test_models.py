@@ -97,11 +97,11 @@ def test_pack_that_fails_leaves_every_shadow(monkeypatch: pytest.MonkeyPatch) ->
 def test_models_that_do_not_match_are_refused_by_name() -> None:
     news, olds = models()
     deltas = each_packed(news, olds)
-    with pytest.raises(InvalidArgument, match="two mappings must have the same names"):
+    with pytest.raises(InvalidArgument, match="must be a mapping with the same names"):
         delta_pack(news, {name: olds[name] for name in ("embed", "head")})
-    with pytest.raises(InvalidArgument, match="two mappings must have the same names"):
+    with pytest.raises(InvalidArgument, match="must be a mapping with the same names"):
         delta_pack(news, olds["embed"])
-    with pytest.raises(InvalidArgument, match="two mappings must have the same names"):
+    with pytest.raises(InvalidArgument, match="must be a mapping with the same names"):
         delta_apply(olds["embed"], deltas)
     with pytest.raises(InvalidArgument, match=re.escape("new['head'] has the shape")):
         delta_pack(news, {**olds, "head": olds["head"][1:]})

@@ -183,7 +183,7 @@ def test_a_rank_that_was_started_again_ends_the_incarnation_and_the_next_begins_
 def test_a_log_is_opened_again_only_by_a_later_incarnation_of_its_run(trainer: Trainer) -> None:
     for opening in (Version("run", 1, 9), Version("other", 2, 9)):
         mine = Contributor(Row(BITS[0].copy(), TILES), TILES)
-        with pytest.raises(InvalidArgument, match="has a publisher"):
+        with pytest.raises(InvalidArgument, match="begin a later incarnation"):
             Publisher([mine], TILES, opening, trainer.log)
 
 

@@ -203,7 +203,7 @@ class Other:
 @pytest.mark.parametrize(
     ("new", "shadow", "says"),
     [
-        ([1, 2], FREE, "new is a list: pass an array of NumPy, a tensor of torch or what speaks"),
+        ([1, 2], FREE, "new is a list: pass an array of NumPy, a tensor of torch or an object"),
         (FREE, Other(), "shadow is a Other: pass"),
         (
             np.zeros(8, np.float64),
@@ -213,8 +213,8 @@ class Other:
         (np.zeros(8, bool), FREE, "new has the dtype bool"),
         (np.zeros(8, ">u2"), FREE, "new has the dtype >u2"),
         (np.zeros(8, "V2"), FREE, r"new has the dtype \|V2"),
-        (FREE[::-1], FREE.copy(), "new runs backwards, with a stride below 0"),
-        (FREE, FREE.copy()[::-1], "shadow runs backwards"),
+        (FREE[::-1], FREE.copy(), "new has a stride below 0"),
+        (FREE, FREE.copy()[::-1], "shadow has a stride below 0"),
         (np.zeros(17, np.uint8)[1:].view(np.uint16), FREE, "new is not aligned to its elements"),
         (np.zeros(9, np.uint16), FREE, r"new has the shape \(9,\) and shadow \(8,\)"),
         (np.zeros((2, 4), np.uint16), FREE, r"new has the shape \(2, 4\) and shadow \(8,\)"),
@@ -381,10 +381,10 @@ def test_what_torch_has_and_transfer_does_not_take() -> None:
             here.clone().half(),
             "new has the dtype bfloat16 and shadow float16: make them equal",
         ),
-        (here.to_sparse(), here.clone(), "new is not stored as plain elements: pass a dense copy"),
-        (torch._neg_view(here), here.clone(), "new is not stored as plain elements"),
+        (here.to_sparse(), here.clone(), "new is sparse or lazily negated: pass a dense copy"),
+        (torch._neg_view(here), here.clone(), "new is sparse or lazily negated"),
         (Spread(), here.clone(), r"new is spread over ranks: pass new.to_local\(\)"),
-        (here.to("meta"), here.to("meta"), "new is on meta: transfer computes on CPUs and GPUs"),
+        (here.to("meta"), here.to("meta"), "new is on meta: transfer computes on CPUs and on CUDA"),
         (here, here.to("meta"), "new is on cpu and shadow on meta: move one of them"),
         (here, here, "new and shadow overlap in memory"),
     ]

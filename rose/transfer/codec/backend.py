@@ -17,17 +17,17 @@ from rose.transfer.codec.tensor import CPU, TensorBits
 if TYPE_CHECKING:  # It imports torch.
     from rose.transfer.codec.gpu import GpuBackend
 
-# An element left unsent in this many packs in a row is sent.
+# Top-k sends an element that this many packs in a row have left unsent.
 AGE_LIMIT: Final = 255
 
 ISAS: Final = ("portable", "avx2", "avx512")
 
 
 class HostBackend:
-    """The C++ core.
+    """The codec of the C++ core, for tensors in host memory.
 
     Args:
-        isa: instruction set, one of `ISAS` that this machine has; None for its best.
+        isa: instruction set, one of `ISAS` that this machine has; None for the best of them.
     """
 
     def __init__(self, *, isa: str | None) -> None:
@@ -68,7 +68,7 @@ class HostBackend:
         undo: bool,
         verify: bool = False,
     ) -> None:
-        """Check the whole delta, then change only the elements it names."""
+        """Check the whole delta, then change only the elements that it lists."""
         if verify:
             _core.delta_verify(
                 weights, delta, base_digest=delta.base_digest, digest=delta.digest, undo=undo
@@ -84,7 +84,7 @@ class HostBackend:
         base_digests: Sequence[tuple[int, int] | None],
         threads: int = 1,
     ) -> list[Delta]:
-        """Pack each, or none."""
+        """Pack every tensor, or none."""
         deltas: list[Delta] = []
         with ExitStack() as undo:
             for one, other, base in zip(new, shadow, base_digests, strict=True):
@@ -129,7 +129,7 @@ class HostBackend:
         age_limit: int = AGE_LIMIT,
         threads: int = 1,
     ) -> int:
-        """Count the changes by size and return the threshold of the largest."""
+        """Return the smallest size threshold that sends at most `budget` elements."""
         return _core.topk_threshold(
             new,
             shadow,
@@ -155,13 +155,13 @@ class HostBackend:
         )
 
 
-# All offer the same operations on `TensorBits.bits`, with the same bits.
+# Both offer the same operations on `TensorBits.bits`, and give the same bits.
 Backend: TypeAlias = "HostBackend | GpuBackend"
 
 
 @contextmanager
 def about(name: str) -> Iterator[None]:
-    """Begin the sentence of a refusal with the tensor's name, if there is one."""
+    """Put the tensor's name, if it has one, before the message of an error."""
     try:
         yield
     except (CorruptData, InvalidArgument) as error:
@@ -171,10 +171,10 @@ def about(name: str) -> Iterator[None]:
 
 
 def check_all(deltas: Sequence[Delta], names: Sequence[str]) -> None:
-    """Check the deltas that nobody has checked.
+    """Check the deltas that are not marked as checked.
 
     Raises:
-        CorruptData: one is not well formed; the message names its tensor and the block.
+        CorruptData: a delta is not well formed; the message names its tensor and the block.
     """
     for delta, name in zip(deltas, names, strict=True):
         if not delta.is_checked:
@@ -187,16 +187,17 @@ def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:
 
     Raises:
         InvalidArgument: no back end runs on the device.
-        Unavailable: rose can use no driver of the GPU.
+        Unavailable: rose finds no usable driver for the GPU.
         ImportError: this build has no kernels for the GPU, and Triton is not installed.
     """
     if tensor.device == CPU:
         return HostBackend(isa=lowered_isa(read_environment().isa))
     if not tensor.device.startswith("cuda"):
         raise InvalidArgument(
-            f"{tensor.name} is on {tensor.device}: transfer computes on CPUs and GPUs, pass .cpu()"
+            f"{tensor.name} is on {tensor.device}: transfer computes on CPUs and on CUDA or ROCm "
+            "GPUs, pass .cpu()"
         )
-    # Here, because they import torch, and Triton or the driver.
+    # Imported here, because these modules import torch, and Triton or the driver.
     from rose.kernels.gpu import codec_of  # noqa: PLC0415
     from rose.transfer.codec.gpu import GpuBackend  # noqa: PLC0415
 
@@ -204,7 +205,7 @@ def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:
 
 
 def lowered_isa(wanted: str | None) -> str | None:
-    """Return the instruction set to use when at most `wanted` may be used; None for the best."""
+    """Return the instruction set that honours the limit `wanted`; None for the machine's best."""
     if wanted is None:
         return None
     if wanted not in ISAS:

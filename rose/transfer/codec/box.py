@@ -1,4 +1,4 @@
-"""Memory layout of a tensor's elements: whether they repeat a byte, or share one with another."""
+"""Memory layout of a tensor's elements, and whether elements of one or two tensors overlap."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-# Step limit of a search that has no bound in the worst case; boxes of tensors need a few steps. Any
-# number is allowed, though NumPy's types list only two.
+# Step limit of NumPy's search for shared memory, which can take exponential time; the boxes of
+# tensors need a few steps. NumPy accepts any number here, but its type stubs list only two.
 _SEARCH_STEPS: Final[Any] = 100_000
 
 
@@ -17,7 +17,7 @@ class Box:
 
     Args:
         address: address of the first element.
-        shape: sizes, all > 1, of the fewest possible dimensions; (0,) without elements.
+        shape: sizes of the dimensions, all > 1 and as few as possible; (0,) without elements.
         strides: bytes from one index to the next, per dimension.
     """
 
@@ -42,7 +42,7 @@ class Box:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no element."""
+        """Whether the box has no elements."""
         return self.shape == (0,)
 
     @property
@@ -55,7 +55,7 @@ class Box:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether two elements may share a place, so that an in-place change would count twice.
+        """Whether elements may share memory, so that an in-place change would be made twice.
 
         True for a stride of 0; false for slices, transposes and windows without overlap.
         """
@@ -67,7 +67,7 @@ class Box:
         return False
 
     def meets(self, other: "Box") -> bool:
-        """Whether they share a byte; interleaved columns of one matrix do not."""
+        """Whether two boxes share a byte; interleaved columns of one matrix do not."""
         if self.last <= other.address or other.last <= self.address:
             return False
         try:
@@ -75,7 +75,7 @@ class Box:
                 _Outline(self).array, _Outline(other).array, max_work=_SEARCH_STEPS
             )
         except np.exceptions.TooHardError:
-            return True  # undecided within the limit: assume that they meet
+            return True  # undecided within the limit: assume that the boxes share a byte
 
 
 def overlapping(boxes: Sequence[Box]) -> tuple[int, int] | None:
@@ -91,7 +91,7 @@ def overlapping(boxes: Sequence[Box]) -> tuple[int, int] | None:
 
 
 class _Outline:
-    """A box as an array that is never read, for NumPy's comparison of addresses."""
+    """A box as an array whose elements are never read, for NumPy's comparison of addresses."""
 
     def __init__(self, box: Box) -> None:
         self.__array_interface__ = {
@@ -107,7 +107,7 @@ class _Outline:
 def _joined(
     shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Drop dimensions of 1, and merge neighbours that one stride covers."""
+    """Drop dimensions of size 1, and merge neighbours that a single stride can cover."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, stride in zip(shape, strides, strict=True):

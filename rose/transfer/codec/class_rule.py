@@ -1,7 +1,7 @@
 """The choice of a class rule: the exponents of each class, and how each class lists its sizes.
 
-The rule with the fewest bits for a sample of both versions wins. So it adapts to learning rate,
-weight scale and step count without knowing them.
+The rule that needs the fewest bits for a sample of both versions wins. So the choice adapts to
+learning rate, weight scale and step count without knowing them.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,19 @@ from rose.transfer.codec.tensor import TensorBits, bits_of, check_pair
 
 SAMPLED_BLOCKS: Final = 64
 _BLOCK: Final = BLOCK_ELEMENTS[0]
-# STRAT must shrink a delta to this share to be worth a second pass over the weights.
+# STRAT is worth a second pass over the weights only if a delta shrinks below this
+# share of its size.
 _WORTH: Final = 0.98
 
-# Columns of the histogram, csrc/transfer/class_histogram.h: elements; changes by the bit length of
-# size - 1, 0 to 32; changes of size 2 and more by the bit length of size - 2.
+# Columns of the histogram (csrc/transfer/class_histogram.h): the number of elements; all changes,
+# counted by the bit length of size - 1, 0 to 32; changes of size 2 or more, counted by the bit
+# length of size - 2.
 _WIDTHS: Final = 33
 _ALL: Final = slice(1, 1 + _WIDTHS)
 _FEW: Final = slice(1 + _WIDTHS, 1 + 2 * _WIDTHS)
 
-# Exponent fields assumed for raw bits: those of the most common float of that width. int8 is
-# missing because it holds integers.
+# Exponents assumed for raw bits, (lowest bit, number of bits): those of the most common float of
+# that width. int8 is missing because it holds integers.
 _RAW_EXPONENTS: Final = {
     "uint8": (3, 4),
     "int16": (7, 8),
@@ -41,12 +43,13 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ChangeHistogram:
-    """Sizes of changes by old exponent, in a sample.
+    """Changes in a sample, counted by old exponent and by size.
 
     Args:
         shift: bits of an element below its exponent.
+        width: bits of an element.
         blocks: delta blocks in the sample.
-        rows: (2^exponent_bits, columns) counts.
+        rows: (2^exponent_bits, columns) float64 counts.
     """
 
     shift: int
@@ -59,11 +62,11 @@ class ChangeHistogram:
 def class_rule(new: Any, shadow: Any) -> ClassRule | None:
     """Choose the rule that encodes the delta from `shadow` to `new` in the fewest bits.
 
-    It is estimated on at most 64 blocks, evenly spread; the same arrays give the same rule. Nothing
-    is changed.
+    Bits are estimated on at most 64 evenly spread blocks; the same tensors give the same rule. The
+    tensors are only read.
 
     Returns:
-        None where STRAT would save next to nothing, and for int8, which has no exponent.
+        The rule; None where STRAT would save less than 2 %, and for int8, which has no exponent.
 
     Raises:
         InvalidArgument: shape, dtype or device of the tensors differ.
@@ -80,7 +83,7 @@ def class_rule(new: Any, shadow: Any) -> ClassRule | None:
 
 
 def sample(new: TensorBits, shadow: TensorBits) -> ChangeHistogram | None:
-    """Count changes in a sample of blocks; None without elements or without an exponent."""
+    """Count changes in a sample of blocks; None if there are no elements or no exponent."""
     exponent = new.exponent or shadow.exponent or _RAW_EXPONENTS.get(new.dtype)
     fresh, old = host_row(new), host_row(shadow)
     if exponent is None or not len(old):
@@ -102,7 +105,7 @@ def sample(new: TensorBits, shadow: TensorBits) -> ChangeHistogram | None:
 def rules_at(
     histogram: ChangeHistogram, origins: npt.NDArray[np.int64]
 ) -> tuple[list[ClassRule], Numbers]:
-    """Return the best rule for each origin, and the bits it needs for the sample."""
+    """Return the best rule for each origin, and the bits that each rule needs for the sample."""
     below = np.vstack([np.zeros_like(histogram.rows[:1]), histogram.rows.cumsum(0)])
     # Class 0 has all exponents up to the origin, class 7 all from origin + 7 on.
     ends = np.minimum(origins[:, None] + np.arange(CLASSES + 1), len(histogram.rows))
@@ -127,13 +130,12 @@ def rules_at(
 
 
 def _plain_bits(histogram: ChangeHistogram) -> float:
-    """Return the bits of the blocks without STRAT."""
+    """Return the bits of the sample's blocks without STRAT."""
     whole = histogram.rows.sum(0)[None, None]
     elements, changed = whole[0, 0, 0], whole[0, 0, _ALL].sum()
     sizes = [_sizes_bits(whole, histogram, is_all=one)[0][0, 0] for one in (False, True)]
-    # Padding loses half a word on average where a section ends: after positions and after signs,
-    # plus, if sizes are listed, after three more and one word for their shape. STRAT ends only
-    # once.
+    # Each section of a block ends with half a word of padding on average. Positions and signs are
+    # two sections; listed sizes add three, and one word for their shape. STRAT pads only once.
     has_sizes = whole[0, 0, _FEW].any()
     rest = changed + min(sizes) + histogram.blocks * (32 + (3 * 16 + 32) * has_sizes)
     positions = float(_elias_fano_bits(elements, changed))
@@ -151,7 +153,7 @@ def _places_bits(classes: Numbers, histogram: ChangeHistogram) -> Numbers:
 def _sizes_bits(
     classes: Numbers, histogram: ChangeHistogram, *, is_all: bool
 ) -> tuple[Numbers, npt.NDArray[np.int64]]:
-    """Return the bits of the sizes in each class, and the magnitude width that needs the fewest."""
+    """Return the fewest bits for the sizes of each class, and the magnitude width for them."""
     changed = classes[..., _ALL].sum(-1)
     by_width = classes[..., _ALL if is_all else _FEW]
     listed = by_width.sum(-1)
@@ -170,7 +172,7 @@ def _sizes_bits(
 
 
 def _elias_fano_bits(universe: Numbers, count: Numbers) -> Numbers:
-    """Return the bits for blocks that are alike, so sums stand for all of them."""
+    """Return the bits of an Elias-Fano list, from sums over blocks that are assumed alike."""
     some = np.maximum(count, 1)
     low = np.floor(np.log2(np.maximum(universe / some, 1)))
     bits: Numbers = np.where(count > 0, count + universe / 2**low + count * low, 0.0)
@@ -178,6 +180,6 @@ def _elias_fano_bits(universe: Numbers, count: Numbers) -> Numbers:
 
 
 def _gamma_bits(count: Numbers, histogram: ChangeHistogram) -> Numbers:
-    """Return the bits of one number per block."""
+    """Return the bits of a gamma-coded number per block; `count` is the sum of the numbers."""
     bits: Numbers = histogram.blocks * (2 * np.log2(count / histogram.blocks + 1) + 1)
     return bits

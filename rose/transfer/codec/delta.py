@@ -1,4 +1,4 @@
-"""A delta as a value, and as bytes. Both formats: `docs/protocol.md`, "Deltas"."""
+"""A delta as a value, and as bytes. Both formats are in `docs/protocol.md`, "Deltas"."""
 
 import struct
 import zlib
@@ -21,7 +21,7 @@ _STRAT: Final = 4
 # magic, version, block_elements, count, payload words, base digest, digest, width, has a rule,
 # the rule's four fields and magnitude bits, zeros, CRC of the body
 _HEADER: Final = struct.Struct("<8sIIQQ2Q2QBB4B8s10sI")
-_CRC: Final = struct.Struct("<I")  # of the header, behind it
+_CRC: Final = struct.Struct("<I")  # CRC of the header, stored after it
 _BODY_AT: Final = _HEADER.size + _CRC.size
 
 
@@ -40,15 +40,16 @@ def _frozen(name: str, array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
-    """The sorting of elements into eight classes by their old exponents, for STRAT.
+    """Rule by which STRAT sorts elements into eight classes, by their old exponents.
 
     The class of an element is ((old >> shift) mod 2^exponent_bits) - origin, clamped to 0 to 7.
 
     Args:
         shift: bits below the exponent.
+        exponent_bits: bits of the exponent.
         origin: exponent of class 0, 0 to 255.
-        all_mask: bit c is 1 if class c lists every size, 0 if only those other than 1.
-        magnitude_bits: width of the magnitudes of each class.
+        all_mask: bit c is 1 if class c lists every size, 0 if it lists only sizes other than 1.
+        magnitude_bits: width of a magnitude in bits, for each of the eight classes.
     """
 
     shift: int
@@ -58,12 +59,14 @@ class ClassRule:
     magnitude_bits: tuple[int, ...]
 
     def fault(self, width: int) -> str | None:
-        """Return why this is no rule for elements of `width` bits; None if it is one."""
+        """Return why the rule is invalid for elements of `width` bits; None if it is valid."""
         numbers = (self.shift, self.exponent_bits, self.origin, self.all_mask)
         if not all(0 <= one < 256 for one in numbers) or len(self.magnitude_bits) != CLASSES:
-            return "its fields must be bytes, with a magnitude width for each of 8 classes"
+            return "its numbers must be from 0 to 255, with a magnitude width for each of 8 classes"
         if self.shift + self.exponent_bits > width:
-            return f"{self.shift} + {self.exponent_bits} bits must be at most {width}"
+            return (
+                f"shift {self.shift} + exponent_bits {self.exponent_bits} must be at most {width}"
+            )
         if not all(0 <= bits < width for bits in self.magnitude_bits):
             return f"magnitude_bits {self.magnitude_bits} must be below {width}"
         return None
@@ -79,11 +82,11 @@ class Delta:
         width: bits of an element.
         entries: (blocks,) uint64, the block table.
         payload: (words,) uint32, words of all blocks in table order.
-        base_digest: digest of the base array, with index and seed 0.
+        base_digest: digest of the base array, with first index 0 and seed 0.
         digest: digest of the array after the delta is applied.
         rule: class rule of the STRAT blocks; None in a delta that can be applied.
-        is_checked: whether `delta_check` found it sound and its arrays cannot change since. The
-            caller vouches for both; then applying it does not check again.
+        is_checked: whether the caller guarantees that `delta_check` accepted this delta and that
+            its arrays have not changed since. Then the delta is applied without another check.
     """
 
     count: int
@@ -117,11 +120,11 @@ class Delta:
         object.__setattr__(self, "payload", _frozen("payload", self.payload, np.uint32))
         blocks = ceil_div(self.count, self.block_elements)
         if len(self.entries) != blocks:
-            raise InvalidArgument(f"{blocks} blocks need as many entries, got {len(self.entries)}")
+            raise InvalidArgument(f"{blocks} blocks need {blocks} entries, got {len(self.entries)}")
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of table and payload."""
+        """Return the size of table and payload, in bytes."""
         return self.entries.nbytes + self.payload.nbytes
 
     @property
@@ -153,7 +156,7 @@ class Delta:
 
         Raises:
             CorruptData: the bytes were not made by `to_bytes`, or are damaged.
-            InvalidArgument: another version of the format.
+            InvalidArgument: the frame has another version of the format.
         """
         content = memoryview(frame).cast("B")
         if bytes(content[: len(_MAGIC)]) != _MAGIC:
@@ -163,7 +166,7 @@ class Delta:
         header = content[: _HEADER.size]
         if zlib.crc32(header) != _CRC.unpack_from(content, _HEADER.size)[0]:
             raise CorruptData(
-                f"the checksum of the delta's header, at byte {header.nbytes}, differs"
+                f"the delta's header is damaged: its checksum, at byte {header.nbytes}, differs"
             )
         _, version, block_elements, count, words, *fields = _HEADER.unpack(header)
         if version != _VERSION:
@@ -181,9 +184,9 @@ class Delta:
             raise CorruptData("the delta's header has a field out of range")
         blocks = ceil_div(count, block_elements)
         if len(content) != (size := _BODY_AT + 8 * blocks + 4 * words):
-            raise CorruptData(f"the delta must have {size} bytes by its header, got {len(content)}")
+            raise CorruptData(f"the delta has {len(content)} bytes, but its header states {size}")
         if zlib.crc32(content[_BODY_AT:]) != fields[12]:
-            raise CorruptData("the checksum of the delta's table and payload differs")
+            raise CorruptData("the delta's table or payload is damaged: their checksum differs")
         entries = np.frombuffer(content, "<u8", blocks, _BODY_AT).copy()
         payload = np.frombuffer(content, "<u4", words, _BODY_AT + 8 * blocks).copy()
         if rule is None and ((entries & np.uint64(15)) == _STRAT).any():
@@ -192,7 +195,7 @@ class Delta:
 
 
 def frame_digests(frame: bytes | bytearray | memoryview) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the digests before and after from a frame's header; nothing else is read.
+    """Return base digest and digest from a frame's header; nothing else is read or checked.
 
     Raises:
         CorruptData: the frame is cut off, or not a delta.

@@ -1,4 +1,4 @@
-"""Arrays of other libraries, taken without a copy, by DLPack.
+"""Arrays of other libraries, taken over through DLPack without a copy.
 
 Host memory becomes a NumPy array; dtypes that NumPy lacks, and GPU memory, become a torch tensor.
 Only arrays that declare themselves writable are written.
@@ -25,23 +25,25 @@ TorchSource: TypeAlias = Callable[[bool], Any]
 def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: TorchSource) -> Any:
     """Return the same memory as a NumPy array or a torch tensor.
 
-    On a GPU the stream waits for the work that the owner has queued; this thread does not wait.
+    On a GPU the stream waits for the work that the other library has queued; this thread does not
+    wait.
 
     Args:
         name: argument name, for messages.
         thing: object with `__dlpack__`.
         is_written: whether its elements will be changed in place.
-        stream: stream that will read it; None for torch's current one.
-        torch_with: returns torch, with a GPU or without.
+        stream: GPU stream that will read the elements; None for torch's current stream.
+        torch_with: imports and returns torch; see `TorchSource`.
 
     Raises:
-        InvalidArgument: its owner does not export it, or only read-only.
-        Unavailable: from `torch_with`.
+        InvalidArgument: the other library does not export `thing`, or only for reading.
+        Unavailable: torch is needed, and is not installed or finds no GPU.
     """
     kind, index = (int(one) for one in thing.__dlpack_device__())
     if kind not in _HOST | _GPU:
         raise InvalidArgument(
-            f"{name} is on DLPack device kind {kind}: transfer computes on CPUs and GPUs"
+            f"{name} is on DLPack device kind {kind}: transfer computes on CPUs and on CUDA "
+            "or ROCm GPUs"
         )
     if kind in _HOST:
         try:
@@ -67,7 +69,7 @@ def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: T
 
 
 def _current(stream: Any, device: Any) -> Any:
-    """Make `stream` torch's current one, so that the owner orders its work before it."""
+    """Make `stream` torch's current stream, so that it waits for the other library's work."""
     if stream is None or device is None:
         return nullcontext()
     from rose.kernels.streams import on_stream  # noqa: PLC0415
@@ -76,7 +78,7 @@ def _current(stream: Any, device: Any) -> Any:
 
 
 class _Offer:
-    """Forwards a DLPack capsule and records whether it is writable, which torch does not."""
+    """Forwards a DLPack capsule and records whether it is writable; torch does not report that."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
@@ -104,7 +106,7 @@ class _Versioned(ctypes.Structure):
 
 
 def _is_writable(capsule: Any) -> bool:
-    """Whether a capsule declares itself writable; one from before DLPack 1.0 cannot."""
+    """Whether a capsule declares itself writable; capsules before DLPack 1.0 cannot."""
     read = ctypes.pythonapi.PyCapsule_GetPointer
     read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     try:
@@ -115,6 +117,6 @@ def _is_writable(capsule: Any) -> bool:
 
 
 def _reports_writable(thing: Any) -> bool:
-    """Whether the CUDA array interface says writable. CuPy says so only there, not by DLPack."""
+    """Whether the CUDA array interface declares an array writable; CuPy declares it only there."""
     interface = getattr(thing, "__cuda_array_interface__", None)
     return interface is not None and not interface["data"][1]

@@ -1,7 +1,7 @@
 """The codec on tensors of a GPU.
 
-A `Delta` is in host memory, so returning one waits for the stream; it lies in pinned memory.
-Deltas are merged on the host.
+A `Delta` lies in pinned host memory, so a call that returns a delta waits for the stream. Deltas
+are merged on the host.
 """
 
 from collections.abc import Sequence
@@ -28,15 +28,15 @@ _MASK64 = (1 << 64) - 1
 
 
 class GpuBackend:
-    """The embedded CUDA kernels, or the Triton twins where there are none.
+    """The embedded CUDA kernels, or the Triton twins in a build without them.
 
     All work is queued on one stream. A call waits for that stream if it returns a host value or
-    applies a delta that nobody has checked; the others wait for nothing. Packing temporarily takes
-    as much memory as the weights.
+    applies a delta that is not marked as checked; other calls wait for nothing. Packing
+    temporarily takes as much memory as the weights.
     """
 
     def __init__(self, codec: "EmbeddedCodec | TritonCodec", stream: Any = None) -> None:
-        """Compute with `codec` on `stream`, by default torch's current one; see `stream_on`."""
+        """Compute with `codec` on `stream`, by default torch's current stream."""
         self._codec = codec
         self._stream = stream
 
@@ -90,7 +90,7 @@ class GpuBackend:
             return self._fetched(packed, new, _pairs(bases), block_elements)
 
     def _bases(self, shadow: Sequence[Any], known: Sequence[tuple[int, int] | None]) -> Any:
-        """Return the digests of shadows on the device, (tensors, 2); computes unknown ones."""
+        """Return the shadows' digests, (tensors, 2) on the device; unknown digests are computed."""
         if not any(known):
             return self._codec.digest_all(shadow)
         given = np.array([one or (0, 0) for one in known], np.uint64)
@@ -105,8 +105,8 @@ class GpuBackend:
     def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
         """Apply on the device, which checks each block, and wait for the result.
 
-        A delta that is checked already is queued without a wait. With `verify`, the digest of the
-        weights is waited for first.
+        A delta that is marked as checked is queued without a wait. With `verify`, the call first
+        waits for the digest of the weights.
         """
         self.delta_apply_all([weights], [delta], [""], undo=undo, verify=verify)
 
@@ -133,13 +133,16 @@ class GpuBackend:
             bad = self._queue_applies(calls, undo=undo)
             if not needs_check or bad is None or int(bad) == -1:
                 return
-            # Sound blocks are changed; this restores them, whatever the others hold.
+            # The sound blocks have changed. Undoing restores them, whatever the bad blocks contain.
             self._queue_applies(calls, undo=not undo)
-        check_all(deltas, names)  # raises, with the reason
+        check_all(deltas, names)  # raises, and names the block and its fault
         raise InternalError(f"the device refuses block {int(bad)} of a sound delta")
 
     def _queue_applies(self, calls: Sequence[tuple[Any, list[Any], Delta]], *, undo: bool) -> Any:
-        """Return the lowest bad block of all deltas, or -1, on the device; None if unchecked."""
+        """Queue the calls, and return the lowest bad block of all deltas, on the device.
+
+        -1 if no block is bad; None if the codec does not check deltas.
+        """
         bad = None
         for weights, table, delta in calls:
             bad = self._codec.delta_apply(
@@ -157,7 +160,7 @@ class GpuBackend:
         age_limit: int = AGE_LIMIT,
         threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> int:
-        """Return the threshold, counted on the device."""
+        """Return the smallest size threshold that sends at most `budget` elements."""
         with on_stream(self._stream, new.device):
             least = self._codec.topk_threshold(
                 new, shadow, budget=budget, ages=ages, age_limit=age_limit
@@ -219,7 +222,7 @@ class GpuBackend:
     def _verify(
         self, weights: Sequence[Any], deltas: Sequence[Delta], names: Sequence[str], *, undo: bool
     ) -> None:
-        """Refuse weights that are not the bases, or with `undo` not the results."""
+        """Refuse weights that are not the bases of the deltas, or with `undo` their results."""
         with on_stream(self._stream, weights[0].device):
             held = _pairs(self._codec.digest_all(weights))
         what = "the result of the delta" if undo else "the base of the delta"
@@ -238,12 +241,12 @@ def _check_size(delta: Delta, tensor: Any) -> None:
     if (delta.count, delta.width) != (tensor.numel(), 8 * tensor.element_size()):
         raise InvalidArgument(
             f"the delta is for {delta.count} elements of {delta.width} bits, and the tensor has "
-            f"{tensor.numel()} of {8 * tensor.element_size()}"
+            f"{tensor.numel()} elements of {8 * tensor.element_size()} bits"
         )
 
 
 def _least(threshold: int, like: Any) -> Any:
-    """Return a threshold for the device; None for 0, which sends everything."""
+    """Return the threshold as a number on the device; None for 0, which sends everything."""
     if threshold == 0:
         return None
     return on_gpu_of(like, np.array([threshold], np.int32))[0][0]
@@ -264,7 +267,7 @@ def _sent(deltas: Sequence[Delta], like: Any) -> list[list[Any]]:
     """Return table, offsets and payload of each delta, on the device of `like`.
 
     Raises:
-        CorruptData: a table has another number of words than its payload.
+        CorruptData: a block table adds up to another number of words than its payload has.
     """
     offsets = []
     for delta in deltas:

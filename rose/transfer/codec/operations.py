@@ -1,11 +1,11 @@
 """The delta codec: pack changes, apply and undo them, and compare digests.
 
 Every function works on bits: shape and dtype have no effect, except in top-k, which measures
-changes of bf16. Tensors may be boxes of larger ones, with any strides >= 0; their elements are
+changes of bf16. A tensor may be a slice of a larger tensor, with any strides >= 0; its elements are
 taken in row-major order. The formats are in `docs/protocol.md`.
 
 `stream` is the GPU stream of the work: a torch stream or its handle, by default torch's current
-one. It has no effect on the CPU.
+stream. It has no effect on the CPU.
 """
 
 import math
@@ -65,23 +65,23 @@ def delta_pack(
 ) -> Any:
     """Pack the difference between `new` and `shadow`, and make `shadow` equal to `new`.
 
-    Mappings with the same names pack all tensors in one call. The tensors are on one device and
-    share no memory. On a GPU their launches follow each other without a wait, all deltas are
-    fetched with one copy and share its memory, and the call temporarily takes as much device memory
-    as all tensors.
+    Two mappings with the same names pack all their tensors in one call. The tensors must be on one
+    device and share no memory. On a GPU the launches follow each other without a wait. One copy
+    fetches all deltas, which share its memory, and the call temporarily takes as much device memory
+    as all tensors together.
 
     Args:
-        new: the fresh weights; or a mapping of them.
+        new: the fresh weights; or a mapping of names to tensors.
         shadow: weights that the receiver holds; written in place. On an error it is unchanged.
         block_elements: 65,536, or 16,384 where more than about 1 % changes.
         threads: CPU threads; any number makes the same delta.
-        base_digest: digest of the shadow, if known, as from the previous delta. Then only changed
-            elements are digested, which is faster. It is not verified: a wrong one makes a delta
-            with wrong digests. For mappings: those that are known.
+        base_digest: digest of the shadow if known, such as the digest of the previous delta. Then
+            only changed elements are digested, which is faster. It is not verified: a wrong value
+            makes a delta with wrong digests. With mappings, a mapping of the known digests.
         stream: GPU stream.
 
     Returns:
-        The delta, or one by name.
+        The delta; for mappings, the deltas by name.
 
     Raises:
         InvalidArgument: shape, dtype or device of the tensors differ, or they overlap in memory.
@@ -129,20 +129,19 @@ def delta_apply(
 ) -> None:
     """Change `weights` in place from the base of the delta to its result, or back.
 
-    Nothing is changed unless the whole delta is well formed. A GPU checks each block as it applies
-    it and restores the weights if one is not; this waits for the stream, unless `delta_check` has
-    found the delta sound before (`Delta.is_checked`).
+    Nothing is changed unless the whole delta is well formed. A GPU checks each block while it
+    applies the delta, and restores the weights if a block is malformed. For that the call waits for
+    the stream, unless the delta is marked as checked (`Delta.is_checked`).
 
-    Mappings with the same names are applied in one call, all or none. The tensors are on one
-    device and share no memory.
+    Two mappings with the same names apply all their deltas in one call, or none. The tensors must
+    be on one device and share no memory.
 
     Args:
-        weights: changed in place; or a mapping of them.
-        delta: changes to add; or a mapping of them.
-        undo: whether to undo the delta, which restores the bits before it.
+        weights: tensor that is changed in place; or a mapping of names to tensors.
+        delta: delta to apply; or a mapping of names to deltas.
+        undo: whether to undo the delta, which restores the original bits.
         verify: refuse weights that are not the base of the delta, or with `undo` its result. On a
-            CPU this proves the words that are touched, and the others are not read; on a GPU all
-            are.
+            CPU only the words that the delta changes are read and verified; on a GPU, all words.
         stream: GPU stream.
 
     Raises:
@@ -183,12 +182,12 @@ def delta_check(delta: Delta) -> None:
 def delta_merge(first: Delta, second: Delta) -> Delta:
     """Return the delta that has the effect of `first` followed by `second`.
 
-    Time grows with the number of changes, not of elements. Table and payload are those of one pack
-    over both steps.
+    The time grows with the number of changes, not with the number of elements. Table and payload
+    are the same as those of one pack over both steps.
 
     Raises:
         InvalidArgument: array size, width or block size differ.
-        CorruptData: the base of `second` is not the result of `first`, or one is not well formed.
+        CorruptData: the base of `second` is not the result of `first`, or a delta is malformed.
     """
     if first.digest != second.base_digest:
         raise CorruptData("the base of the second delta is not the result of the first")
@@ -219,19 +218,20 @@ def topk_pack(
     """Pack only the largest changes, within a budget, and apply them to `shadow`.
 
     Unsent changes stay differences between `new` and `shadow`, so the next delta can send them. The
-    digest is that of `shadow` after packing, which the receiver will hold. So `shadow` is the
-    behaviour policy of its rollouts, against which importance weights are taken.
+    delta's digest is the digest of `shadow` after packing: of the weights that the receiver will
+    have. So `shadow` is the behaviour policy of its rollouts, against which importance weights are
+    computed.
 
     Args:
         new: the fresh weights, bf16 or its bits.
         shadow: weights that the receiver holds; written in place.
-        budget: elements to send; changes of equal size are sent together or not at all. Changes too
-            small to measure, as among subnormals, are sent only when their age is due.
-        least: smallest change to send, > 0, rounded down to bf16. Exactly one of `budget` and
-            `least` is given.
-        ages: uint8 in the shape of `new`, zeros at first: consecutive packs that left each element
-            unsent; updated in place. None to send by size alone.
-        age_limit: age at which an element is sent whatever its size, even beyond the budget.
+        budget: largest number of elements to send; changes of equal size are sent together or not
+            at all. Changes below the smallest normal number are sent only at the age limit.
+        least: smallest change to send, > 0, rounded down to bf16. Pass exactly one of `budget` and
+            `least`.
+        ages: uint8 in the shape of `new`, zeros at first: how many packs in a row have left each
+            element unsent; updated in place. None to send by size alone.
+        age_limit: age at which a change is sent whatever its size, even beyond the budget.
         block_elements: see `delta_pack`.
         threads: see `delta_pack`.
         stream: GPU stream.
@@ -271,9 +271,9 @@ def topk_pack(
 
 
 def _key_of(least: float) -> int:
-    """Return the key of a change: the upper half of its fp32, at least that of a normal number."""
+    """Return the key of a change: the upper half of its fp32, at least `_LEAST_KEY`."""
     if not (least > 0 and math.isfinite(least)):
-        raise InvalidArgument(f"least {least}: choose a number above 0")
+        raise InvalidArgument(f"least {least}: choose a finite number above 0")
     with np.errstate(over="ignore"):
         bits = int(np.float32(least).view(np.uint32))
     return max(bits >> 16, _LEAST_KEY)
@@ -282,7 +282,7 @@ def _key_of(least: float) -> int:
 def topk_unpack(
     delta: Delta, base: Any, *, stream: Any = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """List the changes of a delta; `base`, which is only read, is its base.
+    """List the changes of a delta, given the base weights; `base` is only read.
 
     Returns:
         (changed,) int64 positions in the flattened tensor, ascending; and (changed,) uint8, uint16
@@ -297,7 +297,16 @@ def topk_unpack(
 
 
 def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, int]:
-    """Digest a tensor on `threads` CPU threads; it detects faults, not attacks."""
+    """Return the digest of a tensor, which detects faults, not attacks.
+
+    Args:
+        tensor: see `delta_pack`; only read.
+        threads: CPU threads; any number gives the same digest.
+        stream: GPU stream.
+
+    Raises:
+        InvalidArgument: dtype, strides or library of the tensor are not supported.
+    """
     bits = bits_of("tensor", tensor, stream=stream)
     _check_threads(threads)
     backend = backend_of(bits, stream)
@@ -305,24 +314,26 @@ def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, i
 
 
 def check_base_digest(base_digest: tuple[int, int] | None) -> None:
-    """Check that a given digest is two 64-bit numbers.
+    """Check that a digest, if given, is two 64-bit numbers.
 
     Raises:
-        InvalidArgument: the digest has other numbers.
+        InvalidArgument: a part of the digest is below 0 or has more than 64 bits.
     """
     if base_digest is not None and not all(0 <= part < _WORD for part in base_digest):
         raise InvalidArgument(f"base_digest {base_digest} must be two numbers of 64 bits")
 
 
 def _names_of(one: Any, other: Any) -> dict[Any, str]:
-    """Return how messages name the tensors of two mappings."""
+    """Return the label of each tensor in messages; refuse mappings with different names."""
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)) or one.keys() != other.keys():
-        raise InvalidArgument("two mappings must have the same names: pass all or none of a model")
+        raise InvalidArgument(
+            "if one argument is a mapping, the other must be a mapping with the same names"
+        )
     return {name: f"[{name!r}]" for name in one}
 
 
 def _check_together(tensors: Sequence[TensorBits]) -> None:
-    """Refuse tensors that one call cannot write: on several devices, or with common memory."""
+    """Refuse tensors that are on several devices or share memory: one call cannot write them."""
     for one in tensors:
         if one.device != tensors[0].device:
             raise InvalidArgument(

@@ -1,8 +1,8 @@
 """Weights as the receiver stores them: FP8 or INT8 codes with block scales, and their deltas.
 
-A trainer quantises bf16-rounded weights, not its fp32 masters: then a step changes hardly any
-scale, and about a tenth as many codes as bf16 elements. The rules are in `docs/protocol.md`,
-"Quantised weights"; every back end gives the same bits.
+A trainer quantises bf16-rounded weights, not its fp32 masters. Then a step changes hardly any
+scale, and only about a tenth as many codes as bf16 elements change. The rules are in
+`docs/protocol.md`, "Quantised weights"; every back end gives the same bits.
 """
 
 import sys
@@ -45,10 +45,10 @@ class Quantised:
     block: tuple[int, int]
 
     def __post_init__(self) -> None:
-        """Check that the fields go together; the values of the scales are not read.
+        """Check that the fields are consistent; the values of the scales are not read.
 
         Raises:
-            InvalidArgument: a field does not go with the others; the message names it.
+            InvalidArgument: a field contradicts the others; the message names it.
         """
         _check_kind(self.to)
         _check_block(self.block)
@@ -63,7 +63,7 @@ class Quantised:
         if tuple(self.scales.shape) != wanted:
             raise InvalidArgument(
                 f"scales have the shape {tuple(self.scales.shape)}: codes of "
-                f"{tuple(self.codes.shape)} in blocks of {self.block} have {wanted}"
+                f"{tuple(self.codes.shape)} in blocks of {self.block} need {wanted}"
             )
         if (one := _device_of(self.codes)) != (other := _device_of(self.scales)):
             raise InvalidArgument(f"codes are on {one} and scales on {other}: move one of them")
@@ -72,15 +72,16 @@ class Quantised:
 def quantise(weights: Any, *, to: CodeKind, block: tuple[int, int] | None = None) -> Quantised:
     """Quantise a matrix of bf16 weights on its own device.
 
-    A scale is the largest finite magnitude of its block divided by 448 or 127, or 1 if that is 0.
-    An infinite weight becomes the largest code; a NaN stays one in FP8 and becomes 0 in INT8.
+    A scale is the largest finite magnitude of its block divided by 448 (FP8) or 127 (INT8), or 1 if
+    that magnitude is 0. An infinite weight becomes the largest code. A NaN stays NaN in FP8 and
+    becomes 0 in INT8.
 
     Args:
         weights: (rows, cols) bfloat16 of torch, or its bits as int16 or uint16 of torch or uint16
-            of NumPy. Each row is contiguous; rows may be apart.
+            of NumPy. Each row is contiguous; there may be gaps between rows.
         to: "fp8" for e4m3fn, or "int8".
-        block: (rows, columns) that share a scale; by default 128 x 128 for FP8, a row for INT8. On
-            a GPU one CTA handles one block, so one scale for a whole tensor is slow.
+        block: (rows, columns) of weights that share a scale; by default 128 x 128 for FP8, a row
+            for INT8. On a GPU one CTA handles one block, so one scale for a whole tensor is slow.
 
     Returns:
         Arrays of the same library and device as the weights. GPU work is queued on torch's current
@@ -89,7 +90,7 @@ def quantise(weights: Any, *, to: CodeKind, block: tuple[int, int] | None = None
     Raises:
         InvalidArgument: dtype, shape, `to` or `block` is not supported.
         OutOfMemory: no memory is left for the codes.
-        Unavailable: rose can use no driver of the GPU, or this build has no kernels for it.
+        Unavailable: rose finds no usable driver for the GPU, or this build has no kernels for it.
     """
     _check_kind(to)
     bits, give_back = _matrix_of(weights)
@@ -102,18 +103,19 @@ def quantise(weights: Any, *, to: CodeKind, block: tuple[int, int] | None = None
         made = _core.quantise(bits, to=to, block_rows=rows, block_cols=cols, isa=isa)
         codes, scales = map(give_back, made)
     elif device.startswith("cuda"):
-        # Here, because it imports torch and the driver.
+        # Imported here, because that module imports torch and opens the driver.
         quantiser = import_module("rose.kernels.quantiser").quantiser_of(bits.device.index)
         codes, scales = quantiser.quantise(bits, to=to, block=block)
     else:
         raise InvalidArgument(
-            f"weights are on {device}: transfer computes on CPUs and GPUs, pass .cpu()"
+            f"weights are on {device}: transfer computes on CPUs and on CUDA or ROCm GPUs, "
+            "pass .cpu()"
         )
     return Quantised(codes, scales, to, block)
 
 
 def dequantise(quantised: Quantised) -> Any:
-    """Return the weights of codes and scales, rounded to bf16; computes on CPUs.
+    """Return the weights of codes and scales, rounded to bf16. Computes only on CPUs.
 
     Returns:
         (rows, cols) uint16, or torch bfloat16 if the codes are a torch tensor.
@@ -140,13 +142,14 @@ def dequantise(quantised: Quantised) -> Any:
 def quantise_pack(
     weights: Any, shadow: Quantised, *, block_elements: int = BLOCK_ELEMENTS[0]
 ) -> tuple[Delta, Delta]:
-    """Quantise `weights` as `shadow` is, pack the differences, and apply them to `shadow`.
+    """Quantise `weights` like `shadow`, pack the differences, and apply them to `shadow`.
 
     Args:
         weights: see `quantise`; on the device of the shadow.
         shadow: codes and scales that the receiver holds; written in place. On an error they are
             unchanged.
-        block_elements: delta block size of the codes, see `delta_pack`. Few codes change: keep it.
+        block_elements: delta block size of the codes, see `delta_pack`. Few codes change, so the
+            default suits them.
 
     Returns:
         The deltas of the codes (8-bit elements) and of the scales (32-bit elements).
@@ -167,7 +170,7 @@ def quantise_pack(
         codes = delta_pack(fresh.codes, shadow.codes, block_elements=block_elements)
         is_whole = True
     finally:
-        if not is_whole:  # after an interrupt, too, codes and scales are of one version
+        if not is_whole:  # even after an interrupt, codes and scales belong to one version
             delta_apply(shadow.scales, scales, undo=True)
     return codes, scales
 
@@ -208,7 +211,7 @@ def _check_array(name: str, array: Any, dtype: str) -> None:
 
 
 def _matrix_of(weights: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the bits of the weights, and a function that turns CPU results into their library."""
+    """Return the bits of the weights, and a function that converts CPU results to their type."""
     torch = _torch_of(weights)
     if torch is None and not isinstance(weights, np.ndarray):
         raise InvalidArgument(

@@ -1,7 +1,7 @@
 """STRAT: a delta in fewer bytes for the wire, coded relative to the receiver's old weights.
 
-`docs/protocol.md`, "STRAT". Only `strat_unpack` reads the output of `strat_pack`: a delta with
-STRAT blocks cannot be applied, undone or merged.
+The format is in `docs/protocol.md`, "STRAT". Only `strat_unpack` reads the output of `strat_pack`:
+a delta with STRAT blocks cannot be applied, undone or merged.
 """
 
 from dataclasses import replace
@@ -26,14 +26,15 @@ _THREADS_MAX: Final = 64
 def strat_pack(
     delta: Delta, weights: Any, rule: ClassRule, *, is_after: bool = False, threads: int = 1
 ) -> Delta:
-    """Recode a delta for the wire: blocks that get smaller become STRAT, the others stay.
+    """Recode a delta for the wire: blocks that get smaller become STRAT blocks, others stay.
 
     Args:
         delta: delta from `delta_pack`.
-        weights: the base of the delta. Other weights give a wrong encoding, without an error.
+        weights: base weights of the delta. Other weights give a wrong encoding without an error.
         rule: class rule from `class_rule`.
-        is_after: whether `weights` are the result of the delta, as a shadow is after packing.
-        threads: 1 to 64; any number makes the same encoding.
+        is_after: whether `weights` are the result of the delta, not its base, as a shadow is after
+            packing.
+        threads: CPU threads, 1 to 64; any number makes the same encoding.
 
     Returns:
         The wire encoding; the delta itself if no block gets smaller.
@@ -71,23 +72,24 @@ def wire_pack(
 ) -> tuple[Delta, Delta]:
     """Do `delta_pack` and `strat_pack` in one pass over the weights.
 
-    Both tensors must be in host memory, and the shadow a row; otherwise call the two functions.
+    Both tensors must be in host memory, and the shadow contiguous; for others, call the two
+    functions.
 
     Args:
         new: the fresh weights.
         shadow: weights that the receiver holds; written in place. On an error it is unchanged.
         rule: class rule from `class_rule`.
         block_elements: see `delta_pack`.
-        threads: 1 to 64; any number makes the same deltas.
+        threads: CPU threads, 1 to 64; any number makes the same deltas.
         base_digest: digest of the shadow, see `delta_pack`.
 
     Returns:
         The delta, which can undo the change of the shadow, and its wire encoding.
 
     Raises:
-        InvalidArgument: shape, dtype or device of the tensors differ, they overlap in memory, or
-            are not rows in host memory; or the rule is invalid.
-        OutOfMemory: no memory is left for both.
+        InvalidArgument: shape, dtype or device of the tensors differ, they overlap in memory or
+            are not in host memory, the shadow is not contiguous, or the rule is invalid.
+        OutOfMemory: no memory is left for both deltas.
     """
     one, other = bits_of("new", new), bits_of("shadow", shadow, is_written=True)
     check_pair(one, other)
@@ -120,12 +122,12 @@ def strat_unpack(encoded: Delta, base: Any, *, threads: int = 1) -> Delta:
     """Return the delta that `strat_pack` encoded, bit for bit.
 
     Args:
-        encoded: received wire encoding; one without STRAT blocks is returned unchanged.
+        encoded: received wire encoding; a delta without STRAT blocks is returned unchanged.
         base: base weights of the delta; only read.
-        threads: 1 to 64.
+        threads: CPU threads, 1 to 64.
 
     Raises:
-        InvalidArgument: size or width of the base differ.
+        InvalidArgument: number or width of the elements of `base` differ.
         CorruptData: the weights are not the base of the delta, or the encoding is not well formed
             (the message names the block).
         OutOfMemory: no memory is left for the delta.
@@ -134,7 +136,7 @@ def strat_unpack(encoded: Delta, base: Any, *, threads: int = 1) -> Delta:
         return encoded
     row = _row("base", base, encoded)
     if digest(row) != encoded.base_digest:
-        raise CorruptData("the weights are not the base of the delta")
+        raise CorruptData("the weights are not the base of the delta: their digest differs")
     entries, payload = _core.strat_unpack(
         row,
         encoded,

@@ -17,7 +17,7 @@ from rose.transfer.codec.foreign import taken
 
 CPU: Final = "cpu"
 BFLOAT16: Final = "bfloat16"
-# Dtypes of raw bits by name; they match every dtype of the same width.
+# Widths of the dtypes that stand for raw bits; they match every dtype of the same width.
 _RAW_WIDTHS: Final = {f"{kind}{width}": width for kind in ("uint", "int") for width in (8, 16, 32)}
 # Width of a float, and its exponent: lowest bit and number of bits.
 _FLOATS: Final = {
@@ -53,7 +53,7 @@ class TensorBits:
 
     @property
     def is_raw(self) -> bool:
-        """Whether its dtype gives the width of the elements only."""
+        """Whether the dtype states only the width of the elements, not their meaning."""
         return self.dtype in _RAW_WIDTHS
 
 
@@ -66,18 +66,18 @@ def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = N
             or 32 bits, or bf16 and fp8 of ml_dtypes; any strides >= 0. A tensor that requires grad
             is detached.
         is_written: whether the elements will be changed in place.
-        stream: stream that will read it, for GPU arrays of other libraries.
+        stream: GPU stream that will read the tensor; used for GPU arrays of other libraries.
 
     Raises:
         InvalidArgument: dtype, strides or library are not supported, or the tensor is read-only.
-        Unavailable: the tensor is on a GPU, and torch has none.
+        Unavailable: only torch can read the tensor, and torch is not installed or finds no GPU.
     """
-    torch = sys.modules.get("torch")  # without an import there are no torch tensors
+    torch = sys.modules.get("torch")  # if torch is not imported, there are no torch tensors
     if not isinstance(tensor, np.ndarray) and not (torch and isinstance(tensor, torch.Tensor)):
         if not hasattr(tensor, "__dlpack__"):
             raise InvalidArgument(
                 f"{name} is a {type(tensor).__name__}: pass an array of NumPy, a tensor of torch "
-                "or what speaks DLPack"
+                "or an object that supports DLPack"
             )
         source = partial(_torch_for, name)
         tensor = taken(name, tensor, is_written=is_written, stream=stream, torch_with=source)
@@ -94,7 +94,10 @@ def _torch_for(name: str, needs_gpu: bool) -> Any:  # noqa: FBT001
     except ImportError as error:
         raise Unavailable(f"{name} can only be read through torch: install torch") from error
     if needs_gpu and not torch.cuda.is_available():
-        raise Unavailable(f"{name} is on a GPU, and torch {torch.__version__} finds none here")
+        raise Unavailable(
+            f"{name} is on a GPU, but torch {torch.__version__} finds no GPU: install a torch that "
+            "supports it"
+        )
     return torch
 
 
@@ -103,9 +106,9 @@ def _bits_of_numpy(name: str, array: Any) -> TensorBits:
     width, exponent = _meaning(name, dtype)
     if not array.flags.aligned:
         raise InvalidArgument(f"{name} is not aligned to its elements: pass a copy of it")
-    box = array.squeeze()  # the stride of a dimension of 1 has no meaning
+    box = array.squeeze()  # the stride of a dimension of size 1 has no meaning
     if box.size and min(box.strides, default=0) < 0:
-        raise InvalidArgument(f"{name} runs backwards, with a stride below 0: pass a copy of it")
+        raise InvalidArgument(f"{name} has a stride below 0: pass a copy of it")
     bits = box.view(f"u{width // 8}")
     row = bits.reshape(-1) if bits.flags.c_contiguous else bits
     return TensorBits(name, row, array.shape, dtype, CPU, width, exponent)
@@ -117,10 +120,10 @@ def _bits_of_torch(name: str, tensor: Any) -> TensorBits:
     if hasattr(tensor, "to_local"):
         raise InvalidArgument(f"{name} is spread over ranks: pass {name}.to_local()")
     if tensor.layout != torch.strided or tensor.is_neg():
-        raise InvalidArgument(f"{name} is not stored as plain elements: pass a dense copy of it")
+        raise InvalidArgument(f"{name} is sparse or lazily negated: pass a dense copy of it")
     dtype = str(tensor.dtype).removeprefix("torch.")
     width, exponent = _meaning(name, dtype)
-    # Integers have no gradient: this detaches too.
+    # This detaches the tensor too: integers have no gradient.
     box = tensor.view(getattr(torch, f"int{width}")).squeeze()
     row = box.view(-1) if box.is_contiguous() else box
     is_here = tensor.device.type == CPU
@@ -141,7 +144,7 @@ def _meaning(name: str, dtype: str) -> tuple[int, tuple[int, int] | None]:
         return _FLOATS[dtype]
     if dtype not in _RAW_WIDTHS:
         raise InvalidArgument(
-            f"{name} has the dtype {dtype}: choose integers of 8, 16 or 32 bits, "
+            f"{name} has the dtype {dtype}: choose integers of 8, 16 or 32 bits, or one of "
             f"{', '.join(_FLOATS)}"
         )
     return _RAW_WIDTHS[dtype], None

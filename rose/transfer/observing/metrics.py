@@ -13,13 +13,14 @@ from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.transfer.wire.security import Security
 
-# Seconds, from the time to change part of a tile to an unacceptable pause.
+# In seconds: the lowest bucket is the time to change part of a tile, the highest an unacceptable
+# pause.
 PAUSE_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 COUNTERS: Final[Mapping[str, str]] = {
     "versions": "Versions published or, at a receiver, committed.",
     "sent_bytes": "Bytes of chunks sent.",
-    "received_bytes": "Bytes of chunks received, damaged ones included.",
+    "received_bytes": "Bytes of chunks received, damaged chunks included.",
     "crossing_bytes": "Bytes of chunks received over the slow link into this cluster.",
     "chunks_retried": "Chunks requested again because they arrived damaged.",
     "staged": "Versions staged and ready to be committed.",
@@ -29,10 +30,10 @@ COUNTERS: Final[Mapping[str, str]] = {
     "snapshots": "Snapshots made by a publisher, or committed by a receiver.",
 }
 GAUGES: Final[Mapping[str, str]] = {
-    "version": "The newest version here.",
-    "lag_versions": "Versions by which the weights are behind the newest.",
+    "version": "Number of the newest version in this program.",
+    "lag_versions": "Number of versions by which the weights are behind the newest.",
     "lag_seconds": "Time for which the weights have been behind the newest version.",
-    "receivers": "Receivers that reported.",
+    "receivers": "Receivers that have sent a report.",
 }
 _PREFIX: Final = "rose_transfer_"
 
@@ -42,8 +43,8 @@ class Metrics(Collector):
 
     Args:
         role: "publisher", "relay" or "receiver": a label of every figure.
-        read: returns figures by their names in `COUNTERS` and `GAUGES`, not necessarily all. Called
-            by the server's threads.
+        read: function that returns figures by their names in `COUNTERS` and `GAUGES`; some may be
+            missing. The server's threads call it.
     """
 
     def __init__(self, role: str, read: Callable[[], Mapping[str, float]]) -> None:
@@ -51,7 +52,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self._pause = Histogram(
             f"{_PREFIX}pause_seconds",
-            "How long the weights could not be used for a commit.",
+            "Duration of the pauses in which commits changed the weights.",
             ["role"],
             buckets=PAUSE_BUCKETS,
             registry=self.registry,
@@ -59,18 +60,18 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def paused(self, seconds: float) -> None:
-        """Note a pause."""
+        """Record the pause of one commit."""
         self._pause.observe(seconds)
 
     def describe(self) -> list[Metric]:
-        """Return nothing: the figures are known only at a scrape."""
+        """Return no description: the figures are known only at a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current figures."""
         figures = self._read()
         unknown = figures.keys() - COUNTERS.keys() - GAUGES.keys()
-        check(not unknown, f"figures without a name: {sorted(unknown)}")
+        check(not unknown, f"figures that are neither counters nor gauges: {sorted(unknown)}")
         for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
             for name, text in names.items():
                 if name in figures:
@@ -84,8 +85,8 @@ class MetricsServer(Closing):
 
     Args:
         metrics: figures to export.
-        address: host and port; on loopback, unless `security` has certificates.
-        security: certificates of the program. Its token is not required, since scrapers have none.
+        address: host and port; must be on loopback unless `security` has certificates.
+        security: certificates of the program. Scrapers need no token.
 
     Raises:
         InvalidArgument: the address is not allowed.

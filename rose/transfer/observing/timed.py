@@ -13,7 +13,7 @@ from rose.transfer.tiles import TileViews
 
 
 class TimedContributor(Contributor):
-    """Records how long a pack takes; its creator sets `timeline`."""
+    """A contributor that records each pack in `timeline`, which the creating code sets."""
 
     timeline: Timeline
 
@@ -24,7 +24,7 @@ class TimedContributor(Contributor):
 
 
 class TimedLog(VersionLog):
-    """Records how long versions take to be stored; its creator sets `timeline`."""
+    """A log that records each append in `timeline`, which the creating code sets."""
 
     timeline: Timeline
 
@@ -39,7 +39,8 @@ class TimedSource(SourceAround):
 
     Args:
         source: source of the versions.
-        timeline: gets "wire" spans and, when `staged` is called, the "stage" span around them.
+        timeline: timeline for a "wire" span per pull, and for the "stage" span around these spans,
+            which the callback of `staged` adds.
     """
 
     def __init__(self, source: Source, timeline: Timeline) -> None:
@@ -59,7 +60,7 @@ class TimedSource(SourceAround):
         return manifests
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield the chunks; the span lasts until the last one is consumed."""
+        """Yield the chunks; the span lasts until the last chunk is consumed."""
         begin_ns = self._timeline.now_ns()
         if self._stage_ns is None or self._stage_n != key.n:
             self._stage_ns, self._stage_n = begin_ns, key.n

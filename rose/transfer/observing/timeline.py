@@ -30,7 +30,7 @@ class Span:
         begin_ns: start on CLOCK_BOOTTIME.
         end_ns: end, not before the start.
         thread: native id of the thread.
-        arguments: JSON values to show with it.
+        arguments: JSON values to show with the span.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Span:
 
 
 class Timeline:
-    """Keeps the latest spans of this process. Any thread adds to it.
+    """Keeps the latest spans of this process. Any thread may add spans.
 
     Args:
-        process: name of the process in the picture.
+        process: name under which the viewer shows this process.
         clock: source of times; CLOCK_BOOTTIME by default.
     """
 
@@ -60,7 +60,7 @@ class Timeline:
 
     @contextmanager
     def span(self, name: str, **arguments: Any) -> Iterator[None]:
-        """Add the block as a span, even if it fails."""
+        """Add the body of a `with` statement as a span, even if the body raises."""
         begin_ns = self.clock.now_ns()
         try:
             yield
@@ -102,8 +102,8 @@ class Timeline:
 def merged(contents: Sequence[tuple[str, bytes]]) -> bytes:
     """Merge traces of several processes of one machine.
 
-    Processes may share a pid, when one followed the other or in different containers; all but the
-    first then get a new one.
+    Two processes may have the same pid: one after the other, or in different containers. Then every
+    process but the first gets a new pid.
 
     Args:
         contents: (name for messages, content) of each file.
@@ -128,7 +128,9 @@ def merged(contents: Sequence[tuple[str, bytes]]) -> bytes:
 
 def _events(where: str, content: bytes) -> list[dict[str, Any]]:
     if len(content) > FILE_BYTES_MAX:
-        raise InvalidArgument(f"{where} has {len(content)} bytes: more than any timeline")
+        raise InvalidArgument(
+            f"{where} must have at most {FILE_BYTES_MAX} bytes, got {len(content)}"
+        )
     try:
         trace = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The plan of a transfer: shard maps of both sides, refined into tiles with routes."""
+"""The plan of a transfer: shard maps of trainer and engines, refined into tiles with routes."""
 
 from rose.transfer.plan.coverage import Coverage, check_coverage
 from rose.transfer.plan.plan import Plan, make_plan

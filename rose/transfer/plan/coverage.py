@@ -18,12 +18,13 @@ class Coverage:
 
     Args:
         shards: the map with one name per tied tensor, and no piece twice.
-        ties: canonical name of each other name of a tensor.
-        elements: elements of all tensors.
-        held: elements that at least one rank holds.
-        unheld: elements that no rank holds, by tensor.
-        storage: elements of all storages of all ranks; None if unknown.
-        uncovered: elements that no piece describes, by storage; all of them excused.
+        ties: canonical name of a tensor, by each of its other names.
+        elements: number of elements of all tensors.
+        held: number of elements that at least one rank holds.
+        unheld: number of elements that no rank holds, by tensor.
+        storage: number of elements of all storages of all ranks; None if unknown.
+        uncovered: number of elements that no piece describes, by storage; all are in buffers or in
+            computed parameters.
     """
 
     shards: ShardMap
@@ -47,15 +48,15 @@ def check_coverage(
 
     Args:
         shards: map to check.
-        is_source: whether some rank must hold every element of every tensor that is not computed.
+        is_source: whether each element of a tensor that is not computed must be held by some rank.
         storages: number of elements of every parameter of every rank; pieces must describe all of
             them. None if unknown.
-        buffers: parameters that need no description; computed ones need none either.
+        buffers: parameters that no piece has to describe, like computed parameters.
         known: preferred names for tied tensors.
 
     Raises:
         InvalidArgument: a piece names no tensor or storage; untied tensors share an element of a
-            storage; or something is uncovered and not excused.
+            storage; or an element that must be held or described is not.
     """
     check_pieces(shards)
     ties = find_ties(shards, known=known)
@@ -113,7 +114,7 @@ def _more(found: Collection[object]) -> str:
 
 
 def find_ties(shards: ShardMap, *, known: Container[str] | None = None) -> dict[str, str]:
-    """Return the canonical name of each other name of a tensor.
+    """Return the canonical name of each tied tensor, by its other names.
 
     Names are tied if shape, dtype and all views on all ranks are equal.
 
@@ -149,7 +150,7 @@ def renamed(shards: ShardMap, ties: Mapping[str, str]) -> ShardMap:
 
 
 def _plain(piece: Piece, tensor: str) -> Piece:
-    """Return a piece of a tensor, with stride 0 in dimensions of size 1."""
+    """Return a piece under the name `tensor`, with stride 0 in dimensions of size 1."""
     view = piece.view
     if 1 in piece.region.shape:
         steps = zip(piece.region.shape, view.strides, strict=True)

@@ -1,4 +1,4 @@
-"""Tiles before they have a route: the regions of both sides, refined and cut to size."""
+"""Tiles before they have a route: regions of source and replicas, refined and cut to size."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,9 +41,10 @@ def refine(
     """Divide the source's tensors into tiles that each rank holds whole or not at all.
 
     Args:
-        source: ranks of the trainer; they hold every element of every tensor that is not computed.
+        source: ranks of the trainer; together they must hold every element of all tensors that are
+            not computed.
         replicas: ranks of the engines, with any layouts.
-        tile_elements: most elements of a tile; fewer if they exceed `TILE_BYTES`.
+        tile_elements: largest number of elements of a tile; lower where it exceeds `TILE_BYTES`.
 
     Returns:
         The source with one name per tied tensor, the replicas with the source's names, and the
@@ -76,7 +77,7 @@ def _fitted(replica: Replica, source: SourceRanks) -> Replica:
     """Return a replica with the source's names.
 
     Raises:
-        InvalidArgument: it holds something that the source lacks.
+        InvalidArgument: the replica holds something that the source lacks.
     """
     tensors = source.shards.tensors
     coverage = check_coverage(renamed(replica.shards, source.ties), known=tensors)

@@ -2,7 +2,7 @@
 
 A plan is stored as the maps of all members, from which the same plan is made again.
 
-`rose.transfer.plan` does not import this module, because it needs msgspec, of the extra `wire`.
+`rose.transfer.plan` does not import this module, which needs msgspec of the extra `wire`.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from rose.transfer.plan.storage import Storage
 
 FORMAT: Final = 1
 PLAN_FORMAT: Final = 3
-# A map of 256 ranks with flat shards of 120 B parameters takes 40 MiB, its plan 100 MiB.
+# A map of 256 ranks with flat shards of 120 B parameters takes 40 MiB, and its plan takes 100 MiB.
 FILE_BYTES_MAX: Final = 512 << 20
 
 T = TypeVar("T")
@@ -34,8 +34,8 @@ class ShardFile:
         shards: pieces of its ranks.
         storages: (rank, parameter, elements) of every storage; None if unknown.
         buffers: parameters that are in no checkpoint.
-        ties: canonical name by other name; for a source.
-        converts: (dtype on the wire, dtype kept) that a replica converts.
+        ties: canonical name of a tensor, by each of its other names; only for a source.
+        converts: pairs (dtype on the wire, dtype in the engine) that a replica converts by itself.
         format: format number of the file.
     """
 
@@ -50,7 +50,7 @@ class ShardFile:
 
     @property
     def sizes(self) -> dict[Storage, int] | None:
-        """Return the elements of every storage, as in `check_coverage`."""
+        """Return the number of elements of every storage, for `check_coverage`."""
         if self.storages is None:
             return None
         return {(rank, parameter): elements for rank, parameter, elements in self.storages}
@@ -76,7 +76,7 @@ def shards_from_json(content: bytes, *, what: str) -> ShardFile:
         what: name of the file, for messages.
 
     Raises:
-        InvalidArgument: not a shard map, another format, or too large.
+        InvalidArgument: the content is not a shard map, has another format, or is too large.
     """
     file = _decoded(ShardFile, content, what)
     _check_named(file.shards, what)
@@ -92,10 +92,12 @@ def _decoded(kind: type[T], content: bytes, what: str, *, reads: int = FORMAT) -
     """Decode the content of a file.
 
     Raises:
-        InvalidArgument: not of this kind, another format, or too large.
+        InvalidArgument: the content is not of this kind, has another format, or is too large.
     """
     if len(content) > FILE_BYTES_MAX:
-        raise InvalidArgument(f"{what} has more than {FILE_BYTES_MAX >> 20} MiB")
+        raise InvalidArgument(
+            f"{what} must have at most {FILE_BYTES_MAX >> 20} MiB, got {len(content)} bytes"
+        )
     try:
         version = msgspec.json.decode(content, type=_Envelope).format
         if version != reads:
@@ -130,11 +132,11 @@ def plan_to_json(plan: Plan) -> bytes:
 
 
 def plan_from_json(content: bytes, *, what: str) -> Plan:
-    """Read a plan, by making it again from its maps.
+    """Read a plan: make it again from the maps of its members.
 
     Raises:
-        InvalidArgument: not a plan, another format, or too large.
-        CorruptData: the maps make another plan than `plan_id` names.
+        InvalidArgument: the content is not a plan, has another format, or is too large.
+        CorruptData: the plan made from the maps has another `plan_id` than the file states.
     """
     file = _decoded(_PlanFile, content, what, reads=PLAN_FORMAT)
     for shards in (file.source.shards, *(replica.shards for replica in file.replicas)):
@@ -144,5 +146,7 @@ def plan_from_json(content: bytes, *, what: str) -> Plan:
     except InvalidArgument as error:
         raise InvalidArgument(f"{what} is not a plan: {error}") from None
     if plan.plan_id != file.plan_id:
-        raise CorruptData(f"{what} does not make the plan that its plan_id names")
+        raise CorruptData(
+            f"the maps in {what} make a plan with another plan_id than the file states"
+        )
     return plan

@@ -23,14 +23,14 @@ from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which rank sends which tile to which receivers.
+    """The routes of all tiles: the rank that sends each tile, and the ranks that receive it.
 
     Args:
-        tiles: tiles of all elements that the source holds; every rank holds each whole or not at
+        tiles: tiles of all elements that the source holds. Every rank holds a tile whole or not at
             all.
         sources: the trainer's ranks, with canonical tensor names.
-        replicas: the serving ranks, with the same names.
-        tile_elements: most elements of a tile.
+        replicas: the engines' ranks, with the same tensor names.
+        tile_elements: largest number of elements of a tile.
     """
 
     tiles: tuple[PlannedTile, ...]
@@ -41,15 +41,15 @@ class Plan:
 
     @property
     def layout_id(self) -> str:
-        """Return 64 hex digits; plans that share them have comparable tile digests.
+        """Return the layout id, 64 hex digits; tile digests of equal layouts are comparable.
 
-        Properties are computed at each access.
+        A plan computes its properties at each access.
         """
         return layout_id(self.tiles)
 
     @property
     def plan_id(self) -> str:
-        """Return 64 hex digits; plans that share them are interchangeable."""
+        """Return the plan id, 64 hex digits; plans with equal ids are interchangeable."""
         return plan_id(self.layout_id, self.tiles)
 
     @property
@@ -118,7 +118,7 @@ def make_plan(
     members, nodes = tuple(replicas), tuple(relays)
     names = Counter([*(one.name for one in members), *(one.name for one in nodes)])
     if twice := [name for name, times in names.items() if times > 1]:
-        raise InvalidArgument(f"two replicas or relays have the name {twice[0]}")
+        raise InvalidArgument(f"two replicas or relays have the name {twice[0]}: names must differ")
     one, fitted, drafts = refine(source, members, tile_elements=tile_elements)
     return Plan(routed(drafts, nodes), one, fitted, nodes, tile_elements)
 

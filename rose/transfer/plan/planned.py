@@ -9,7 +9,7 @@ from typing import Final
 from rose.errors import InvalidArgument
 from rose.transfer.plan.spec import Holder, Region
 
-# Dtypes that the codec takes, with their bits.
+# Dtypes that the codec accepts, with their widths in bits.
 _WIDTHS: Final = {
     "bool": 8,
     "float8_e4m3fn": 8,
@@ -64,7 +64,7 @@ class PlannedTile:
         dtype: dtype on the wire.
         contributor: the source rank that sends it.
         landings: one relay for each cluster that needs the tile and has relays; in other clusters
-            the contributor sends it to each receiver.
+            the contributor sends the tile to each receiver.
         receivers: ranks that need it, ascending.
     """
 
@@ -88,7 +88,7 @@ class PlannedTile:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its elements."""
+        """Return the size of the elements, in bytes."""
         return self.count * self.width // 8
 
 
@@ -108,7 +108,7 @@ def tile_name(tensor: str, region: Region) -> bytes:
 
 
 def layout_id(tiles: Iterable[PlannedTile]) -> str:
-    """Return 64 hex digits over tensor, region and dtype of all tiles, in order."""
+    """Return the SHA-256 of tensor, region and dtype of all tiles in order, in 64 hex digits."""
     packed = sha256(_LAYOUT)
     for tile in tiles:
         packed.update(tile_name(tile.tensor, tile.region) + _text(tile.dtype))
@@ -116,7 +116,7 @@ def layout_id(tiles: Iterable[PlannedTile]) -> str:
 
 
 def plan_id(layout: str, tiles: Iterable[PlannedTile]) -> str:
-    """Return 64 hex digits over a layout and the routes of its tiles, in order."""
+    """Return the SHA-256 of a layout id and the tiles' routes in order, in 64 hex digits."""
     packed = sha256(_PLAN + bytes.fromhex(layout))
     for tile in tiles:
         packed.update(b"".join(_way(tile)))

@@ -1,8 +1,8 @@
 """The common refinement of boxes: a tensor as cells that no region cuts.
 
-It makes guillotine cuts: one plane through one box at a time, along a face of a region, namely the
-plane that divides the fewest regions. So row shards of a flattened tensor (the end of a row, whole
-rows, the start of a row) stay three boxes; a grid of all faces would have hundreds.
+All cuts are guillotine cuts: each divides one box by a plane along a face of a region, namely by
+the plane that divides the fewest regions. So a shard of a flattened tensor (the end of a row, whole
+rows, the start of a row) stays three boxes; a grid of all faces would have hundreds.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,9 +33,9 @@ class Cell:
 
 
 def cells(shape: tuple[int, ...], regions: tuple[Region, ...]) -> tuple[Cell, ...]:
-    """Divide a tensor into cells, ascending by offset; none without elements.
+    """Divide a tensor into cells, ascending by offset; a tensor without elements has none.
 
-    Adjacent cells that form a box belong to different regions.
+    Adjacent cells that together form a box are held by different regions.
     """
     if 0 in shape:
         return ()
@@ -89,7 +89,7 @@ def _even(size: int, most: int) -> list[int]:
 def _sorted_out(
     box: _Box, near: Iterable[int], boxes: Sequence[_Box]
 ) -> tuple[list[int], tuple[int, ...]]:
-    """Return which of the boxes contain `box`, and which overlap it partly."""
+    """Return the indices of the boxes that contain `box`, and of those that overlap it partly."""
     holding: list[int] = []
     partial: list[int] = []
     low, high = box
@@ -103,7 +103,10 @@ def _sorted_out(
 
 
 def _cut(box: _Box, partial: Iterable[int], boxes: Sequence[_Box]) -> tuple[int, int]:
-    """Choose a plane: one that divides few regions, in an early dimension, near the middle."""
+    """Return (dimension, index) of the plane that divides the fewest regions.
+
+    Among equal planes, the first dimension wins, then the plane nearest to the middle.
+    """
     near = [boxes[place] for place in partial]
     planes: list[tuple[int, int, int, int]] = []
     for dimension, (low, high) in enumerate(zip(*box, strict=True)):

@@ -8,7 +8,7 @@ from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSp
 
 
 def contains(outer: Region, inner: Region) -> bool:
-    """Whether `outer` contains `inner`; both of one tensor."""
+    """Whether `outer` contains `inner`, a box of the same tensor."""
     return all(
         first <= at and at + count <= first + size
         for first, size, at, count in zip(
@@ -35,7 +35,7 @@ def described(region: Region) -> str:
     return f"[{', '.join(f'{at}:{at + size}' for at, size in ranges)}]"
 
 
-# Far more than any model has, yet within the 64 bits of addresses, ids and files.
+# Limits far above any model, within which sums and products fit in 64 bits.
 _ELEMENTS_MAX: Final = 1 << 48
 _DIMENSIONS_MAX: Final = 16
 _RANKS_MAX: Final = 1 << 32
@@ -46,19 +46,23 @@ def check_pieces(shards: ShardMap) -> None:
 
     Raises:
         InvalidArgument: a piece names no tensor of the map or exceeds it, its view has another
-            number of dimensions, or a number is negative or absurd; the message names the piece.
+            number of dimensions, or a number is negative or above a limit; the message names the
+            piece.
     """
     for name, spec in shards.tensors.items():
         if spec.name != name:
             raise InvalidArgument(f"the tensor {spec.name} is listed under the name {name}")
         if len(spec.shape) > _DIMENSIONS_MAX or any(size < 0 for size in spec.shape):
-            raise InvalidArgument(f"{name} cannot have the shape {spec.shape}")
+            raise InvalidArgument(
+                f"{name} must have at most {_DIMENSIONS_MAX} dimensions, none negative, got "
+                f"{spec.shape}"
+            )
         if prod(max(1, size) for size in spec.shape) > _ELEMENTS_MAX:
             raise InvalidArgument(f"{name} of shape {spec.shape} has more than 2^48 elements")
     for piece in shards.pieces:
         if piece.tensor not in shards.tensors:
             raise InvalidArgument(
-                f"rank {piece.rank} holds a piece of {piece.tensor}, which is not listed"
+                f"rank {piece.rank} holds a piece of {piece.tensor}, which the map does not list"
             )
         _check_piece(piece, shards.tensors[piece.tensor])
 
@@ -67,12 +71,16 @@ def _check_piece(piece: Piece, spec: TensorSpec) -> None:
     region, view = piece.region, piece.view
     what = f"the piece {described(region)} of {piece.tensor} on rank {piece.rank}"
     if len(region.shape) != len(spec.shape):
-        raise InvalidArgument(f"{what} must have as many dimensions as its shape {spec.shape}")
+        raise InvalidArgument(
+            f"{what} must have as many dimensions as the tensor's shape {spec.shape}"
+        )
     if 0 in spec.shape or not contains(whole(spec.shape), region):
-        raise InvalidArgument(f"{what} exceeds its shape {spec.shape}")
+        raise InvalidArgument(f"{what} exceeds the tensor's shape {spec.shape}")
     if len(view.strides) != len(region.shape):
         raise InvalidArgument(f"{what} needs {len(region.shape)} strides, got {len(view.strides)}")
     if not 0 <= piece.rank < _RANKS_MAX or min((view.offset, *view.strides)) < 0:
-        raise InvalidArgument(f"{what} has a negative offset or stride, or an invalid rank")
+        raise InvalidArgument(
+            f"{what} must have a rank from 0 to 2^32 - 1, and no negative offset or stride"
+        )
     if view.offset + sum(map(int.__mul__, view.strides, region.shape)) > _ELEMENTS_MAX:
-        raise InvalidArgument(f"{what} reaches over 2^48 elements of {view.parameter}")
+        raise InvalidArgument(f"{what} reaches beyond element 2^48 of {view.parameter}")

@@ -10,7 +10,7 @@ from rose.transfer.plan.spec import Holder, RelayNode
 
 
 class Rendezvous:
-    """Assignment of tiles to the relays of one cluster."""
+    """Assignment of tiles to the relays of one cluster, by rendezvous hashing."""
 
     __slots__ = ("_keys",)
 
@@ -19,7 +19,7 @@ class Rendezvous:
         self._keys = {name: blake2b(name.encode(), digest_size=32).digest() for name in names}
 
     def landing(self, tile: bytes) -> str | None:
-        """Choose a relay for a tile, by name; None without relays.
+        """Return the name of the relay for a tile; None if there are no relays.
 
         Args:
             tile: identity of the tile; other tiles do not affect the choice.
@@ -34,8 +34,8 @@ def _draw(tile: bytes, key: bytes) -> int:
 def contributors(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) -> list[int]:
     """Choose a rank for every tile; the same input gives the same answer.
 
-    Tiles with few candidates are assigned first, heavy ones before light ones, each to the
-    candidate with the least to send.
+    Tiles with few candidates are assigned first, heavy tiles before light tiles, each
+    to the candidate with the least to send.
 
     Args:
         candidates: ranks that hold each tile, ascending, at least one.
@@ -53,7 +53,7 @@ def contributors(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) 
     return senders
 
 
-# Narrow elements take fractions of a byte; whole numbers sum to the same everywhere.
+# Unit of costs. They are whole numbers, whose sums are the same on every machine.
 _PARTS_PER_BYTE: Final = 16
 
 
@@ -61,7 +61,7 @@ def routed(
     drafts: Sequence[Draft],
     relays: Iterable[RelayNode],
 ) -> tuple[PlannedTile, ...]:
-    """Give every tile its route.
+    """Return all tiles with their routes, in the order of the drafts.
 
     Raises:
         InvalidArgument: a dtype cannot be sent.
@@ -97,12 +97,12 @@ def _landings(drafts: Sequence[Draft], relays: Iterable[RelayNode]) -> list[tupl
 
 
 def _sends(draft: Draft, landings: tuple[Landing, ...]) -> int:
-    """Return the sends of the contributor: one per landing, else one per receiver."""
+    """Return how often the contributor sends a tile: once per landing, once per other receiver."""
     landed = {landing.cluster for landing in landings}
     return len(landed) + sum(holder.cluster not in landed for holder in draft.receivers)
 
 
 def _weight(draft: Draft, sends: int) -> int:
-    """Return the cost of a tile to its contributor; one without receivers is packed too."""
+    """Return the cost of a tile to its contributor; a tile without receivers is packed too."""
     size_bytes = draft.region.count * width_of(draft.tensor, draft.dtype) / 8
     return max(1, round(size_bytes * _PARTS_PER_BYTE)) * max(1, sends)

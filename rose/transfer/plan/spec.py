@@ -30,9 +30,15 @@ class Region:
             InvalidArgument: the numbers of dimensions differ, or a number is too small.
         """
         if len(self.offset) != len(self.shape):
-            raise InvalidArgument(f"a region at {self.offset} cannot have the shape {self.shape}")
+            raise InvalidArgument(
+                f"a region needs an offset for each size, got offset {self.offset} and shape "
+                f"{self.shape}"
+            )
         if any(at < 0 for at in self.offset) or any(size < 1 for size in self.shape):
-            raise InvalidArgument(f"a region at {self.offset} of shape {self.shape} is empty")
+            raise InvalidArgument(
+                f"a region needs offsets >= 0 and sizes >= 1, got offset {self.offset} and shape "
+                f"{self.shape}"
+            )
 
     @property
     def count(self) -> int:
@@ -50,7 +56,7 @@ class TensorSpec:
     Args:
         name: name in the checkpoint.
         shape: shape of the whole tensor.
-        dtype: torch's name without "torch."; the dtype on the wire, on both sides.
+        dtype: dtype of the elements, as torch names it, without "torch.".
     """
 
     name: str
@@ -62,7 +68,7 @@ class TensorSpec:
 class LocalView:
     """The place of a region in the memory of a rank: an affine map into one parameter.
 
-    Element i of the region, an index relative to the region's offset, is element
+    The element with index i in the region, relative to the region's offset, is element
     offset + sum(i * strides) of the parameter's storage.
 
     Args:
@@ -98,8 +104,8 @@ class ShardMap:
 
     Args:
         pieces: pieces of all ranks. Ranks may hold the same region; a rank may hold it twice.
-        computed: reason by tensor whose parameters a loader computes (by a transform that is no
-            view). No piece gives their place, so they cannot be changed in place.
+        computed: tensors whose parameters a loader computes with a transform that is not a view,
+            each with the reason. No piece describes them, so they cannot be changed in place.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -118,9 +124,9 @@ class SourceRanks:
 
     Args:
         cluster: cluster of the ranks.
-        ties: canonical name by other name of a tensor. Names that share a storage need not be
-            listed; copies that the trainer keeps equal must be, such as the embedding at both ends
-            of a pipeline.
+        ties: canonical name of a tensor, by each of its other names. Names that share a storage
+            need not be listed. Copies that the trainer keeps equal must be listed, such as the
+            embedding at both ends of a pipeline.
     """
 
     cluster: str
@@ -135,7 +141,7 @@ class Replica:
     Args:
         name: unique among all replicas and relays.
         cluster: cluster of the ranks.
-        converts: (dtype on the wire, dtype kept) that the engine converts by itself.
+        converts: pairs (dtype on the wire, dtype in the engine) that the engine converts by itself.
     """
 
     name: str

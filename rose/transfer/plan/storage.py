@@ -1,4 +1,4 @@
-"""Which elements of the ranks' memory a shard map describes: each at most once."""
+"""The elements of the ranks' memory that a shard map describes, each at most once."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
@@ -11,7 +11,7 @@ from rose.transfer.plan.spec import Piece, ShardMap
 Storage: TypeAlias = tuple[int, str]  # rank, parameter
 _Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, shape, strides
 
-_BASE: Final = 1  # fake address of a storage: at 0 NumPy sees no memory
+_BASE: Final = 1  # fake address of a storage; NumPy takes address 0 for no memory
 
 
 def described_elements(shards: ShardMap) -> dict[Storage, int]:
@@ -38,7 +38,7 @@ def described_elements(shards: ShardMap) -> dict[Storage, int]:
 def uncovered_elements(
     shards: ShardMap, covered: Mapping[Storage, int], sizes: Mapping[Storage, int]
 ) -> dict[Storage, int]:
-    """Return the number of elements that no piece describes, by storage, where above 0.
+    """Return the number of elements that no piece describes, for each storage that has any.
 
     Args:
         shards: map whose pieces share no element of a storage.
@@ -46,7 +46,7 @@ def uncovered_elements(
         sizes: number of elements, by storage.
 
     Raises:
-        InvalidArgument: a piece is in an unknown storage, or exceeds it.
+        InvalidArgument: a piece is in an unknown storage, or exceeds its storage.
     """
     for piece in shards.pieces:
         storage = (piece.rank, piece.view.parameter)
@@ -54,7 +54,7 @@ def uncovered_elements(
         if behind > size:
             raise InvalidArgument(
                 f"{_named(piece)} reaches to element {behind} of {piece.view.parameter}, which has "
-                f"{size}"
+                f"{size} elements"
             )
     counts = ((storage, size - covered.get(storage, 0)) for storage, size in sizes.items())
     return {storage: count for storage, count in counts if count}

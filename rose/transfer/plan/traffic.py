@@ -41,7 +41,7 @@ def traffic(plan: Plan, bytes_of_tile: Sequence[int]) -> Traffic:
         bytes_of_tile: packed size of each tile, by index.
 
     Raises:
-        InvalidArgument: the number of tiles differs.
+        InvalidArgument: the plan has another number of tiles.
     """
     if len(bytes_of_tile) != len(plan.tiles):
         raise InvalidArgument(

@@ -25,20 +25,20 @@ Encoding: TypeAlias = Literal["gap", "strat"]
 ENCODINGS: Final = ("gap", "strat")
 NO_DRIFT: Final = Drift()
 _BF16_BITS: Final = 16
-# Tiles of a GPU in one call; it takes as much device memory as they have, half a gibibyte at most.
+# Tiles of a GPU in one call, which takes as much device memory as the tiles: at most half a GiB.
 _TILES_AT_ONCE: Final = 256
 
 
 @dataclass(slots=True)
 class PackedPart:
-    """The changes of one contributor for a version, recorded tile by tile so they can be undone.
+    """The changes of one contributor for a version, recorded by tile so that they can be undone.
 
     Args:
         deltas: deltas applied to the shadow, by tile.
         frames: frames to send, by tile.
         chunks: entries of the manifest.
         ages: previous ages of the tiles with a selection.
-        drift: changes of those tiles that are still unsent.
+        drift: unsent changes of the tiles with a selection.
     """
 
     deltas: dict[int, Delta] = field(default_factory=dict)
@@ -57,13 +57,14 @@ class Contributor:
         shadow: shadow weights; only this object may change them.
         tiles: all tiles of the weights.
         owned: indices of the tiles to send, ascending; None for all.
-        encoding: "strat" sends about a quarter fewer bytes for a second pass over the weights on
-            both sides, which pays on slow links. Over loopback, "gap" is faster.
+        encoding: "strat" sends about a quarter fewer bytes, but contributor and receiver each make
+            a second pass over the weights, which pays on slow links. Over loopback, "gap" is
+            faster.
         threads: CPU threads.
-        selections: selections of bf16 tiles; of the others every change is sent.
+        selections: selection by tile, for bf16 tiles; of all other tiles every change is sent.
 
     Raises:
-        InvalidArgument: an unknown encoding, or a selection for a tile that is not bf16.
+        InvalidArgument: the encoding is unknown, or a tile with a selection is not bf16.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Contributor:
         """Do nothing: this contributor packs in the publisher's thread."""
 
     def pack(self, new: TileViews, part: PackedPart) -> None:
-        """Pack every owned tile that changed, and move the shadow to `new`; fills `part`."""
+        """Pack every owned tile that changed into `part`, and update the shadow."""
         rules = self._rules(new)
         for place, tiles in groupby(self.owned, lambda tile: self._gpu_of(tile, rules)):
             if place is not None:
@@ -113,7 +114,7 @@ class Contributor:
                 _record(part, tile, delta, encoded)
 
     def keep(self, part: PackedPart) -> None:
-        """Adopt the shadow's state after `part`."""
+        """Adopt the digests of `part`, whose version was published."""
         self.digests.update({chunk.tile: chunk.digest for chunk in part.chunks})
 
     def give_up(self, part: PackedPart) -> None:
@@ -134,7 +135,7 @@ class Contributor:
 
         Args:
             tiles: indices of owned tiles.
-            undone: deltas to undo first, by tile, the latest first.
+            undone: deltas by tile to undo first, for each version, the latest version first.
         """
         for tile in tiles:
             bits = host_row(bits_of("shadow", self._shadow.bits(tile)))
@@ -143,13 +144,13 @@ class Contributor:
             yield whole_tile(tile, bits, undone)
 
     def _gpu_of(self, tile: int, rules: dict[int, ClassRule | None]) -> str | None:
-        """Return the GPU that packs this tile together with others; None: it is packed alone."""
+        """Return the GPU that packs this tile together with others; None if it is packed alone."""
         if tile in self._selections or rules.get(self._tiles[tile].width) is not None:
             return None
         return gpu_of(self._shadow.bits(tile))
 
     def _pack_together(self, new: TileViews, tiles: Sequence[int], part: PackedPart) -> None:
-        """Pack tiles of one GPU in a few calls, as a copy and a wait for each would dominate."""
+        """Pack tiles of one GPU in few calls: a copy and a wait per tile would dominate."""
         for at in range(0, len(tiles), _TILES_AT_ONCE):
             some = tiles[at : at + _TILES_AT_ONCE]
             deltas = delta_pack(
@@ -157,7 +158,7 @@ class Contributor:
                 {tile: self._shadow.bits(tile) for tile in some},
                 base_digest={tile: self.digests[tile] for tile in some},
             )
-            # First, so that all of them can be undone if a frame fails.
+            # Recorded first, so that all tiles can be undone if a frame fails.
             part.deltas.update({tile: one for tile, one in deltas.items() if one.changed})
             for tile, delta in deltas.items():
                 _record(part, tile, delta, delta)
@@ -211,7 +212,7 @@ def gpu_of(bits: Any) -> str | None:
 
 
 def _record(part: PackedPart, tile: int, delta: Delta, encoded: Delta) -> None:
-    """Add a tile that was packed to its part, if it changed."""
+    """Add a packed tile to the part, if the tile changed."""
     if delta.changed:
         part.deltas[tile] = delta
         part.frames[tile] = frame = encoded.to_bytes()

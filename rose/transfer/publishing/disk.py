@@ -1,4 +1,4 @@
-"""A folder as a store of updates uses it: few calls, so that tests can inject faults into each."""
+"""A folder for a store of updates. It has few calls, so tests can inject faults into each."""
 
 import errno
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ _BEGUN: Final = ".*." + 16 * "[0-9a-f]"
 class HostDisk:
     """A folder of this machine; no caller waits longer than `write_s` for a change.
 
-    Any thread may read; one thread at a time may change. Every call raises OutOfMemory if the disk
-    is full, and Unavailable if it fails or is slow.
+    Any thread may read; one thread at a time may change the folder. Every call raises OutOfMemory
+    if the disk is full, and Unavailable if it fails or is slow.
 
-    One internal thread changes the folder. A change that misses its deadline is undone as soon as
-    that thread can; until then every further change is refused.
+    One internal thread changes the folder. While it works on a change that missed its deadline,
+    every further change is refused. A new file that is written too late is removed again.
 
     Args:
-        directory: folder, created if missing; nobody else may change it.
+        directory: path of the folder, created if missing; nobody else may change the folder.
         write_s: deadline of one change, in seconds.
 
     Raises:
@@ -63,7 +63,7 @@ class HostDisk:
             raise _failure(self._directory / name, error) from error
 
     def write(self, name: str, parts: Sequence[bytes]) -> None:
-        """Write a file; it exists whole, even after a crash, or not at all."""
+        """Write a file: even after a crash it exists whole, or not at all."""
         path = self._directory / name
 
         def change() -> None:
@@ -110,7 +110,8 @@ class HostDisk:
         try:
             self._late.result(self._write_s)
         except LateError as error:
-            # It may finish later, or just did; the caller is told that it failed.
+            # The change may finish later, or just did. The caller is told that it failed, so a new
+            # file is removed again.
             self._late = self._pool.submit(take_back)
             raise Unavailable(f"the disk did not write {path} within {self._write_s} s") from error
         except OSError as error:

@@ -21,16 +21,16 @@ _SUFFIX: Final = ".update"
 class DiskStore(MemoryStore):
     """Stores each update as a file of a folder; the folder is the index.
 
-    The first frames of an update are written with its manifest; after a crash either all are there
-    or none. Later frames are appended, and a crash may lose them. Torn or damaged data is dropped
-    when the folder is opened or the data is read.
+    The first frames of an update are written with its manifest; after a crash either all of
+    them exist or none. Later frames are appended, and a crash may lose them. Torn or damaged data
+    is dropped when the folder is opened or the data is read.
 
-    Any thread may call. `_lock` guards the knowledge of the files and is not held over disk calls;
-    `_changing` lets one thread at a time change them.
+    Any thread may call. `_lock` guards the index of the files and is not held during disk calls;
+    `_changing` lets one thread at a time change the files.
 
     Args:
         disk: the folder; closed with the store.
-        bytes_max: limit for all frames.
+        bytes_max: limit for all frames, in bytes.
         memory_bytes_max: limit for frames of the newest updates that also stay in memory, so that a
             slow disk does not delay receivers that follow closely.
 
@@ -54,7 +54,7 @@ class DiskStore(MemoryStore):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all frames."""
+        """Return the size of all frames, in bytes."""
         with self._lock:
             return sum(one.nbytes for one in self._files.values())
 
@@ -72,7 +72,8 @@ class DiskStore(MemoryStore):
             size = sum(map(len, fresh.values()))
             if self.nbytes + size > self._bytes_max:
                 raise OutOfMemory(
-                    f"{size} bytes of {manifest.version} exceed the folder's {self._bytes_max}"
+                    f"{size} more bytes for version {manifest.version} exceed the folder's limit "
+                    f"of {self._bytes_max}"
                 )
             file = self._create(manifest, fresh) if known is None else self._extend(known, fresh)
             with self._lock:
@@ -103,7 +104,7 @@ class DiskStore(MemoryStore):
         return frame
 
     def forget(self, key: UpdateKey) -> None:
-        """Remove the file; if that fails it counts as gone, and removal is retried later."""
+        """Remove the file; if that fails, the update still counts as gone, and a retry follows."""
         super().forget(key)
         with self._changing:
             with self._lock:
@@ -126,13 +127,13 @@ class DiskStore(MemoryStore):
             return frozenset(() if file is None else file.places)
 
     def nbytes_of(self, key: UpdateKey) -> int:
-        """Return the bytes of the frames of an update."""
+        """Return the size of the frames of an update, in bytes."""
         with self._lock:
             file = self._files.get(key)
             return 0 if file is None else file.nbytes
 
     def close(self) -> None:
-        """Wait for the disk."""
+        """Wait for the disk, and close it."""
         self._disk.close()
 
     def _create(self, manifest: Manifest, frames: Mapping[int, bytes]) -> UpdateFile:

@@ -18,15 +18,15 @@ from rose.transfer.publishing.shelf import (
 )
 from rose.transfer.publishing.store import MemoryStore
 
-# Counts are small and outlive the chunks, within a limit.
+# Versions whose counts are kept. Counts are small, so they outlive the chunks.
 COUNTS_MAX: Final = 4096
 RECEIVERS_MAX: Final = 1024
 NAME_MAX: Final = 256
 ELEMENT_BYTES: Final = 2
 
 Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
-# Makes a snapshot with these tiles whole, of version n or for None the newest; returns None if it
-# cannot make that version any more.
+# Makes a snapshot of version n, or for None of the newest, with the given tiles; returns None if it
+# can no longer make that version.
 SnapshotMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
 
 
@@ -35,9 +35,9 @@ class Acknowledgement:
     """The last report of a receiver.
 
     Args:
-        n: number of the version it tried.
-        is_match: whether its weights have the trainer's digest.
-        digest: digest of its weights.
+        n: number of the version that the receiver tried to commit.
+        is_match: whether the receiver's weights have the trainer's digest.
+        digest: digest of the receiver's weights.
     """
 
     n: int
@@ -47,13 +47,13 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class TransferStatistics:
-    """Sums over all versions since the log was made, including forgotten ones.
+    """Sums over all versions since the log was made, including forgotten versions.
 
     Args:
         versions: published versions, without the opening.
         snapshots: snapshots made.
         sent_bytes: bytes of all chunks sent.
-        dense_bytes: bytes of whole weights, once per receiver and reported version.
+        dense_bytes: bytes that whole weights would take, once per receiver and reported version.
     """
 
     versions: int = 0
@@ -68,7 +68,7 @@ class _Counts:
 
     Args:
         dense_bytes: bytes of whole weights; 0 for the opening.
-        answered: names of receivers that reported.
+        answered: names of receivers that have reported the version.
     """
 
     dense_bytes: int
@@ -76,10 +76,10 @@ class _Counts:
 
 
 class VersionLog(Shelf):
-    """Stores manifests and chunks, forgets the oldest, and counts what it sends.
+    """Stores manifests and chunks, forgets the oldest, and counts the bytes that it sends.
 
-    It keeps the single versions of the last `versions_max`, the merged deltas in that range, and
-    the last `merged_max` merged deltas of each length before. The opening always stays.
+    It keeps the last `versions_max` versions with the merged deltas among them, and of the merged
+    deltas that begin earlier the last `merged_max` of each length. The opening always stays.
 
     Any thread may call. The lock guards counts and snapshots, and is held only briefly; one thread
     at a time appends.
@@ -87,9 +87,9 @@ class VersionLog(Shelf):
     Args:
         versions_max: number of versions to keep, at least 1.
         bytes_max: bytes of all chunks to keep, snapshots included.
-        merged_max: merged deltas of each length to keep before those versions.
-        store: store of the chunks, by default in memory. Updates of an earlier process in it are
-            served until a publisher opens the log.
+        merged_max: merged deltas of each length to keep that begin before those versions.
+        store: store of the chunks, by default in memory. Updates that an earlier process left in it
+            are served until a publisher opens the log.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class VersionLog(Shelf):
         self._counts: dict[int, _Counts] = {}  # by n, ascending
         self._whole = MemoryStore()  # snapshots of some versions
         self._make_snapshot: SnapshotMaker | None = None
-        self._opened: Version | None = None  # by the current publisher
+        self._opened: Version | None = None  # opening of the current publisher
         self._receivers: dict[str, Acknowledgement] = {}
         self._totals = TransferStatistics()
         self._is_closed = False
@@ -117,19 +117,21 @@ class VersionLog(Shelf):
     # ---- the publisher's side
 
     def open(self, manifest: Manifest, make_snapshot: SnapshotMaker) -> None:
-        """Start with an announcement of the publisher's weights, and a way to make snapshots.
+        """Start with an announcement of the publisher's weights, and a function for snapshots.
 
         Updates of other runs and incarnations are forgotten, since no receiver may follow them. An
-        earlier publisher of this log can publish no more.
+        earlier publisher of this log can no longer publish.
 
         Raises:
-            InvalidArgument: not an announcement, or the log was opened by the same or a later
-                incarnation.
+            InvalidArgument: the manifest is not an announcement, or the log has a publisher that is
+                not an earlier incarnation of the same run.
             OutOfMemory: the store is full.
             Unavailable: the store cannot be written.
         """
         if not manifest.is_announcement or manifest.chunks:
-            raise InvalidArgument(f"{manifest.version} is not an announcement")
+            raise InvalidArgument(
+                f"the manifest of version {manifest.version} must be an announcement without chunks"
+            )
         with self._appending:
             opened = self._opened
             is_heir = opened is None or (
@@ -137,28 +139,30 @@ class VersionLog(Shelf):
                 and opened.incarnation < manifest.version.incarnation
             )
             if not is_heir:
-                raise InvalidArgument("the log has a publisher already: begin another incarnation")
+                raise InvalidArgument(
+                    f"version {opened} has opened the log: begin a later incarnation of its run"
+                )
             self._check_newer(manifest)
             self._put(manifest, {})
             self._forget_others(manifest.version.run, manifest.version.incarnation)
             self._make_snapshot, self._opened = make_snapshot, manifest.version
             with self._lock:
-                self._whole.clear()  # of the incarnation before
+                self._whole.clear()  # snapshots of the earlier incarnation
             self._count(manifest.version.n, dense_bytes=0)
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
         """Store a version; on an error the log is unchanged.
 
         Raises:
-            InvalidArgument: its number is not the highest, or chunks and manifest differ.
-            OutOfMemory: it exceeds the log's limit by itself, or the store is full.
+            InvalidArgument: the version's number is not the highest, or chunks and manifest differ.
+            OutOfMemory: the version alone exceeds the log's limit, or the store is full.
             Unavailable: the log is closed, or the store cannot be written.
         """
         _check_chunks(manifest, chunks)
         with self._appending:
             self._check_newer(manifest)
             self._check_room(manifest)
-            # Before any receiver can report it.
+            # Counted before any receiver can report the version.
             self._count(manifest.version.n, dense_bytes=ELEMENT_BYTES * manifest.count)
             is_kept = False
             try:
@@ -175,7 +179,7 @@ class VersionLog(Shelf):
         """Store a merged delta over versions of this log; it adds no version.
 
         Returns:
-            Whether it is kept: its versions are still in the log, and there is room.
+            Whether the merged delta is kept: its versions are still in the log, and there is room.
 
         Raises:
             InvalidArgument: chunks and manifest differ.
@@ -202,15 +206,20 @@ class VersionLog(Shelf):
             raise Unavailable("the log of versions is closed")
         opened = self._opened
         if opened is not None and manifest.version.incarnation < opened.incarnation:
-            raise Unavailable(f"{manifest.version} belongs to an older incarnation than {opened}")
+            raise Unavailable(
+                f"version {manifest.version} belongs to an older incarnation than {opened}"
+            )
         if manifest.version.n <= (newest := self.newest_n):
-            raise InvalidArgument(f"version {manifest.version} is not above {newest}")
+            raise InvalidArgument(
+                f"version {manifest.version} must have a number above {newest}, the newest in the "
+                f"log"
+            )
 
     def _check_room(self, manifest: Manifest) -> None:
         if manifest.nbytes > self._bytes_max:
             raise OutOfMemory(
-                f"version {manifest.version} has {manifest.nbytes} bytes, more than the "
-                f"{self._bytes_max} of the log"
+                f"version {manifest.version} has {manifest.nbytes} bytes, more than the log's "
+                f"limit of {self._bytes_max}"
             )
 
     def _count(self, n: int, *, dense_bytes: int) -> None:
@@ -220,7 +229,7 @@ class VersionLog(Shelf):
                 del self._counts[next(iter(self._counts))]
 
     def _trim(self) -> None:
-        """Enforce the limits: drop snapshots first, which can be made again; then the oldest."""
+        """Enforce the limits: first drop snapshots, which can be made again, then old updates."""
         with self._lock:
             if self._whole.nbytes + self._store.nbytes > self._bytes_max:
                 self._whole.clear()
@@ -235,7 +244,7 @@ class VersionLog(Shelf):
         ]
 
     def close(self) -> None:
-        """Accept no more versions; kept ones can still be pulled."""
+        """Accept no more versions; kept versions can still be pulled."""
         with self._appending:
             self._is_closed = True
 
@@ -248,10 +257,10 @@ class VersionLog(Shelf):
 
         Args:
             n: number of the version; None for the newest.
-            tiles: ascending, each once.
+            tiles: indices of the tiles, ascending, each once; may be empty.
 
         Returns:
-            None if that version cannot be made any more.
+            The snapshot's manifest; None if that version can no longer be made.
 
         Raises:
             OutOfMemory: the snapshot exceeds the log's limit.
@@ -269,7 +278,8 @@ class VersionLog(Shelf):
         _check_chunks(manifest, chunks)
         if manifest.nbytes > self._bytes_max:
             raise OutOfMemory(
-                f"a snapshot of {manifest.nbytes} bytes exceeds the {self._bytes_max} of the log"
+                f"a snapshot has {manifest.nbytes} bytes, more than the log's limit of "
+                f"{self._bytes_max}"
             )
         if not chunks:
             return
@@ -278,11 +288,11 @@ class VersionLog(Shelf):
             self._whole.put(manifest, chunks)
             room = self._bytes_max - self._store.nbytes
             self._whole.trim(room, staying=manifest.key)
-            if self._whole.nbytes > room:  # other tiles of this version
+            if self._whole.nbytes > room:  # earlier tiles of this version take too much
                 self._whole.clear()
                 self._whole.put(manifest, chunks)
             left = self._bytes_max - self._whole.nbytes
-        with self._appending:  # it is needed now, so versions make room
+        with self._appending:  # the snapshot is needed now, so versions make room for it
             self._trim_to(replace(self._limits, bytes_max=max(left, 1)))
 
     def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
@@ -303,7 +313,7 @@ class VersionLog(Shelf):
         return frame
 
     def frames(self, key: UpdateKey) -> Chunks | None:
-        """Return all frames of an update, for its publisher; None if they are not all kept."""
+        """Return all frames of an update, for its publisher; None unless all are kept."""
         if (manifest := self.manifest(key)) is None:
             return None
         frames = {one.tile: self._store.get(key, one.tile) for one in manifest.chunks}
@@ -313,10 +323,13 @@ class VersionLog(Shelf):
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
         """Record a receiver's report; a report on an unknown version is ignored.
 
-        Receiver names change with processes: beyond a limit, the one silent for longest is dropped.
+        Receiver names change with processes. Beyond a limit, the receiver with the oldest report is
+        dropped.
         """
         if len(receiver) > NAME_MAX:
-            raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
+            raise InvalidArgument(
+                f"a receiver's name must have at most {NAME_MAX} characters, got {len(receiver)}"
+            )
         with self._lock:
             counts = self._counts.get(n)
             if counts is None:
@@ -330,7 +343,7 @@ class VersionLog(Shelf):
                 dense_bytes = self._totals.dense_bytes + counts.dense_bytes
                 self._totals = replace(self._totals, dense_bytes=dense_bytes)
 
-    # ---- what it counted
+    # ---- counters
 
     def receivers(self) -> dict[str, Acknowledgement]:
         """Return the last report of each receiver."""
@@ -346,4 +359,7 @@ class VersionLog(Shelf):
 def _check_chunks(manifest: Manifest, chunks: Chunks) -> None:
     sizes = {tile: len(frame) for tile, frame in chunks.items()}
     if sizes != {chunk.tile: chunk.nbytes for chunk in manifest.chunks}:
-        raise InvalidArgument(f"the chunks of {manifest.version} are not those of its manifest")
+        raise InvalidArgument(
+            f"the chunks of version {manifest.version} must have the tiles and sizes of its "
+            f"manifest"
+        )

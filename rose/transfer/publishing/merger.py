@@ -1,6 +1,6 @@
 """Merged deltas over 2, 4, 8 ... versions, each made of two halves.
 
-A merge of 2^k versions begins at a multiple of 2^k from the opening. So a receiver that is L
+A merge of 2^k versions begins a multiple of 2^k versions after the opening. So a receiver that is L
 versions behind needs at most 2 log2(L) + 1 updates, and each version is merged once per level.
 """
 
@@ -21,7 +21,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.units import GIB
 
 LEVELS_MAX: Final = 20
-# Limit for deltas that wait for their other half; beyond it, the largest are dropped.
+# Limit in bytes for deltas that wait for their other half; beyond it, the largest are dropped.
 WAITING_BYTES_MAX: Final = 2 * GIB
 _LOOK_S: Final = 10.0
 
@@ -40,7 +40,7 @@ class Update:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all deltas."""
+        """Return the size of all deltas, in bytes."""
         return sum(delta.nbytes for delta in self.deltas.values())
 
 
@@ -59,7 +59,7 @@ def merged_deltas(first: Mapping[int, Delta], second: Mapping[int, Delta]) -> di
 def merged_update(
     first: Update, second: Update, signing: Signing
 ) -> tuple[Update, dict[int, bytes]]:
-    """Return two consecutive updates as one, signed, and its frames."""
+    """Return two consecutive updates as one signed update, and its frames by tile."""
     check(second.manifest.base == first.manifest.version, "the updates are not consecutive")
     deltas = merged_deltas(first.deltas, second.deltas)
     frames = {tile: delta.to_bytes() for tile, delta in deltas.items()}
@@ -82,15 +82,15 @@ def rebuilt(
     parts: Sequence[Manifest],
     held: Callable[[UpdateKey, int], bytes | None],
 ) -> dict[int, bytes]:
-    """Return the frames of a merged delta that can be made from shorter updates, by tile.
+    """Return frames of a merged delta by tile, as far as shorter updates suffice to make them.
 
-    A merge gives the same bytes as the publisher's, so the SHA-256 of a chunk verifies it. Chunks
-    that do not match, and those with missing or STRAT-encoded parts, are left out.
+    A merge here gives the same bytes as at the publisher, so the SHA-256 of a chunk verifies it.
+    Chunks that do not match, and chunks with missing or STRAT-encoded parts, are left out.
 
     Args:
         chunks: chunks of the merged delta.
         parts: updates with the same start and end, in order.
-        held: returns their frames.
+        held: function that returns a frame of these updates; None if it is not here.
     """
     made: dict[int, bytes] = {}
     tiles_of = [(part.key, {chunk.tile for chunk in part.chunks}) for part in parts]
@@ -121,7 +121,7 @@ class Merger:
     Any thread calls `note`; one thread calls `step`.
 
     Args:
-        log: log of the versions; gets the merged deltas.
+        log: log of the versions, which stores the merged deltas.
         signing: signing of the publisher.
     """
 
@@ -129,7 +129,7 @@ class Merger:
         self._log = log
         self._signing = signing
         self._waiting_bytes_max = WAITING_BYTES_MAX
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards _noted and _noted_bytes
         self._noted: deque[Update] = deque()
         self._noted_bytes = 0
         self._origin = 0
@@ -137,7 +137,7 @@ class Merger:
         self._halves: dict[int, Update] = {}  # by level: first halves that wait for the second
         self._rising: tuple[int, Update] | None = None  # level and update of the next merge
         self.made = 0
-        self.failure: str | None = None  # why the last failed merge failed
+        self.failure: str | None = None  # cause of the last failure
 
     def note(self, manifest: Manifest, deltas: Mapping[int, Delta]) -> None:
         """Queue a version of the log; computes nothing and does not wait.
@@ -170,7 +170,7 @@ class Merger:
     def _begin(self, update: Update) -> None:
         base = update.manifest.base
         check(base is not None, "a version without a base cannot be merged")
-        if base != self._last:  # the first version, or one after a gap: start over
+        if base != self._last:  # the first version, or the first after a gap: start over
             self._origin, self._halves = update.manifest.key.base_n, {}
         self._last = update.manifest.version
         self._rising = (0, update)
@@ -198,7 +198,7 @@ class Merger:
         self._rising = (level + 1, merged)
 
     def _drop_oldest(self) -> None:
-        """Enforce the limit: the halves of the highest levels are the largest."""
+        """Enforce the limit: drop halves of the highest level first, which are the largest."""
         while sum(one.nbytes for one in self._halves.values()) > self._waiting_bytes_max:
             del self._halves[max(self._halves)]
 
@@ -207,7 +207,7 @@ class MergerThread(Merger, Closing):
     """`Merger` with a thread, for use in a `with` block.
 
     Args:
-        log: log of the versions; gets the merged deltas.
+        log: log of the versions, which stores the merged deltas.
         signing: signing of the publisher.
     """
 

@@ -1,4 +1,4 @@
-"""The publisher: appends fresh weights to the log as a version, or leaves all unchanged."""
+"""The publisher: appends fresh weights to the log as a version, or leaves everything unchanged."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # It needs the extra `wire`.
 
 
 class Past:
-    """The single versions since a given one, each read from the log once, so they can be undone.
+    """The versions since a given version, each read from the log once, so that they can be undone.
 
     One thread uses it, while nobody publishes.
 
@@ -31,11 +31,11 @@ class Past:
     def __init__(self, log: VersionLog, n: int) -> None:
         self._log = log
         self._newest_n = n
-        self.digests: dict[int, Digest] = {}  # at that version, of tiles changed since
+        self.digests: dict[int, Digest] = {}  # at version n, of tiles changed since
         self._since: list[dict[int, Delta]] = []  # ascending
 
     def extend(self, newest_n: int) -> bool:
-        """Read newer versions; False if the log lacks one, or one cannot be undone."""
+        """Read further versions; return False if the log lacks a version or it cannot be undone."""
         for n in range(self._newest_n + 1, newest_n + 1):
             frames = self._log.frames(UpdateKey(n, n - 1))
             if frames is None:
@@ -54,7 +54,7 @@ class Past:
         return self._since[::-1]
 
 
-# Tiles of a snapshot made per lock, and the longest wait for a publish in progress.
+# Tiles of a snapshot made under one hold of the lock; longest wait for a publish in progress.
 SNAPSHOT_TILES: Final = 16
 SNAPSHOT_WAIT_S: Final = 60.0
 
@@ -67,19 +67,21 @@ class Publisher:
     """Makes versions from the parts that its contributors pack.
 
     One thread publishes; the log may request a snapshot from any thread. The lock guards the
-    shadows and their metadata. A snapshot holds it for a few tiles at a time, so publishing does
-    not wait for one; versions published in between are undone in its tiles, so it is still one
-    version.
+    shadows and their metadata. A snapshot holds the lock for a few tiles at a time, so publishing
+    does not wait for the whole snapshot. Versions published in between are undone in the tiles that
+    follow, so that all tiles of a snapshot are of one version.
 
     Args:
-        contributors: owners of the tiles, each tile with one: here, or in other ranks' processes.
+        contributors: owners of the tiles, in this process or in other ranks' processes; each tile
+            has exactly one owner.
         tiles: all tiles of the weights.
-        opening: name of the shadows' current version: n above all numbers of earlier incarnations,
-            incarnation above all earlier ones.
-        log: log to append to; it has one publisher.
+        opening: version of the shadows at the start. Its `n` must be above all numbers of earlier
+            incarnations, and its `incarnation` above all earlier incarnations.
+        log: log to append to; it must have no other publisher.
         signing: key shared with the receivers.
-        on_published: called with each version in the log and the deltas of the tiles that change,
-            before wire encoding; must not wait, like `MergerThread.note`.
+        on_published: called after a version is in the log, with its manifest and the deltas of the
+            changed tiles before wire encoding; must not block. `MergerThread.note` is such a
+            function.
 
     Raises:
         InvalidArgument: a tile has no contributor or two, or the opening is invalid.
@@ -111,7 +113,7 @@ class Publisher:
         self._signing = signing
         self._on_published = on_published
         self._lock = threading.Lock()
-        self._wanted = threading.Condition()  # guards the next; never held over a wait
+        self._wanted = threading.Condition()  # guards _publishing
         self._publishing = 0  # publishes in progress or waiting
         self._version = opening
         self._drifts: list[Drift] = []  # of the parts of the newest version
@@ -138,9 +140,9 @@ class Publisher:
 
     @property
     def drift(self) -> Drift:
-        """Return the distance between the newest version and the weights it was made from.
+        """Return the distance between the newest version and the weights that it was made from.
 
-        It covers tiles with a selection; the others are sent exactly.
+        Only tiles with a selection count; all other tiles are sent exactly.
         """
         with self._lock:
             return sum(self._drifts, Drift())
@@ -148,15 +150,17 @@ class Publisher:
     def publish(self, *new: TileViews) -> Manifest:
         """Make `new` the next version.
 
+        After any error, version, shadows and log are unchanged. If that cannot be ensured, as after
+        an interrupt, this object publishes nothing more and makes no more snapshots.
+
         Args:
-            new: the fresh weights of each contributor, or their name there; only read.
+            new: the fresh weights for each contributor, in order; for a contributor in another
+                process, the name of the weights in that process. Only read.
 
         Raises:
             InvalidArgument: the weights do not match the tiles.
             OutOfMemory: no memory is left, here or in the log.
-            Unavailable: the log is closed, or an earlier call was interrupted. After any error
-                version, shadows and log are unchanged. If that cannot be ensured, as after an
-                interrupt, nothing is published or snapshot any more.
+            Unavailable: the log is closed, or an earlier call was interrupted.
         """
         if len(new) != len(self._contributors):
             raise InvalidArgument(f"expected {len(self._contributors)} weight sets, got {len(new)}")
@@ -173,8 +177,8 @@ class Publisher:
                 manifest = self._append(parts)
                 self._is_sound = True
             finally:
-                if not self._is_sound:  # whatever failed
-                    # A published version stays: its number must not be given to other weights.
+                if not self._is_sound:  # after any failure
+                    # A version in the log stays: its number must not be given to other weights.
                     self._is_sound = self._taken_back(parts) and (
                         self._log.newest_n <= self._version.n
                     )
@@ -222,20 +226,21 @@ class Publisher:
         """Return a snapshot with some tiles, as deltas from zeros, and the digests of all tiles.
 
         Args:
-            n: number of the version; None for the newest. An older one is made by undoing the
-                versions since, as far as the log has them.
-            tiles: ascending, each once.
+            n: number of the version; None for the newest. To make an older version, all versions
+                since are undone, so the log must have them.
+            tiles: indices of the tiles, ascending, each once; may be empty.
 
         Returns:
             The manifest, and frames by tile; None if the log lacks a version.
 
         Raises:
-            InvalidArgument: an unknown tile.
+            InvalidArgument: a tile does not exist.
             Unavailable: an earlier publish was interrupted.
         """
         if any(tile not in self._owner for tile in tiles):
             raise InvalidArgument(
-                f"tile {max(tiles)} does not exist: the layout has {len(self._tiles)} tiles"
+                f"tile indices must be from 0 to {len(self._tiles) - 1}, got {min(tiles)} to "
+                f"{max(tiles)}"
             )
         with self._lock:
             self._check_sound()
@@ -257,7 +262,7 @@ class Publisher:
         return manifest, {chunk.tile: frame for chunk, frame in made}
 
     def _snapshot_at_once(self, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]]:
-        """Return a snapshot made under one lock, for wire encodings that cannot be undone."""
+        """Return a snapshot made under one hold of the lock, if versions cannot be undone."""
         with self._lock:
             self._check_sound()
             made = [one for tile in tiles for one in self._owner[tile].whole((tile,))]
@@ -267,7 +272,7 @@ class Publisher:
         return manifest, {chunk.tile: frame for chunk, frame in made}
 
     def _whole(self, tiles: Sequence[int], past: Past) -> list[tuple[Chunk, bytes]] | None:
-        """Return tiles of a past version; None if the log lacks a version since.
+        """Return tiles of a past version; None if the log lacks a version since then.
 
         Raises:
             Unavailable: an earlier publish was interrupted.

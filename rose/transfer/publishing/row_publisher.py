@@ -20,9 +20,9 @@ class RowPublisher(Publisher):
     Args:
         weights: (n,) uint16, the initial bits; copied.
         run: name of the training run.
-        incarnation: number of this trainer process, higher than all earlier ones.
-        first_version: number of `weights`, above all numbers of earlier incarnations.
-        log: log to append to; it has one publisher.
+        incarnation: number of this trainer process, higher than that of any earlier process.
+        first_version: version number of `weights`, above all numbers of earlier incarnations.
+        log: log to append to; it must have no other publisher.
         tile_elements: elements per tile.
         encoding: see `Contributor`.
         signing: key shared with the receivers.

@@ -1,7 +1,7 @@
-"""Which changes to send: all, or on request the large ones and those unsent for long.
+"""The choice of changes to send: the largest changes, and changes that stayed unsent for long.
 
-Unsent changes remain in the difference between weights and shadow, so a later version sends them:
-the shadow is the error feedback, and the policy that rollouts follow.
+Unsent changes remain in the difference between weights and shadow, so a later version can send
+them: this is error feedback. The shadow is the policy that rollouts follow.
 """
 
 import math
@@ -22,13 +22,13 @@ _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The largest changes of each bf16 tile of a group. Exactly one of `share` and `least` is set.
+    """Limits a bf16 tile to its largest changes. Exactly one of `share` and `least` is set.
 
     Args:
-        share: largest share of a tile's elements to send, above 0 to 1.
+        share: largest fraction of a tile's elements to send, > 0 and <= 1.
         least: smallest change to send, in the weights' own unit, > 0.
-        age_limit: number of versions, 1 to 255, after which an unsent element is sent whatever its
-            change.
+        age_limit: number of versions, 1 to 255, after which an unsent element is sent however
+            small its change is.
     """
 
     share: float | None = None
@@ -46,7 +46,7 @@ class Selection:
         if self.share is not None and not 0 < self.share <= 1:
             raise InvalidArgument(f"share {self.share}: choose more than 0, and at most 1")
         if self.least is not None and not (self.least > 0 and math.isfinite(self.least)):
-            raise InvalidArgument(f"least {self.least}: choose a number above 0")
+            raise InvalidArgument(f"least {self.least}: choose a finite number above 0")
         if not 0 < self.age_limit <= AGE_LIMIT:
             raise InvalidArgument(f"age_limit {self.age_limit}: choose 1 to {AGE_LIMIT}")
 
@@ -70,7 +70,7 @@ class Drift:
     Args:
         elements: number of elements compared.
         unsent: number of elements that differ.
-        largest: largest difference; inf if one is not finite.
+        largest: largest difference; inf if a difference is not finite.
         square: sum of the squares of the differences.
         weight_square: sum of the squares of the trainer's weights.
     """

@@ -1,8 +1,8 @@
 """The shelf: the kept updates of one chain, which receivers request and wait for.
 
-Which updates stay is a pure choice: each leads to the newest version. Updates are edges from
-version to later version. A *path* is a chain of edges. An edge whose end has no path to the newest
-version is useless and not kept.
+The choice of updates to keep is pure. It sees updates as edges from a version to a later version; a
+*path* is a chain of edges. An edge whose end has no path to the newest version is useless and not
+kept.
 """
 
 import threading
@@ -29,11 +29,11 @@ BYTES_MAX = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An update, for retention.
+    """An update as an edge between two versions.
 
     Args:
         key: start and end of the edge.
-        nbytes: bytes of its kept chunks.
+        nbytes: bytes of the kept chunks.
     """
 
     key: UpdateKey
@@ -41,7 +41,7 @@ class Edge:
 
     @property
     def length(self) -> int:
-        """Return the number of versions it advances."""
+        """Return the number of versions from start to end."""
         return self.key.n - self.key.base_n
 
 
@@ -50,7 +50,7 @@ class Limits:
     """Limits of the history that a log keeps.
 
     Args:
-        versions_max: last versions whose edges, single or merged, are kept; at least 1.
+        versions_max: number of last versions among which all edges are kept; at least 1.
         merged_max: merged edges of each length to keep that begin before those versions.
         bytes_max: bytes of all chunks.
     """
@@ -67,14 +67,14 @@ class Limits:
         """
         if self.versions_max < 1 or self.bytes_max < 1 or self.merged_max < 0:
             raise InvalidArgument(
-                f"a log must keep at least 1 version and 1 byte, got "
+                f"a log must keep at least 1 version, 1 byte and 0 merged edges, got "
                 f"versions_max={self.versions_max}, bytes_max={self.bytes_max} and "
                 f"merged_max={self.merged_max}"
             )
 
 
 def path(edges: Iterable[Edge], start_n: int, end_n: int) -> list[Edge] | None:
-    """Return the path of fewest bytes from a version to a later one; of equals, the fewest edges.
+    """Return the path with the fewest bytes; among equal paths, the path with the fewest edges.
 
     None if there is no path; [] from a version to itself.
     """
@@ -112,12 +112,13 @@ def connected(edges: Iterable[Edge], newest_n: int) -> list[Edge]:
 def to_forget(
     edges: Sequence[Edge], limits: Limits, *, newest_n: int, opening_n: int | None
 ) -> list[UpdateKey]:
-    """Choose updates to forget so that a log keeps its limits, in order.
+    """Choose the updates to forget so that a log keeps its limits; return them ascending.
 
-    Too old are single edges before the last `versions_max` versions, and merged edges that begin
-    before those and are not among the last `merged_max` of their length. To make room, the edges
-    with the lowest base go first, for no path from a later version uses them. Edges of the cheapest
-    path from the opening go last: a worker that was away for long may hold that version.
+    Single edges that begin before the last `versions_max` versions are too old. So are merged edges
+    that begin there, except the last `merged_max` of each length. To make room, edges with the
+    lowest base are dropped first, since no path from a later version uses them. Edges of the
+    cheapest path from the opening are dropped last: a worker that was away for long may still have
+    the opening.
     """
     kept = connected(_young(edges, limits, newest_n), newest_n)
     if sum(edge.nbytes for edge in kept) > limits.bytes_max:
@@ -143,12 +144,13 @@ def _within(
 ) -> list[Edge]:
     way = None if opening_n is None else path(edges, opening_n, newest_n)
     anchored = {edge.key for edge in way or ()}
-    # First to go first; of one base the shortest, since longer ones serve its holders better.
+    # In the order of dropping. Of edges with one base the shortest comes first, since longer edges
+    # bring a receiver at that base further.
     order = sorted(edges, key=lambda one: (one.key in anchored, one.key.base_n, one.key.n))
     left = sum(edge.nbytes for edge in edges)
     going = 0
-    # The last in this order leads to the newest version, which everybody must learn of: it stays
-    # even if snapshots, which are no versions, fill the log.
+    # The last edge in this order leads to the newest version, which every receiver must learn of.
+    # So it stays even if snapshots fill the log.
     while left > bytes_max and going < len(order) - 1:
         left -= order[going].nbytes
         going += 1
@@ -158,7 +160,8 @@ def _within(
 class Shelf(ABC):
     """Manifests of kept updates, their frames in a store, and an opening that stays.
 
-    It is the source side of a log or a relay, for this process and for its server.
+    Logs and relays are shelves: sources for receivers in this process, and for the server that
+    serves other processes.
 
     Any thread may call. The lock guards the manifests and is not held over writes to the store; one
     thread at a time puts and trims.
@@ -177,7 +180,7 @@ class Shelf(ABC):
 
     @property
     def newest(self) -> Manifest | None:
-        """Return a manifest of the newest version."""
+        """Return a manifest of the newest version; None without versions."""
         with self._changed:
             return self._manifests[max(self._manifests)] if self._manifests else None
 
@@ -194,7 +197,7 @@ class Shelf(ABC):
             return self._opening
 
     def edges(self) -> list[Edge]:
-        """Return the kept updates, for retention."""
+        """Return the kept updates as edges."""
         with self._changed:
             keys = [one.key for one in self._manifests.values() if not one.is_announcement]
         return [Edge(key, self._store.nbytes_of(key)) for key in keys]
@@ -205,7 +208,7 @@ class Shelf(ABC):
             return self._manifests.get(key)
 
     def _put(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-        """Keep an update, or more frames of one, and announce it.
+        """Keep an update, or more frames of a kept update, and announce it.
 
         Raises:
             OutOfMemory: the store is full.
@@ -257,12 +260,12 @@ class Shelf(ABC):
     def wait_manifests(
         self, after_n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
     ) -> list[Manifest]:
-        """Wait for a version above a number; return nothing on timeout.
+        """Wait for a version above `after_n`; return the updates to such versions, [] on timeout.
 
         Args:
             after_n: number of the newest known version; -1 for none.
             timeout_s: longest wait, in seconds.
-            is_over: checked after `wake`: whether to stop waiting.
+            is_over: function that tells whether to stop waiting; checked after each `wake`.
         """
         with self._changed:
             self._changed.wait_for(lambda: is_over() or self._newest_n() > after_n, timeout_s)
@@ -294,4 +297,4 @@ class Shelf(ABC):
 
     @abstractmethod
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Record a receiver's outcome; see `Source.report`."""
+        """Record a receiver's report; see `Source.report`."""

@@ -10,27 +10,27 @@ from rose.transfer.manifest import Manifest, UpdateKey
 class MemoryStore:
     """Manifests of updates and their frames, until the process ends. Any thread may call.
 
-    A put is visible to the next call, in full, or after an error not at all.
+    The next call sees all frames of a put; after a failed put, none of them.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._updates: dict[UpdateKey, tuple[Manifest, dict[int, bytes]]] = {}
         self._nbytes = 0
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all frames."""
+        """Return the size of all frames, in bytes."""
         with self._lock:
             return self._nbytes
 
     def put(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-        """Store frames, by tile, in addition to the update's existing ones.
+        """Store frames, by tile, in addition to the update's existing frames.
 
         Raises:
             OutOfMemory: the store is full.
             Unavailable: the disk cannot be written, or is too slow.
-            CorruptData: a frame differs in size from its chunk, or has none.
+            CorruptData: a frame differs in size from its chunk, or has no chunk.
         """
         check_sizes(manifest, frames)
         with self._lock:
@@ -79,7 +79,7 @@ class MemoryStore:
             return frozenset(() if update is None else update[1])
 
     def nbytes_of(self, key: UpdateKey) -> int:
-        """Return the bytes of the frames of an update."""
+        """Return the size of the frames of an update, in bytes."""
         with self._lock:
             update = self._updates.get(key)
             return 0 if update is None else sum(map(len, update[1].values()))
@@ -98,6 +98,6 @@ def check_sizes(manifest: Manifest, frames: Mapping[int, bytes]) -> None:
     for tile, frame in frames.items():
         if sizes.get(tile) != len(frame):
             raise CorruptData(
-                f"tile {tile} of {manifest.version} must have {sizes.get(tile, 0)} bytes, "
+                f"tile {tile} of version {manifest.version} must have {sizes.get(tile, 0)} bytes, "
                 f"got {len(frame)}"
             )

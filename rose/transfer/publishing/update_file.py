@@ -23,7 +23,7 @@ _RECORD: Final = struct.Struct("<III")
 
 @dataclass(slots=True)
 class UpdateFile:
-    """The sound part of a file.
+    """The undamaged part of an update file.
 
     Args:
         manifest: manifest of the update.
@@ -37,7 +37,7 @@ class UpdateFile:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all frames."""
+        """Return the size of all frames, in bytes."""
         return sum(nbytes for _, nbytes, _ in self.places.values())
 
     def add(self, frames: Mapping[int, bytes]) -> list[bytes]:
@@ -59,7 +59,7 @@ def begin_update(manifest: Manifest) -> tuple[UpdateFile, bytes]:
 
 
 def read_update(content: bytes | memoryview) -> UpdateFile:
-    """Read the manifest, and all records before the first damaged one.
+    """Read the manifest, and all records before the first damaged record.
 
     Raises:
         CorruptData: the manifest is damaged.

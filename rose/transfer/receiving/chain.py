@@ -1,4 +1,4 @@
-"""Which version a receiver takes next: a pure choice from its weights and the offers."""
+"""The choice of a receiver's next version: a pure function of its weights and the offers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ class Held:
     """A receiver's weights.
 
     Args:
-        version: name of the weights; not a published one until the first commit.
+        version: version of the weights; before the first commit, a name that was not published.
         digest: digest of their bits.
     """
 
@@ -35,17 +35,20 @@ NextVersion: TypeAlias = Manifest | Choice
 def next_version(
     held: Held, offered: Sequence[Manifest], subscription: Subscription
 ) -> NextVersion:
-    """Choose what to stage next.
+    """Choose the version to stage next.
 
     In the chain of its own incarnation a receiver follows the longest update that starts at its
-    version. It enters the chain of another incarnation by digest: its bits may equal a version
-    already, or the base of one.
+    version. It enters the chain of another incarnation by digest: at a version with the same bits,
+    or with an update from the same bits.
 
     Args:
         held: current version and digest of the receiver.
-        offered: manifests in any order, possibly repeated, of dead incarnations, or of other
+        offered: manifests in any order; they may be repeated, of dead incarnations, or of other
             weights.
         subscription: tiles of the receiver.
+
+    Returns:
+        The manifest to stage; or, if there is none, what to do instead.
     """
     known = fitting(held, offered, subscription)
     if not known:
@@ -57,10 +60,10 @@ def next_version(
 
 
 def fitting(held: Held, offered: Sequence[Manifest], subscription: Subscription) -> list[Manifest]:
-    """Return the versions of these weights in the latest incarnation, ascending, each once.
+    """Return the offers for these weights in the latest incarnation, ascending, each once.
 
-    Another run counts as another chain, like another incarnation. Within the run, incarnations
-    before the receiver's are dead and ignored.
+    Another run is another chain, like another incarnation. In the receiver's own run, incarnations
+    before its own are dead and ignored.
     """
     alive = [
         one
@@ -103,7 +106,7 @@ def _entrance(held: Held, known: Sequence[Manifest], subscription: Subscription)
 
 
 def as_held(manifest: Manifest, held: Held) -> Manifest:
-    """Return a version whose bits the receiver has already as a mere change of name."""
+    """Turn a manifest into a mere change of name, for a receiver that has the bits already."""
     return replace(
         manifest,
         base=held.version,

@@ -1,4 +1,4 @@
-"""The commit: a staged version becomes the weights tile by tile, or they are restored.
+"""The commit: turns the weights into a staged version tile by tile, or restores them.
 
 CHECKING -> APPLYING -> COMMITTED, with the trainer's digest; that state is final. If the base
 differs, CHECKING -> ROLLED_BACK, and nothing was touched. After any later fault, APPLYING ->
@@ -43,7 +43,7 @@ class CommitState(Enum):
 
     CHECKING = "the base is compared; nothing was changed"
     APPLYING = "some tiles are changed"
-    UNDOING = "tiles go back"
+    UNDOING = "tiles are being restored"
     COMMITTED = "the weights are the new version"
     ROLLED_BACK = "the weights are the base"
     QUARANTINED = "the weights match no known version"
@@ -69,10 +69,10 @@ class CommitOutcome:
     Args:
         version: version to commit.
         state: final state.
-        digest: digest of the weights, as far as known; of the base if nothing was committed.
-        is_abandoned: whether the commit was cancelled, with no fault of the version.
-        reason: why it was rolled back, one sentence; None if it was not.
-        digests: digests of the tiles, if known; no longer changed by the commit.
+        digest: last known digest of the weights; that of the base if nothing was committed.
+        is_abandoned: whether the commit was cancelled; then the version is not at fault.
+        reason: why the commit failed, one sentence; None if it succeeded.
+        digests: digests of the tiles, as a copy; None if unknown.
     """
 
     version: Version
@@ -87,16 +87,16 @@ class Commit:
     """One attempt to turn the weights into a staged version, in slices of at most one tile.
 
     An engine calls `step` between its steps until it returns False. It may pause between calls, but
-    nobody may use the weights before the commit is over. An error of another library passes
-    through; `abandon` is safe after it.
+    nobody may use the weights before the commit is over. An error that another library raises
+    passes through; `abandon` is safe after it.
 
     Args:
         staged: version to apply.
         target: weights to change.
         base_digest: expected digest of the weights. A snapshot fits any base, and rolls back to the
-            actual one.
-        digests: digests of the target's tiles, from an earlier commit, so that only tiles that
-            change are read. Updated on success. Without them all tiles are read first.
+            actual base.
+        digests: digests of the target's tiles from an earlier commit, so that only changed tiles
+            are read; without them all tiles are read first. Updated on success.
         subscribed: tiles of the target, ascending; None for all.
     """
 
@@ -116,13 +116,13 @@ class Commit:
         self._is_seed = manifest.is_snapshot
         self._tiles = range(manifest.tile_count) if subscribed is None else subscribed
         self._after = {chunk.tile: chunk.digest for chunk in manifest.chunks}
-        # A snapshot may be the answer to digests that proved wrong.
+        # A snapshot may have been requested because these digests are wrong, so it reads all tiles.
         self._digests = None if self._is_seed else digests
         self._kept = digests
         self._read: dict[int, Digest] = {}
         self._next = 0
         self._fresh: dict[int, Digest] = {}
-        # Tiles to undo, each with its delta, or None if the target failed on it.
+        # Tiles to undo, each with its delta, or with None if the target failed on the tile.
         self._touched: list[tuple[int, Delta | None]] = []
         self._is_restored = True
         self._is_abandoned = False
@@ -176,7 +176,7 @@ class Commit:
         return not self.is_over
 
     def run(self) -> CommitOutcome:
-        """Do all remaining work; an interrupt leaves the weights at a version."""
+        """Do all remaining work; an interrupt rolls back."""
         try:
             while self.step():
                 pass
@@ -186,14 +186,14 @@ class Commit:
         return self.outcome
 
     def abandon(self) -> CommitState:
-        """Roll back at once, unless it is over, and return the final state."""
+        """Roll back at once, unless the commit is over; return the final state."""
         if self._state is CommitState.CHECKING:
             self._is_abandoned = True
-            self._reason = "it was abandoned"
+            self._reason = "the commit was abandoned"
             self._move(CommitState.ROLLED_BACK)
         elif self._state is CommitState.APPLYING:
             self._is_abandoned = True
-            self._turn_back("it was abandoned")
+            self._turn_back("the commit was abandoned")
         while self.step():
             pass
         return self._state
@@ -221,7 +221,7 @@ class Commit:
     def _wrong_base(self) -> str | None:
         manifest, digests = self._staged.manifest, self._book()
         if any(tile not in digests for tile, _ in self._staged.deltas):
-            return f"version {manifest.version} has tiles that these weights do not"
+            return f"version {manifest.version} has tiles that these weights do not have"
         if self._is_seed:
             return None
         is_base = self._base() == self._base_digest
@@ -231,7 +231,7 @@ class Commit:
             is_base &= delta.base_digest == digests[tile]
         if is_base:
             return None
-        return f"version {manifest.version} is for another base than the weights are"
+        return f"the weights are not the base of version {manifest.version}"
 
     @property
     def _is_all(self) -> bool:
@@ -255,7 +255,7 @@ class Commit:
     def _apply(self, tile: int, delta: Delta) -> None:
         if self._is_seed:
             delta = _from_base(delta, self._target.bits(tile))
-        if delta.rule is not None:  # its receiver had no base for decoding
+        if delta.rule is not None:  # STRAT: the receiver staged it without the base
             delta = self._unpacked(tile, delta)
         # Recorded first: a target that fails may have changed the tile.
         self._touched.append((tile, None))
@@ -266,13 +266,15 @@ class Commit:
     def _unpacked(self, tile: int, delta: Delta) -> Delta:
         try:
             return strat_unpack(delta, self._target.bits(tile))
-        except CorruptData:  # nothing was changed: the weights are another base
+        except CorruptData:  # nothing was changed: this tile is not the base
             self._book().update({tile: self._target.digest(tile)})
             raise
 
     def _compare(self) -> None:
         if not self._is_target():
-            self._turn_back(f"the digest of {self._staged.manifest.version} is not the trainer's")
+            self._turn_back(
+                f"the digest after version {self._staged.manifest.version} is not the trainer's"
+            )
             return
         self._move(CommitState.COMMITTED)
         self._book().update(self._fresh)
@@ -320,10 +322,10 @@ class Commit:
         return True
 
     def _is_there_and_back(self, tile: int, delta: Delta, found: Digest) -> bool:
-        """Whether a tile with an unexpected digest is as it was before the commit.
+        """Whether a tile with an unexpected digest has the bits from before the commit.
 
-        Apply the delta again: if memory changed during the commit, the result differs from the
-        first.
+        The delta is applied again: if memory changed during the commit, the result differs from
+        the first result.
         """
         self._target.apply(tile, delta, undo=False)
         is_as_then = self._target.digest(tile) == self._fresh.get(tile)

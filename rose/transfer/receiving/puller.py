@@ -1,4 +1,4 @@
-"""The puller: fetches the chunks of a version, and accepts only published ones."""
+"""The puller: fetches the chunks of a version, and accepts only published chunks."""
 
 import threading
 from collections import deque
@@ -19,7 +19,7 @@ from rose.transfer.tiles import Tile, Tiles
 RETRIES: Final = 3
 BACKOFF_S: Final = 0.05
 THREADS_MAX: Final = 64
-# Frames per thread that wait for validation: enough to keep it busy.
+# Frames per thread that wait for validation: enough to keep the thread busy.
 _AHEAD: Final = 2
 
 _Reading: TypeAlias = Callable[[], Delta]
@@ -28,16 +28,16 @@ _Reading: TypeAlias = Callable[[], Delta]
 class Puller:
     """Pulls one version at a time. One thread uses it.
 
-    Pulled chunks are kept after a broken pull, until `forget`, so that they are not sent again if a
-    later stage fails. The first chunk of another version drops them: nothing of a dead incarnation
+    Pulled chunks are kept until `forget`, even after a broken pull, so that they are not sent again
+    if a later stage fails. A pull of another version drops them, so nothing of a dead incarnation
     remains.
 
     Args:
         source: source of the chunks.
-        stop: event that ends a pull soon.
+        stop: event that makes a running pull end soon.
         retries: further attempts for a damaged chunk.
         threads: threads that validate chunks.
-        backoff_s: pause before the first retry, in seconds; doubles with each.
+        backoff_s: pause before the first retry, in seconds; doubles with each further retry.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Puller:
         self.retried = 0
 
     def pull(self, manifest: Manifest, subscription: Subscription) -> StagedVersion | None:
-        """Return the version; None if it is no longer kept, or `stop` was set.
+        """Fetch a version and return it; None if it is no longer kept or `stop` was set.
 
         Raises:
             CorruptData: a chunk arrived damaged in every attempt.
@@ -122,7 +122,7 @@ class Puller:
                     reading.append((tile, read(frame, chunk, tiles[tile])))
                     if len(reading) > _AHEAD * self._threads:
                         self._settle(*reading.popleft(), faults)
-            finally:  # chunks before a failure of the source are good
+            finally:  # chunks from before a failure of the source are usable
                 for one in reading:
                     self._settle(*one, faults)
         faults.update(dict.fromkeys(by_tile, "it did not arrive"))
@@ -136,7 +136,7 @@ class Puller:
 
     @contextmanager
     def _readers(self) -> Iterator[Callable[[Frame, Chunk, Tile], "_Reading"]]:
-        """Yield a function that starts to read a frame and returns the wait for it."""
+        """Yield a function that starts to read a frame; it returns a function for the result."""
         if self._threads == 1:
             yield lambda *frame: partial(sound_delta, *frame)
             return
@@ -147,20 +147,24 @@ class Puller:
 def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
     """Read a frame; accept it only if it is the published chunk and well formed.
 
-    Checks only the frame of a STRAT delta; `strat_unpack`, which has the base, checks the rest.
+    The content of a STRAT delta is not checked here but by `strat_unpack`, which has the base.
 
     Raises:
         CorruptData: the frame is not accepted.
     """
     if not chunk.is_of(frame):
-        raise CorruptData(f"the chunk of tile {chunk.tile} is not the one that was published")
+        raise CorruptData(
+            f"the chunk of tile {chunk.tile} is not the published one: size or SHA-256 differ"
+        )
     try:
         delta = Delta.from_bytes(frame)
     except InvalidArgument as error:
         raise CorruptData(str(error)) from error
     is_fitting = delta.count == tile.count and delta.width == tile.width
     if not is_fitting or delta.changed != chunk.changed or delta.digest != chunk.digest:
-        raise CorruptData(f"the chunk of tile {chunk.tile} is for another tile")
+        raise CorruptData(
+            f"the delta in the chunk of tile {chunk.tile} does not match its tile or its manifest"
+        )
     if delta.rule is not None:
         return delta
     delta_check(delta)

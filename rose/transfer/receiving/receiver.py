@@ -22,24 +22,25 @@ BREAK_OFF_S: Final = 0.1
 class Receiver(Staging, Closing):
     """Fetches the versions of a publisher for one set of weights.
 
-    The engine's thread calls `take_staged`, commits, and calls `report`; these do not wait for the
-    network. The receiver's own thread, started at once, does everything else until `close`.
+    The engine's thread calls `take_staged`, commits, and calls `report`. These calls do not wait
+    for the network. The receiver's own thread, started at once, does everything else until `close`.
 
     Args:
         source: the publisher.
         name: name that identifies this receiver to the publisher.
-        held: name of the weights; any name will do before the first version.
+        held: version of the weights; any name will do before the first commit.
         digest: digest of the weights.
         subscription: tiles of the weights; `Subscription(tiles)` for all.
-        on_staged: called by the receiver's thread when a version is staged; must not wait.
-        base: reads a tile of the weights; called by the receiver's thread while no commit runs.
-            With it STRAT deltas are decoded while the engine generates, not in its pause.
-        signing: key shared with the publisher; none by default, for one process.
-        digests: current digests of the tiles, if known; nobody else changes them. With them, a new
-            receiver fetches only tiles that differ.
+        on_staged: called by the receiver's thread when a version is staged; must not block.
+        base: function that reads a tile of the weights; called by the receiver's thread while no
+            commit runs. With it STRAT deltas are decoded while the engine generates, not in its
+            pause.
+        signing: key shared with the publisher; none by default, for use in one process.
+        digests: current digests of the tiles, if known; the caller no longer changes them. With
+            them, a new receiver fetches only tiles that differ.
         threads: threads that validate chunks, on the engine's cores.
-        backoff_s: pause before the first retry, in seconds; doubles each time.
-        backoff_max_s: longest pause while the publisher cannot be reached.
+        backoff_s: pause before the first retry, in seconds; doubles with each further retry.
+        backoff_max_s: longest pause while the publisher cannot be reached, in seconds.
         wait_s: longest wait for a version, in seconds; bounds `close`.
     """
 
@@ -73,7 +74,7 @@ class Receiver(Staging, Closing):
             digests=digests,
         )
         self._wait_s = wait_s
-        # Set when the engine takes or reports a version, and at `close`.
+        # Set when the engine reports a result or a corruption, and at `close`.
         self._bell = threading.Event()
         self._rounds = Rounds(
             self._round,
@@ -97,7 +98,7 @@ class Receiver(Staging, Closing):
         self._bell.set()
 
     def repair(self, digests: TileDigests) -> None:
-        """Repair weights that were found corrupted; `digests` are the actual ones."""
+        """Repair weights that were found corrupted; `digests` are the actual digests."""
         super().repair(digests)
         self._bell.set()
 
@@ -108,7 +109,7 @@ class Receiver(Staging, Closing):
         """
         self._stop.set()
         self._bell.set()
-        # Repeated: the thread may have been about to request chunks.
+        # Repeated, because the thread may start another pull after the first call.
         while not self._rounds.has_ended(BREAK_OFF_S):
             self._source.break_off()
         self._rounds.close()

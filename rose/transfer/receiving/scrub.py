@@ -1,7 +1,7 @@
-"""The scrub: checks weights in use against their digests, a little between two steps.
+"""The scrub: compares weights in use with their digests, a few tiles between two steps.
 
-A commit reads only the tiles it changes. Memory of other tiles that is overwritten or flips is
-detected here, and repaired tile by tile (`Receiver.repair`).
+A commit reads only the tiles that it changes. In the other tiles the scrub detects memory that was
+overwritten or has flipped bits; `Receiver.repair` repairs it tile by tile.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ class Scrub:
 
     Args:
         weights: weights in use.
-        digests: expected digests, kept up to date by commits, so that a scrub may go on across
-            versions. Actual digests are written to it, so that the next commit knows them.
+        digests: expected digests. Commits keep them up to date, so that a scrub may go on across
+            versions. The scrub replaces them with the actual digests for the next commit.
         clock: clock of the budget.
-        repair: repairs an engine's copy of a tile from the tile, and returns whether it differed;
-            for engines that compute on a copy.
+        repair: for engines that compute on a copy of the weights: makes the copy of a tile equal
+            to the tile, and returns whether it differed.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Scrub:
 
     @property
     def digests(self) -> TileDigests:
-        """Return the digests, updated with the actual ones."""
+        """Return the digests, updated with the actual digests."""
         return self._digests
 
     @property
@@ -63,7 +63,7 @@ class Scrub:
         return tuple(self._repaired)
 
     def step(self, budget_ms: float) -> bool:
-        """Read at least one tile, until the budget is spent; return whether tiles are left.
+        """Read tiles until the budget is spent, but at least one; return whether tiles are left.
 
         Raises:
             InvalidArgument: the budget is negative.

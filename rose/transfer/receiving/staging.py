@@ -1,6 +1,6 @@
-"""Staging: which version a receiver holds, fetches next, and has committed.
+"""Staging: a receiver's version, the choice of the next version, and its fetch.
 
-Threadless, so that tests can try every order of events; `Receiver` gives it a thread.
+It has no thread, so that tests can try every order of events; `Receiver` gives it a thread.
 """
 
 import threading
@@ -32,12 +32,12 @@ from rose.transfer.source import NOTHING_KNOWN, Source
 class ReceiverState(Enum):
     """State of a receiver's next version."""
 
-    SYNCED = "it holds a version, and looks for the next"
-    STAGING = "chunks come in"
-    STAGED = "a version lies ready"
-    APPLYING = "the engine commits it"
-    ROLLED_BACK = "the commit went back; what to do next is not decided yet"
-    QUARANTINED = "its weights match no known version; final"
+    SYNCED = "no version is staged; the receiver looks for the next"
+    STAGING = "the chunks of a version are being fetched"
+    STAGED = "a version is ready to be committed"
+    APPLYING = "the engine commits the version"
+    ROLLED_BACK = "the commit was rolled back; the next action is not chosen yet"
+    QUARANTINED = "the weights match no known version; final"
 
 
 MOVES: Final = frozenset(
@@ -59,7 +59,7 @@ ReadTile: TypeAlias = Callable[[int], Any]
 
 # Reports that wait for an unreachable publisher; the oldest are dropped.
 REPORTS_MAX: Final = 64
-# Pulls of an offered version that lacks a chunk, before it counts as forgotten.
+# Pulls in which an offered version lacks a chunk before it counts as no longer kept.
 MISSES_MAX: Final = 4
 
 
@@ -68,10 +68,10 @@ class ReceiverStatistics:
     """Counters of a receiver.
 
     Args:
-        received_bytes: bytes of chunks, damaged ones included.
+        received_bytes: bytes of chunks, damaged chunks included.
         versions: versions committed.
         chunks_retried: retries after damaged chunks.
-        snapshots: snapshots staged, of all tiles or of those that differed.
+        snapshots: snapshots staged, of all tiles or only of differing tiles.
         repaired: whole tiles received.
         given_up: versions given up because chunks stayed damaged.
     """
@@ -87,8 +87,8 @@ class ReceiverStatistics:
 class Staging:
     """Follows the chain of versions.
 
-    One thread calls `round`, another takes and reports; the lock guards the state, the held and the
-    staged version, and is not held over calls to the source.
+    One thread calls `round`; another takes staged versions and reports results. The lock guards the
+    state, the current version and the staged version. It is not held during calls to the source.
 
     Args:
         source: the publisher.
@@ -97,8 +97,8 @@ class Staging:
         subscription: tiles of the weights.
         puller: puller for the same source.
         on_staged: called by `round`, without a lock, when a version is staged.
-        base: reads a tile of the weights; called by `round`, only between commits. With it STRAT
-            deltas are decoded while the engine generates; without it, in the commit.
+        base: function that reads a tile of the weights; called by `round`, only between commits.
+            With it STRAT deltas are decoded while the engine generates; without it, in the commit.
         signing: key with which manifests must be signed.
         digests: current digests of the tiles, if known.
     """
@@ -116,8 +116,8 @@ class Staging:
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
     ) -> None:
-        # Run of the last commit: old manifests of another run with the same key are not accepted
-        # from any source.
+        # Run of the last commit. Old manifests of another run, signed with the same key, are not
+        # accepted from any source.
         self._run: str | None = None
         self._source = source
         self._name = name
@@ -133,12 +133,11 @@ class Staging:
         self._staged: StagedVersion | None = None
         self._reports: deque[tuple[int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
         self._versions = self._snapshots = self._repaired = self._given_up = 0
-        self._missing: tuple[UpdateKey | None, int] = (None, 0)  # last incomplete update, times
+        self._missing: tuple[UpdateKey | None, int] = (None, 0)  # last incomplete update, its pulls
         # Lowest version whose snapshot would help; None while deltas do. Set by the thread of
         # `round`, and by a report while that thread is idle.
         self._snapshot_from: int | None = None
-        # Version that the weights should be when a delta did not fit them: they may be repaired to
-        # it.
+        # Version to which the weights may be repaired after a delta did not fit them.
         self._repair_at: Version | None = None
 
     # ---- the engine's side
@@ -215,7 +214,7 @@ class Staging:
             )
 
     def take_staged(self) -> StagedVersion | None:
-        """Return the staged version, if any; `report` must follow before the next."""
+        """Return the staged version, if any; `report` must follow before the next call."""
         with self._lock:
             if self._state is not ReceiverState.STAGED:
                 return None
@@ -223,11 +222,11 @@ class Staging:
             return self._staged
 
     def report(self, outcome: CommitOutcome) -> None:
-        """Accept the result of the version taken; the publisher is informed later."""
+        """Accept the result of the version that was taken; the publisher is informed later."""
         with self._lock:
             check(
                 self._staged is not None and self._staged.manifest.version == outcome.version,
-                f"{outcome.version} was not handed out",
+                f"version {outcome.version} is reported but was not taken",
             )
             is_whole = self._staged is not None and self._staged.manifest.is_snapshot
             self._staged = None
@@ -259,8 +258,9 @@ class Staging:
         if not outcome.is_abandoned:
             was_in_chain = self._versions > 0 and held.version.run != "" and not is_whole
             self._repair_at = held.version if was_in_chain else None
-            # A snapshot that could not be committed is not tried again; a newer one is. But one
-            # that lacked tiles, because the weights had an unexpected digest, is.
+            # A snapshot that could not be committed is not tried again, only a newer one. But a
+            # snapshot is tried again if it lacked tiles because the weights had an unexpected
+            # digest.
             self._snapshot_from = outcome.version.n + (is_whole and was_as_held)
         self._move(ReceiverState.SYNCED)
 
@@ -269,8 +269,8 @@ class Staging:
     def round(self, timeout_s: float) -> None:
         """Send pending reports, and stage the next version if one appears in time.
 
-        Weights that did not fit a delta are repaired tile by tile, if the publisher can still make
-        their version; otherwise the newest is fetched whole, as far as it differs.
+        Weights that did not fit a delta are repaired tile by tile if the publisher can still make
+        their version. Otherwise all tiles that differ from the newest version are fetched whole.
 
         Raises:
             Unavailable: the publisher cannot be reached, or lacks a version that it offers; call
@@ -311,7 +311,7 @@ class Staging:
         offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
         chosen = self._next(held, offered)
         if chosen is Choice.WAIT and offered:
-            # They arrived at once and do not apply to this receiver: wait for others.
+            # These versions came at once and do not apply to this receiver: wait for newer ones.
             self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
         return chosen
 
@@ -324,9 +324,9 @@ class Staging:
     def _is_base_of(self, update: Manifest, held: Held) -> bool:
         """Whether the weights really are the base of an update, not only by name.
 
-        An update has the digest of all tiles of its base. A receiver with some tiles trusts the
-        name of its version; before the first commit it asks for that version's tile digests to
-        verify it.
+        An update states only the digest of all tiles of its base. So a receiver with some tiles
+        trusts the name of its version, except before its first commit: then it asks for the tile
+        digests of that version, and compares them.
         """
         subscription = self._subscription
         if self._versions > 0 or subscription.is_all or update.base_digest == held.digest:
@@ -337,7 +337,7 @@ class Staging:
         return subscription.digest_of(survey) == held.digest
 
     def _after_n(self, held: Held) -> int:
-        """Return the number to ask after; all versions if the weights are in no known chain."""
+        """Return the number above which to ask for versions; -1 if the chain is unknown."""
         is_known = self._versions > 0 and held.version.run != ""
         return held.version.n if is_known else NOTHING_KNOWN
 
@@ -362,7 +362,7 @@ class Staging:
         at_least_n: int = NOTHING_KNOWN,
         is_repair: bool = False,
     ) -> bool:
-        """Ask for a version's digests, and stage the tiles that differ; return whether it did."""
+        """Ask for a version's digests and stage the differing tiles; return whether it could."""
         survey = self._snapshot(n, ())
         if survey is None or (named is not None and survey.version != named):
             return False
@@ -384,7 +384,7 @@ class Staging:
         return version.run == held.run and version.incarnation < held.incarnation
 
     def _differing(self, survey: Manifest) -> list[int]:
-        """Return the tiles that differ from a version; all subscribed tiles if that is unknown."""
+        """Return the tiles that differ from a version; if unknown, all subscribed tiles."""
         known, wanted = self._digests, self._subscription.wanted
         if known is None or not survey.tile_digests or any(one not in known for one in wanted):
             return list(wanted)
@@ -398,20 +398,20 @@ class Staging:
         self._offered([manifest])
         if not manifest.is_snapshot or [one.tile for one in manifest.chunks] != list(tiles):
             raise CorruptData(
-                f"{manifest.version} arrived as a snapshot of tiles that were not requested"
+                f"version {manifest.version} must arrive as a snapshot of the requested tiles only"
             )
         return manifest
 
     def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
-        """Return the manifests signed by the publisher, of the receiver's run; ignore the others.
+        """Return the manifests of the receiver's run that the publisher signed; ignore others.
 
         Raises:
-            CorruptData: none is signed, or one contradicts its layout.
-            InvalidArgument: all are of another run, or of other weights.
+            CorruptData: no manifest is signed, or a manifest contradicts its layout.
+            InvalidArgument: all manifests are of another run, or of other weights.
         """
         signed = [one for one in manifests if self._signing.is_signed(one)]
         if manifests and not signed:
-            raise CorruptData(f"{manifests[-1].version} is not signed by the publisher")
+            raise CorruptData(f"version {manifests[-1].version} is not signed by the publisher")
         manifests, tiles = self._of_run(signed), self._subscription.tiles
         if manifests and all(one.layout != tiles.layout for one in manifests):
             other = manifests[-1]
@@ -422,7 +422,10 @@ class Staging:
         size = (len(tiles), tiles.count)
         for one in manifests:
             if one.layout == tiles.layout and (one.tile_count, one.count) != size:
-                raise CorruptData(f"the sizes of {one.version} differ from its layout")
+                raise CorruptData(
+                    f"version {one.version} states {one.count} elements in {one.tile_count} tiles, "
+                    f"but its layout has {tiles.count} in {len(tiles)}"
+                )
         return manifests
 
     def _of_run(self, manifests: list[Manifest]) -> list[Manifest]:
@@ -433,14 +436,14 @@ class Staging:
         if manifests and not same:
             other = manifests[-1].version
             raise InvalidArgument(
-                f"{other} belongs to another run than {run}: start a new receiver"
+                f"version {other} belongs to another run than {run}: start a new receiver"
             )
         return same
 
     def _stage(self, manifest: Manifest, held: Held) -> None:
         """Fetch a version that was chosen for `held`; do nothing if the weights changed meanwhile.
 
-        A receiver with some tiles cannot detect from an update itself that it has another base.
+        Without this check a receiver with some tiles would not notice that the base differs.
         """
         with self._lock:
             if self._held is not held:
@@ -462,7 +465,7 @@ class Staging:
         finally:
             with self._lock:
                 if self._held is not held:
-                    staged = None  # the weights changed: it does not fit them
+                    staged = None  # the weights changed, so it does not fit them
                 self._staged = staged
                 self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
         if staged is not None:
@@ -474,8 +477,8 @@ class Staging:
     def _missed(self, manifest: Manifest) -> None:
         """Switch to a snapshot if a version is no longer kept.
 
-        A relay cannot always get a chunk of a version it offers, so an offered version is tried a
-        few more times: whole tiles cost more than waiting.
+        A relay cannot always get a chunk of a version that it offers, so an offered version is
+        tried a few more times: whole tiles cost more than waiting.
 
         Raises:
             Unavailable: the version is still offered.
@@ -486,7 +489,7 @@ class Staging:
             offered = self._source.wait_manifests(manifest.version.n - 1, 0)
             if any(one.key == manifest.key for one in offered):
                 raise Unavailable(
-                    f"{manifest.version} is offered, but a chunk of it does not arrive"
+                    f"version {manifest.version} is offered, but a chunk of it does not arrive"
                 )
         self._snapshot_from = manifest.version.n
 

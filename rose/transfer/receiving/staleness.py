@@ -8,7 +8,7 @@ from rose.clock import Clock
 from rose.transfer.manifest import Version
 from rose.units import NS_PER_S
 
-# Versions whose arrival is remembered; beyond that the oldest are dropped.
+# Newer versions whose arrival is recorded; beyond this number the oldest are dropped.
 SEEN_MAX: Final = 4096
 
 
@@ -17,8 +17,8 @@ class Lag:
     """Distance to the newest version.
 
     Args:
-        versions: number of versions published since the held one.
-        seconds: time since the first of those was seen; 0 if there is none.
+        versions: number of published versions that are newer than the weights.
+        seconds: time since the first of these versions was seen; 0 if there is none.
     """
 
     versions: int
@@ -38,7 +38,7 @@ class Staleness:
         self._seen: dict[Version, int] = {}  # time when each newer version was first seen
 
     def seen(self, version: Version) -> None:
-        """Record a published version; known ones and dead incarnations are ignored."""
+        """Record a published version; known versions and dead incarnations are ignored."""
         with self._lock:
             if self._is_news(version):
                 self._seen = {one: at for one, at in self._seen.items() if _is_alive(one, version)}

@@ -33,7 +33,7 @@ REPORTS_MAX: Final = 1024
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
 WAIT_S: Final = 0.5
-# A merged delta is published after its version: a relay checks for it in this many rounds.
+# Rounds in which a relay asks for a merged delta, which is published later than its version.
 MERGE_ROUNDS: Final = 8
 
 
@@ -42,13 +42,13 @@ class RelayStatistics:
     """Counters of a relay.
 
     Args:
-        crossing_bytes: bytes of chunks from upstream, damaged ones included.
+        crossing_bytes: bytes of chunks from upstream, damaged chunks included.
         sent_bytes: bytes of chunks sent to receivers.
         landed: updates whose chunks were fetched in advance.
-        shared: requests for a chunk that was already on its way.
+        shared: requests for a chunk that was already being fetched.
         rejected: chunks that did not match their manifest.
         snapshots: snapshots forwarded.
-        receivers: receivers that reported.
+        receivers: receivers that have sent a report.
     """
 
     crossing_bytes: int
@@ -61,23 +61,24 @@ class RelayStatistics:
 
 
 class Relay(Shelf):
-    """A source that keeps the versions of another. Threadless: `follow` gives it a thread.
+    """A source that keeps the versions of its upstream source. `follow` gives it a thread.
 
-    One thread calls `round`, which follows upstream's manifests and fetches the tiles that land
-    here. Any thread may request the rest: a missing chunk is fetched once, for all requests.
-    Manifests pass unchanged, signatures included. While upstream is away, kept versions are still
-    served. The lock guards counts and reports, and is not held over calls.
+    One thread calls `round`, which follows upstream's manifests and fetches the tiles of `landing`.
+    Any thread may request other tiles: a missing chunk is fetched once, for all requests. Manifests
+    pass unchanged, signatures included. While upstream cannot be reached, kept versions are still
+    served. The lock guards counts and reports, and is not held during calls to other objects.
 
-    A relay fetches updates from before its first round only on request. It makes merged deltas from
-    local updates and compares them with their manifests, so they are not sent either.
+    A relay fetches updates from before its first round only on request. Merged deltas do not cross
+    the link: the relay makes them from local updates, and compares them with their manifests.
 
     Args:
         upstream: source used by the thread that calls `round`.
-        store: store of the frames; if on disk, nothing is fetched again after a restart.
+        store: store of the frames. With a store on disk, nothing is fetched again after a restart.
         landing: tiles to fetch as soon as they are published; None for all.
-        reader: source for requests; None if any thread may call `upstream`.
+        reader: source for requests of other threads; None if any thread may call `upstream`.
         limits: limits of what is kept.
-        memory_bytes_max: limit for frames that a full or slow store does not take.
+        memory_bytes_max: limit, in bytes, for frames in memory that a full or failing store does
+            not accept.
         patience_s: longest wait of a thread for upstream, in seconds.
         retries: further attempts for a damaged chunk.
     """
@@ -107,7 +108,7 @@ class Relay(Shelf):
         self._future = threading.Lock()  # held while waiting for a future version
         self._lock = threading.Lock()
         self._reports: deque[tuple[str, int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
-        self._receivers: dict[str, None] = {}  # by last report, the oldest first
+        self._receivers: dict[str, None] = {}  # in order of their last reports
         self._sent_bytes = self._landed = self._forwarded = 0
         # Used by the thread of `round` alone: updates to fetch or to merge, and versions that may
         # still get merged deltas, with the rounds left to check.
@@ -129,8 +130,8 @@ class Relay(Shelf):
             OutOfMemory: the store has no room for a manifest.
         """
         self._send_reports()
-        # Ask before fetching the rest of an earlier round, without waiting then: an upstream that
-        # restarted may serve its chunks elsewhere, and its answer says where.
+        # Ask first even if an earlier round left chunks to fetch, but then without a wait: after a
+        # restart upstream may serve its chunks at another address, which its answer states.
         self._learn(self._offered(0 if self._to_land else timeout_s))
         self._has_surveyed = True
         self._land()
@@ -147,8 +148,8 @@ class Relay(Shelf):
             return self._upstream.wait_manifests(NO_VERSION, timeout_s)
         n, run = newest.version.n, newest.version.run
         offered = self._upstream.wait_manifests(n, timeout_s)
-        # Another run has its own numbers: if nothing is above, check that upstream has the same
-        # run.
+        # The numbers of another run may be lower: if nothing is newer, check that upstream still
+        # has the same run.
         known = offered or self._upstream.wait_manifests(n - 1, 0)
         if known and known[-1].version.run == run:
             return offered
@@ -167,7 +168,7 @@ class Relay(Shelf):
                     self._reports.popleft()
 
     def _learn(self, offered: Sequence[Manifest]) -> None:
-        """Offer new manifests, and note which of them to fetch."""
+        """Offer new manifests to receivers, and queue the updates to fetch."""
         before = self.newest
         fresh = [one for one in self._alive(offered) if not self._is_shown(one)]
         if not fresh:
@@ -195,14 +196,14 @@ class Relay(Shelf):
         return known is not None and known.version == manifest.version
 
     def _forget_run(self) -> None:
-        """Drop all data keyed by numbers, which mean other weights in another run."""
+        """Drop all data with version numbers as keys: they mean other weights in another run."""
         self._to_land, self._to_merge, self._awaiting = [], [], {}
         self._frames.forget_below()
         self._whole.forget_below()
         self._snapshots.clear()
 
     def _alive(self, offered: Sequence[Manifest]) -> list[Manifest]:
-        """Return manifests of the latest chain, unless the local chain is newer."""
+        """Return manifests of the latest incarnation; none if the local incarnation is later."""
         if not offered:
             return []
         known = [one.version for one in (*offered, self.newest) if one is not None]
@@ -225,14 +226,14 @@ class Relay(Shelf):
         if self._landing is None:
             return manifest.chunks
         if self._landing.tiles.layout != manifest.layout:
-            return ()  # its numbers are those of another layout
+            return ()  # its tile numbers are those of another layout
         return self._landing.chunks_of(manifest)
 
     def _keep(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
         try:
             self._store.put(manifest, frames)
         except (OutOfMemory, Unavailable) as error:
-            self._frames.failure = str(error)  # it is offered nevertheless
+            self._frames.failure = str(error)  # the manifest is offered nevertheless
 
     def _land(self) -> None:
         while self._to_land:
@@ -253,14 +254,14 @@ class Relay(Shelf):
         try:
             self._frames.fetch(self._upstream, manifest, mine, turn=nullcontext())
         except CorruptData as error:
-            self._frames.failure = str(error)  # a request for it will retry
+            self._frames.failure = str(error)  # a request for the chunk fetches it again
 
     def _look_back(self) -> None:
-        """Ask for merged deltas to known versions: they are made after the versions."""
+        """Ask for merged deltas to known versions: they are published after the versions."""
         opening = self.opening
         origin = 0 if opening is None else opening.version.n
         for n in [n for n in self._awaiting if (n - origin) % 2]:
-            del self._awaiting[n]  # no merged delta of this chain leads to it
+            del self._awaiting[n]  # no merged delta of this chain leads to version n
         if not self._awaiting:
             return
         oldest = min(self._awaiting)
@@ -271,7 +272,7 @@ class Relay(Shelf):
         self._learn([one for one in known if one.version.run == run])
 
     def _merge(self) -> None:
-        """Merge deltas from local updates, shorter ones first."""
+        """Make merged deltas from local updates, first those over the fewest versions."""
         pending, self._to_merge = self._to_merge, []
         for merged in sorted(pending, key=lambda one: one.key.n - one.key.base_n):
             chunks = self._landing_of(merged)
@@ -288,9 +289,11 @@ class Relay(Shelf):
     # ---- the receivers' side
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Queue a report for the next round; beyond a limit the oldest are dropped."""
+        """Queue a report for the next round; beyond a limit the oldest reports are dropped."""
         if len(receiver) > NAME_MAX:
-            raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
+            raise InvalidArgument(
+                f"a receiver's name must have at most {NAME_MAX} characters, got {len(receiver)}"
+            )
         with self._lock:
             self._reports.append((receiver, n, is_match, digest))
             self._receivers.pop(receiver, None)
@@ -299,10 +302,12 @@ class Relay(Shelf):
                 del self._receivers[next(iter(self._receivers))]
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask upstream; while it is away, return an earlier answer, if there is one.
+        """Return a snapshot of version `n` that was forwarded before, or ask upstream.
+
+        With None, upstream is asked first; if it cannot be reached, an earlier answer is returned.
 
         Raises:
-            Unavailable: upstream is away, and this was not requested before.
+            Unavailable: upstream cannot be reached, and there is no earlier answer.
             DeadlineExceeded: other requests took too long.
             OutOfMemory: upstream has no room for a snapshot.
         """
@@ -325,17 +330,17 @@ class Relay(Shelf):
         """Return the frame of a tile, fetched from upstream if it is not here.
 
         Returns:
-            None if it is no longer kept.
+            The frame; None if it is no longer kept.
 
         Raises:
-            Unavailable: upstream is away, or has not offered this update yet.
-            DeadlineExceeded: it did not arrive in time.
-            CorruptData: it stays damaged.
+            Unavailable: upstream cannot be reached, or has not offered this update yet.
+            DeadlineExceeded: the chunk did not arrive in time.
+            CorruptData: the chunk arrived damaged in every attempt.
         """
         return self.read(key, (tile,))[tile]
 
     def held(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return a local frame, without asking upstream."""
+        """Return a frame that is kept here, else None; upstream is not asked."""
         return (self._whole if key.is_whole else self._frames).held(key, tile)
 
     def read(self, key: UpdateKey, tiles: Sequence[int]) -> dict[int, bytes | None]:
@@ -359,7 +364,7 @@ class Relay(Shelf):
         if mine:
             try:
                 found |= frames.fetch(self._reader, manifest, mine, turn=self._turn())
-            finally:  # a frame trimmed during the fetch would stay in the store for good
+            finally:  # nothing else would drop the frames of an update trimmed during the fetch
                 if not key.is_whole and not self._is_shown(manifest):
                     self._store.forget(key)
         for chunk in wanted:
@@ -369,12 +374,11 @@ class Relay(Shelf):
                 found[chunk.tile] = frames.held(key, chunk.tile)
         if key.is_whole:
             if None in found.values():
-                self._snapshots.forget(
-                    key
-                )  # upstream has to make it again, or report that it cannot
+                # Upstream must make the snapshot again, or report that it cannot.
+                self._snapshots.forget(key)
             self._snapshots.trim()
         elif None in found.values() and not self._store.tiles(key):
-            self._forget([key])  # upstream no longer has it, so it is useless
+            self._forget([key])  # upstream no longer keeps the update, so it is useless
         return found
 
     @contextmanager
@@ -385,14 +389,16 @@ class Relay(Shelf):
             DeadlineExceeded: other requests took too long.
         """
         if not self._reading.acquire(timeout=self._patience_s):
-            raise DeadlineExceeded(f"upstream was busy with others for {self._patience_s} s")
+            raise DeadlineExceeded(
+                f"upstream was busy with other requests for {self._patience_s} s"
+            )
         try:
             yield
         finally:
             self._reading.release()
 
     def _known(self, key: UpdateKey) -> Manifest | None:
-        """Return the manifest with the chunks of a key; wait for a future one.
+        """Return the manifest with the chunks of a key; wait if its version is not here yet.
 
         One caller at a time waits, so requests for versions that never appear do not block others.
 
@@ -441,11 +447,13 @@ def follow(
     backoff_max_s: float = BACKOFF_MAX_S,
     wait_s: float = WAIT_S,
 ) -> Rounds:
-    """Start a thread that calls the rounds of a relay; closed, the relay can still serve.
+    """Start a thread that calls `round` of a relay.
+
+    After the returned object is closed, the relay can still serve.
 
     Args:
-        relay: relay whose rounds nobody else calls.
-        backoff_s: pause after a failed round, in seconds; doubles each time.
+        relay: relay whose `round` nobody else calls.
+        backoff_s: pause after a failed round, in seconds; doubles after each further failure.
         backoff_max_s: longest such pause.
         wait_s: longest wait for a version, in seconds; bounds `close`.
     """

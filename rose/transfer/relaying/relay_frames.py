@@ -17,19 +17,20 @@ from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.source import Frame, Source
 
 FrameKey: TypeAlias = tuple[UpdateKey, int]  # update, tile
-# A chunk that is being fetched: its frame, or None if it is no longer kept.
+# A fetch in progress. Its result is the frame, or None if the source no longer keeps the chunk.
 Flight: TypeAlias = Future[bytes | None]
 
 
 class RelayFrames:
-    """Chunks, each fetched once, and their store.
+    """Fetches each chunk once, and keeps the frames.
 
-    Any thread may call. The lock guards counts, flights and received frames, and is not held over
-    calls.
+    Any thread may call. The lock guards counts, flights and received frames. It is not held during
+    calls to source and store.
 
     Args:
         store: store of the frames.
-        memory_bytes_max: limit for frames that a full or slow store does not take.
+        memory_bytes_max: limit, in bytes, for frames in memory that a full or failing store does
+            not accept.
         retries: further attempts for a damaged chunk.
     """
 
@@ -47,7 +48,7 @@ class RelayFrames:
         self.failure: str | None = None
 
     def held(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return a local frame."""
+        """Return a frame that is kept here; None if it is not."""
         with self._lock:
             frame = self._arrived.get((key, tile))
         if frame is not None:
@@ -61,7 +62,10 @@ class RelayFrames:
     def begin(
         self, key: UpdateKey, chunks: Iterable[Chunk]
     ) -> tuple[list[Chunk], dict[int, Flight]]:
-        """Return the chunks that the caller must `fetch`, and the flights of the others."""
+        """Return the chunks that the caller must `fetch`, and the flights of other callers by tile.
+
+        A chunk that has arrived meanwhile is in neither; `held` returns its frame.
+        """
         mine: list[Chunk] = []
         others: dict[int, Flight] = {}
         with self._lock:
@@ -76,25 +80,25 @@ class RelayFrames:
         is_known = False
         try:
             for chunk in mine:
-                # It may have landed between the caller's check and the start of this flight.
+                # The frame may have arrived between the caller's check and the start of the flight.
                 if (frame := self.held(key, chunk.tile)) is not None:
                     self._land((key, chunk.tile), frame)
                 else:
                     fetched.append(chunk)
             is_known = True
         finally:
-            if not is_known:  # whatever failed: nobody fetches them, so nobody must wait
+            if not is_known:  # after any failure: nobody fetches these chunks, so nobody may wait
                 self._fail(key, mine, Unavailable("the fetch was interrupted"))
         return fetched, others
 
     def _land(self, place: FrameKey, frame: bytes | None) -> None:
-        """End a flight; the frame must be available before this is called."""
+        """End a flight with its frame, which `held` must be able to return already."""
         with self._lock:
             flight = self._flights.pop(place)
         flight.set_result(frame)
 
     def _fail(self, key: UpdateKey, chunks: Iterable[Chunk], error: RoseError) -> None:
-        """End failed flights."""
+        """End the flights of these chunks with an error."""
         for chunk in chunks:
             with self._lock:
                 flight = self._flights.pop((key, chunk.tile), None)
@@ -109,7 +113,7 @@ class RelayFrames:
         *,
         turn: AbstractContextManager[None],
     ) -> dict[int, bytes | None]:
-        """Fetch chunks from `begin` and keep them; returns frames by tile, None if forgotten.
+        """Fetch and keep chunks; return frames by tile, None for chunks that are no longer kept.
 
         Args:
             source: source of the chunks.
@@ -118,7 +122,7 @@ class RelayFrames:
             turn: context entered while the source is called.
 
         Raises:
-            RoseError: the turn failed.
+            RoseError: entering `turn` failed.
             Unavailable: the source failed; received frames are kept.
             DeadlineExceeded: nothing arrived for too long; received frames are kept.
             CorruptData: a chunk arrived damaged in every attempt.
@@ -176,7 +180,7 @@ class RelayFrames:
         return bytes(frame) if is_sound else None
 
     def _keep(self, manifest: Manifest, came: dict[int, bytes | None]) -> None:
-        """Store received frames; those the store refuses stay in memory, up to the limit."""
+        """Store received frames; frames that the store refuses stay in memory, up to the limit."""
         frames = {tile: frame for tile, frame in came.items() if frame is not None}
         if not frames:
             return
@@ -194,7 +198,7 @@ class RelayFrames:
                     self._drop((manifest.key, tile))
 
     def forget_below(self, n: float = math.inf) -> None:
-        """Drop frames in memory of versions below `n`, by default of all."""
+        """Drop frames of versions below `n` from memory, by default frames of all versions."""
         with self._lock:
             for place in [place for place in self._arrived if place[0].n < n]:
                 self._drop(place)

@@ -1,4 +1,4 @@
-"""Several relays of a cluster as one source: each chunk is requested where it lands."""
+"""Several relays of a cluster as one source. Each relay fetches some tiles in advance."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
 from rose.transfer.source import Frame, Frames, Source
 from rose.units import NS_PER_S
 
-# First pause of a failed relay; doubles with each failure, up to the longest.
+# First pause of a failed relay, and the longest, in seconds; the pause doubles with each failure.
 BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
 
@@ -41,7 +41,7 @@ class Standing:
     Args:
         count: number of relays.
         clock: clock of the pauses.
-        on_liar: called with a relay and its offence, the first time it sends forged data.
+        on_liar: called with a relay's index and its offence when it first sends forged data.
     """
 
     def __init__(self, count: int, clock: Clock, on_liar: ReportLiar) -> None:
@@ -50,7 +50,7 @@ class Standing:
         self._relays = [_One() for _ in range(count)]
 
     def present(self) -> list[int]:
-        """Return the usable relays, ascending; those that never lied first."""
+        """Return the usable relays, ascending; relays that ever sent forged data come last."""
         now_ns = self._clock.now_ns()
         there = [at for at, one in enumerate(self._relays) if one.out_until_ns <= now_ns]
         return sorted(there, key=lambda at: self._relays[at].is_liar)
@@ -70,7 +70,7 @@ class Standing:
         self._leave_out(one)
 
     def lied(self, relay: int, what: str) -> None:
-        """Skip a relay for the longest pause."""
+        """Skip a relay that sent forged data, for the longest pause."""
         one = self._relays[relay]
         one.pause_s = BACKOFF_MAX_S
         self._leave_out(one)
@@ -84,28 +84,29 @@ class Standing:
 
 T = TypeVar("T")
 
-# Errors of a relay that is gone, slow or broken; another one is asked.
+# Errors of a relay that is gone, slow or broken; another relay is asked.
 _AWAY: Final = (Unavailable, DeadlineExceeded)
-# Errors of a relay that has no room, or is of another version; another one is asked.
+# Errors of a relay that has no room, or runs another version of rose; another relay is asked.
 _REFUSED: Final = (InvalidArgument, OutOfMemory)
 
 
 class RelaySet:
-    """A source that works as long as one relay answers and is honest.
+    """A source that works as long as one honest relay answers.
 
-    Manifests come from any relay. A chunk is requested from the relay where its tile lands, from
-    all relays in turns, and after a failure from another relay, which reads through. A failed relay
-    is skipped for a while. So is a lying one, whose frames differ from a signed manifest or whose
-    manifests are not signed; its answers are dropped.
+    Manifests come from any relay. A chunk is requested from the landing relay of its tile, which
+    fetched it in advance; all relays send at the same time. After a failure the chunk is requested
+    from another relay, which then fetches it from upstream. A failed relay is skipped for a while.
+    So is a relay whose frames differ from a signed manifest, or whose manifests are not signed; its
+    answers are dropped.
 
-    One thread calls it.
+    One thread calls it, except `break_off`.
 
     Args:
         relays: relays of the cluster.
         landing: index of the landing relay, by tile; other tiles are requested from any relay.
         signing: key shared with the publisher.
         clock: clock of the pauses of failed relays.
-        on_liar: called with a relay and its offence, the first time it sends forged data.
+        on_liar: called with a relay's index and its offence when it first sends forged data.
     """
 
     def __init__(
@@ -119,20 +120,22 @@ class RelaySet:
     ) -> None:
         if not relays or not all(0 <= relay < len(relays) for relay in landing.values()):
             raise InvalidArgument(
-                "a relay set needs at least one relay, and landings among its relays"
+                f"a relay set needs at least one relay, and landings that are indices of its "
+                f"{len(relays)} relays"
             )
         self._relays = relays
         self._landing = landing
         self._signing = signing
         self._standing = Standing(len(relays), clock, on_liar)
         self._first = 0  # index of the relay to ask first
-        self._snapshots: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, with its relay
+        # The latest snapshot, with the relay that sent it.
+        self._snapshots: dict[UpdateKey, tuple[int, Manifest]] = {}
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Wait for versions of one relay; after an empty answer the next call asks the next relay.
 
-        So a relay that is stuck, or offers old versions only, blocks nobody. With timeout 0, return
-        the offers of all relays: they may keep different updates to one version.
+        So a relay that is stuck, or offers only old versions, does not block the receiver. With
+        timeout 0, return the offers of all relays: they may keep different updates to one version.
         """
 
         def ask(relay: int) -> list[Manifest]:
@@ -151,7 +154,7 @@ class RelaySet:
         return manifests
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask one relay after the other; an answer must be signed and match the request."""
+        """Ask one relay after the other; a snapshot must be signed and match the request."""
         gave: dict[int, Manifest] = {}
 
         def ask(relay: int) -> Manifest | None:
@@ -199,7 +202,7 @@ class RelaySet:
     def _first_of(
         self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool] = lambda _: True
     ) -> T:
-        """Return the first sufficient answer, else the last one.
+        """Return the first sufficient answer, else the last answer.
 
         Raises:
             As `_answers`.
@@ -207,10 +210,10 @@ class RelaySet:
         return self._answers(ask, is_enough=is_enough)[-1]
 
     def _answers(self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool]) -> list[T]:
-        """Return the answers of relays, one after the other until one is enough.
+        """Ask one relay after the other until an answer is enough; return all answers.
 
         Raises:
-            Unavailable: all failed, or all are skipped now.
+            Unavailable: all relays failed, or are skipped now.
             InvalidArgument, OutOfMemory: the last relay raised it, and no other answered.
         """
         there = self._standing.present()
@@ -236,19 +239,21 @@ class RelaySet:
         if not answers:
             if refused is not None:
                 raise refused
-            raise Unavailable(f"none of {len(self._relays)} relays answers now")
+            raise Unavailable(f"none of the {len(self._relays)} relays answers now")
         return answers
 
     def _signed(self, relay: int, manifests: Sequence[Manifest]) -> list[Manifest]:
         """Return the manifests signed by the publisher.
 
         Raises:
-            CorruptData: the relay has only unsigned ones.
+            CorruptData: no manifest is signed.
         """
         signed = [one for one in manifests if self._signing.is_signed(one)]
         if len(signed) < len(manifests):
             forged = next(one for one in manifests if one not in signed)
-            what = f"relay {relay} offers {forged.version}, which the publisher did not sign"
+            what = (
+                f"relay {relay} offers version {forged.version}, which the publisher did not sign"
+            )
             if not signed:
                 raise CorruptData(what)
             self._standing.lied(relay, what)
@@ -260,14 +265,14 @@ class RelaySet:
         self._signed(relay, [snapshot])
         is_asked = snapshot.is_snapshot and n in (None, snapshot.version.n)
         if not is_asked or [chunk.tile for chunk in snapshot.chunks] != list(tiles):
-            raise CorruptData(f"relay {relay} sent another snapshot than requested")
+            raise CorruptData(f"relay {relay} sent another snapshot than the requested one")
 
     # ---- chunks
 
     def _groups(
         self, key: UpdateKey, left: Mapping[int, Chunk], tried: Mapping[int, set[int]]
     ) -> dict[int, list[Chunk]]:
-        """Choose a relay for each chunk: where it lands, else one not yet asked for it."""
+        """Choose a relay for each chunk: the landing relay, else a relay not yet asked for it."""
         there = self._standing.present()
         groups: dict[int, list[Chunk]] = {}
         for tile, chunk in left.items():
@@ -332,11 +337,16 @@ class RelaySet:
     def _is_sound(self, relay: int, chunk: Chunk, frame: Frame) -> bool:
         if chunk.is_of(frame):
             return True
-        self._standing.lied(relay, f"relay {relay} gave another chunk of tile {chunk.tile}")
+        self._standing.lied(
+            relay, f"relay {relay} sent a frame of tile {chunk.tile} that is not the published one"
+        )
         return False
 
     def _is_introduced(self, relay: int, key: UpdateKey) -> bool:
-        """Whether a relay knows the chunks of a snapshot; if it did not make it, ask it for it."""
+        """Whether a relay knows the chunks of a snapshot.
+
+        A relay that did not send the snapshot is asked for it first.
+        """
         if key not in self._snapshots or self._snapshots[key][0] == relay:
             return True
         snapshot = self._snapshots[key][1]

@@ -9,9 +9,10 @@ from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
 from rose.units import GIB
 
-# Limit for whole tiles.
+# Limit for whole tiles, in bytes.
 WHOLE_BYTES_MAX: Final = GIB
-# One per rank of a cluster that joins at once; their fields take at most about 600 MB.
+# Enough for one snapshot per rank of a cluster whose ranks join at the same time. Their fields
+# (chunks and tile digests) take at most about 600 MB.
 SNAPSHOTS_MAX: Final = 64
 FIELDS_MAX: Final = 1 << 22
 # Snapshots without tiles, which only give a version's digests.
@@ -38,7 +39,7 @@ class SnapshotBook:
             self._drop_beyond(is_survey=not snapshot.chunks)
 
     def _drop_beyond(self, *, is_survey: bool) -> None:
-        """Drop the oldest snapshots, or the oldest surveys; the newest one stays.
+        """Drop the oldest snapshots, or the oldest surveys (without tiles); the newest stays.
 
         Surveys, which are requested often, do not displace snapshots, whose chunks are still
         pulled.
@@ -52,7 +53,7 @@ class SnapshotBook:
             left, fields = left - 1, fields - _fields_of(self._snapshots.pop(name))
 
     def find(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a snapshot with exactly these tiles, of version n or for None the latest."""
+        """Return a snapshot with exactly these tiles: of version `n`, or for None the latest."""
         with self._lock:
             found = [
                 snapshot

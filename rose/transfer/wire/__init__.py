@@ -1,1 +1,1 @@
-"""Between processes: control by gRPC, chunks by TCP, and access rules."""
+"""Transfer between processes: control by gRPC, chunks by TCP, and access rules."""

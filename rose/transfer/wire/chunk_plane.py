@@ -1,7 +1,7 @@
 """Chunks over TCP, moved by threads of the C++ core without Python's lock.
 
 A receiver runs in a serving process, where a Python loop that wakes for every piece of a frame
-would take the GIL from serving. Bytes: `docs/protocol.md`, "Weights between processes".
+would take the GIL from serving. The bytes are in `docs/protocol.md`, "Weights between processes".
 """
 
 import threading
@@ -23,9 +23,9 @@ from rose.units import MIB
 
 STREAMS: Final = 4
 TIMEOUT_S: Final = 10.0
-# Most bytes in flight, in the memory where they stay; more makes a loopback slower. More is
-# requested once an eighth has arrived, so the rest, 56 MiB, keeps 10 Gb/s busy at a latency of 40
-# ms.
+# Limit for bytes in flight, which arrive in the frames that are yielded; a higher limit makes a
+# loopback slower. More chunks are requested once an eighth has arrived: the other 56 MiB keep
+# 10 Gb/s busy at a latency of 40 ms.
 AHEAD_BYTES: Final = 64 * MIB
 AHEAD_CHUNKS: Final = 1024
 _MS_PER_S: Final = 1000.0
@@ -34,7 +34,7 @@ _MS_PER_S: Final = 1000.0
 def core_files(tls: TlsFiles | None) -> _core.TlsFiles | None:
     """Return certificates for the core: TLS 1.3, with certificates on both sides.
 
-    A client accepts only a server whose certificate is for the host it connects to.
+    A client accepts only a server whose certificate is for the host that it connects to.
     """
     if tls is None:
         return None
@@ -42,7 +42,7 @@ def core_files(tls: TlsFiles | None) -> _core.TlsFiles | None:
 
 
 class _Ahead:
-    """Wanted chunks: those in flight, and when to request more."""
+    """The wanted chunks: tracks chunks in flight, and decides when to request more."""
 
     def __init__(self, wanted: Sequence[Chunk]) -> None:
         self._waiting = deque(wanted)
@@ -83,7 +83,7 @@ class ChunkClient(Closing):
         token: token of the server.
         tls: certificates; None for plain TCP, on loopback only.
         timeout_s: silence after which a connection is given up, in seconds. A server must answer
-            parked requests sooner.
+            waiting requests sooner.
 
     Raises:
         InvalidArgument: the token, a number or a TLS file is invalid.
@@ -110,7 +110,7 @@ class ChunkClient(Closing):
         )
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield (tile, frame) in order of arrival; None for chunks no longer kept.
+        """Yield (tile, frame) in order of arrival; frame None if no longer kept.
 
         Frames are received into the bytes objects that are yielded, without a copy. Close or
         exhaust the generator before the next call; closing gives up chunks in flight.
@@ -118,19 +118,19 @@ class ChunkClient(Closing):
         Raises:
             InvalidArgument: a tile is listed twice.
             Unavailable: the server cannot be reached, broke off twice without a chunk in between,
-                or the pull was cancelled. Earlier frames are good.
+                or the pull was cancelled. Earlier frames stay usable.
             DeadlineExceeded: no byte arrived for `timeout_s`.
             CorruptData: the answer is invalid, or a frame has another size than published.
         """
         if len({chunk.tile for chunk in wanted}) != len(wanted):
-            raise InvalidArgument("chunks must be of different tiles")
+            raise InvalidArgument("a tile may be requested only once per call")
         ahead = _Ahead(wanted)
         try:
             while ahead.has_more:
                 if portion := ahead.portion():
                     tiles = [chunk.tile for chunk in portion]
                     self._client.fetch(key.n, key.base_n, tiles, [one.nbytes for one in portion])
-                # Twice: the core itself detects a silent connection first.
+                # Twice the timeout, so that the core detects a silent connection first.
                 arrived = self._client.next(2 * self._timeout_ms)
                 if arrived is None:
                     raise Unavailable("the fetch was cancelled")
@@ -145,18 +145,18 @@ class ChunkClient(Closing):
         self._client.cancel()
 
     def close(self) -> None:
-        """Cancel for good, disconnect and join the thread; call it once."""
+        """Cancel all pulls, disconnect and join the thread; may be called only once."""
         self._client.close()
 
 
-# Longest wait for a chunk, which a relay may have to fetch; less than a client's timeout.
+# Longest wait of a request for a chunk, which a relay may have to fetch; below a client's timeout.
 PARK_MS: Final = 8000.0
-# Limit for all receivers; a receiver has several.
+# Limit for all receivers together; each opens several connections.
 CONNECTIONS_MAX: Final = 64
-# Requests served at once, so a slow one does not delay the others.
+# Requests served at the same time, so that a slow request does not delay the others.
 ANSWERERS: Final = 4
 _LOOK_MS: Final = 60_000.0
-# Pause, so that a bug that repeats does not take a whole core.
+# Pause before a failed thread is replaced, so that a recurring bug does not take a whole core.
 _BREATH_S: Final = 0.1
 # Environment failures of a lookup: the receiver asks again.
 _WORLD: Final = (RoseError, MemoryError)
@@ -200,10 +200,10 @@ class ChunkServer:
     def _begin(self) -> None:
         thread = Thread(self._answer, name="rose-chunks", on_failure=self._begin_again)
         thread.start()
-        self._threads.append(thread)  # after it was started: `close` joins what is here
+        self._threads.append(thread)  # after the start: `close` joins all threads in the list
 
     def _begin_again(self, _failure: BaseException) -> None:
-        """Replace a failed thread; its request is refused when its time is over."""
+        """Replace a failed thread; its request is refused after `PARK_MS`."""
         if not self._is_closing.wait(_BREATH_S):
             self._begin()
 
@@ -211,7 +211,7 @@ class ChunkServer:
         """Break off all connections and join all threads."""
         self._is_closing.set()
         self._plane.close()
-        while self._threads:  # One that failed may still start another.
+        while self._threads:  # A failed thread may still start another.
             self._threads.pop().join()
 
     def _answer(self) -> None:
@@ -229,4 +229,4 @@ class ChunkServer:
             self._plane.refuse(key.n, key.base_n, tile)
         with suppress(*_WORLD):
             for _ in range(1, asked):
-                self._served.chunk(key, tile)  # counted once per request
+                self._served.chunk(key, tile)  # to count the chunk once per request

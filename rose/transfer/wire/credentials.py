@@ -15,7 +15,7 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.enable_http_proxy", 0),  # loopback
+    ("grpc.enable_http_proxy", 0),  # a proxy does not lead to loopback
     ("grpc.use_local_subchannel_pool", 1),  # a new server does not inherit an old back-off
 )
 
@@ -69,7 +69,7 @@ def failure_of(who: str, what: str, error: Any) -> RoseError:
     """
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return Unavailable(f"{who} wants another token")
+        return Unavailable(f"{who} requires another token")
     if code is grpc.StatusCode.INVALID_ARGUMENT:  # a retry would not help
         return InvalidArgument(f"{who} refuses {what}: {details}")
     if code is grpc.StatusCode.UNAVAILABLE and any(one in details for one in _REFUSED):

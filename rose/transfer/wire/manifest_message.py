@@ -1,6 +1,6 @@
 """Manifests as protobuf, for peers, disks and signatures.
 
-Tiles are in columns, so that many of them decode in one go.
+The fields of tiles are stored in columns, so that many tiles decode in few calls.
 """
 
 import struct
@@ -23,7 +23,7 @@ _DIGEST: Final = struct.Struct("<2Q")
 
 
 def to_bytes(one: Manifest, *, is_signed: bool = True) -> bytes:
-    """Encode a manifest; for the signature, without its MAC."""
+    """Encode a manifest; if not `is_signed`, without its MAC, for the signature."""
     message = manifest_to(one)
     if not is_signed:
         message.ClearField("mac")
@@ -76,11 +76,13 @@ def manifest_of(message: Any) -> Manifest:
     """
     chunks = len(message.chunk_tile)
     if max(chunks, len(message.tile_digests) // _DIGEST.size) > TILES_MAX:
-        raise InvalidArgument(f"a manifest has more than {TILES_MAX} tiles")
+        raise InvalidArgument(f"a manifest must have at most {TILES_MAX} tiles")
     if not message.HasField("version") or len(message.layout) != _LAYOUT_BYTES:
-        raise InvalidArgument("a manifest needs a version and a layout")
+        raise InvalidArgument(f"a manifest needs a version and a layout of {_LAYOUT_BYTES} bytes")
     if len(message.mac) > MAC_BYTES_MAX:
-        raise InvalidArgument(f"a MAC has at most {MAC_BYTES_MAX} bytes, got {len(message.mac)}")
+        raise InvalidArgument(
+            f"a MAC must have at most {MAC_BYTES_MAX} bytes, got {len(message.mac)}"
+        )
     return Manifest(
         version=_version_of(message.version),
         base=_version_of(message.base) if message.HasField("base") else None,
@@ -125,7 +127,7 @@ def as_digest(content: bytes) -> Digest:
     """Read 16 bytes as a digest.
 
     Raises:
-        InvalidArgument: not 16 bytes.
+        InvalidArgument: the content has another size.
     """
     if len(content) != _DIGEST.size:
         raise InvalidArgument(f"a digest must have {_DIGEST.size} bytes, got {len(content)}")
@@ -149,7 +151,7 @@ def as_digests(content: bytes) -> list[Digest]:
     """Read a column of digests.
 
     Raises:
-        InvalidArgument: not a multiple of 16 bytes.
+        InvalidArgument: the size is not a multiple of 16 bytes.
     """
     if len(content) % _DIGEST.size:
         raise InvalidArgument(
@@ -164,5 +166,7 @@ def _version_to(version: Version) -> Any:
 
 def _version_of(message: Any) -> Version:
     if len(message.run) > RUN_MAX:
-        raise InvalidArgument(f"a run's name has {len(message.run)} characters: at most {RUN_MAX}")
+        raise InvalidArgument(
+            f"a run's name must have at most {RUN_MAX} characters, got {len(message.run)}"
+        )
     return Version(message.run, message.incarnation, message.n)

@@ -49,12 +49,12 @@ C = TypeVar("C", bound=Sequence[Any])
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Request the server's identity, or acknowledge."""
+    """A message without fields: a request for the server's identity, or an acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayPlace:
-    """A relay, and the tiles that land there, ascending."""
+    """The address of a relay, and the tiles that it fetches in advance, ascending."""
 
     address: str
     tiles: tuple[int, ...]
@@ -78,7 +78,7 @@ class HelloReply:
         role: one of `ROLES`.
         layout: layout id, 64 hexadecimal digits; "" if unknown.
         chunk_port: port for chunks, on the same host.
-        relays: relays with their landing tiles.
+        relays: relays, each with the tiles that it fetches in advance.
         tensors: tensors of the checkpoint, in its order; () if the weights are not a checkpoint.
     """
 
@@ -100,13 +100,13 @@ class KeptHello:
 
 @dataclass(frozen=True, slots=True)
 class WaitRequest:
-    """Request versions above a number, and wait for one.
+    """Request the versions above a number, and wait until there is one.
 
     Args:
         after_n: number of the newest known version.
-        timeout_ms: longest wait.
-        after_base_n: base of the last update of a partial reply, which led to `after_n`; then the
-            reply continues after that update, without waiting.
+        timeout_ms: longest wait, in milliseconds.
+        after_base_n: set to continue a partial reply, without a wait: base of the last update in
+            that reply, which leads to `after_n`.
     """
 
     after_n: int
@@ -116,7 +116,7 @@ class WaitRequest:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """Request a snapshot with some tiles, of version n or for None the newest."""
+    """Request a snapshot of version `n`, or for None of the newest, with the given tiles."""
 
     n: int | None
     tiles: tuple[int, ...]
@@ -124,7 +124,7 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class ManifestsReply:
-    """Answer to both requests: manifests, and the port of this host for chunks.
+    """Answer to a `WaitRequest` or a `SnapshotRequest`: manifests, and the server's chunk port.
 
     For a `SnapshotRequest`, the snapshot, or nothing if it cannot be made. For a `WaitRequest`, the
     manifests that fit, ascending; `is_more` says whether more follow.
@@ -147,13 +147,13 @@ class ReportRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartAsk:
-    """Common fields of all calls to a part.
+    """Request of every call to a `PartServer`.
 
     Args:
-        session: number of the publisher's session; opening another one ends it.
-        number: number of the newest pack requested, including this call; a call with a lower number
-            than the rank has seen was given up, and is ignored.
-        kept: number of the newest pack in the log; a later pack that was not kept is undone.
+        session: number of the publisher's session; it ends when another session is opened.
+        number: number of the newest requested pack, which may be this call. The rank refuses a call
+            with a lower number than it has seen, since the publisher has given up that call.
+        kept: number of the newest pack that the log has; the rank undoes a later pack.
         layout: publisher's layout id, in `Open`; else "".
         label: name of the weights, in `Open` and `Pack`; else "".
         tiles: tiles, ascending, in `Whole`; else ().
@@ -179,7 +179,7 @@ class PartDigests:
         _at_most(self.digests, PART_TILES_MAX, "digests")
         if len(self.tiles) != len(self.digests):
             raise InvalidArgument(
-                f"{len(self.tiles)} tiles need as many digests, got {len(self.digests)}"
+                f"{len(self.tiles)} tiles need {len(self.tiles)} digests, got {len(self.digests)}"
             )
 
 
@@ -209,7 +209,7 @@ def decode(kind: type[T], content: bytes) -> T:
 
     Raises:
         CorruptData: the bytes are not such a message.
-        InvalidArgument: another version of the format.
+        InvalidArgument: the message has another version of the format.
     """
     try:
         message = _KINDS[kind].FromString(content)
@@ -227,13 +227,13 @@ def decode(kind: type[T], content: bytes) -> T:
 
 
 def _fields_of(message: Any) -> dict[str, Any]:
-    """Return the fields of a value for its message, which omits None."""
+    """Return the fields of a value as arguments for its message, which omits None."""
     names = [one.name for one in fields(message)]
     return {name: _SENT.get(name, _same)(getattr(message, name)) for name in names}
 
 
 def _received(message: Any, name: str) -> Any:
-    """Return a field of a message for its value; None if it was omitted."""
+    """Return a field of a received message as its value has it; None if it was omitted."""
     is_optional = message.DESCRIPTOR.fields_by_name[name].has_presence
     if is_optional and not message.HasField(name):
         return None
@@ -244,7 +244,7 @@ def _same(value: object) -> object:
     return value
 
 
-# Conversions of fields whose value differs from the message's.
+# Conversions of fields that the message stores in another form than the value.
 _SENT: Final[Mapping[str, Callable[[Any], object]]] = {
     "layout": bytes.fromhex,
     "digest": digest_bytes,
@@ -302,7 +302,7 @@ def _label(text: str) -> str:
 
 def _number(value: int) -> int:
     if value > _N_MAX:
-        raise InvalidArgument(f"{value} exceeds {_N_MAX}")
+        raise InvalidArgument(f"number {value} must be at most {_N_MAX}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The part of one trainer rank: packed where its weights are, for a remote publisher."""
+"""The part of one trainer rank, which packs its own weights for a remote publisher."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,27 +15,29 @@ from rose.transfer.wire.token_server import TokenServer, streamed
 # One publisher, and its successor while calls of the first end.
 _CALLS_MAX: Final = 4
 
-# Returns a rank's tiles by a name that all ranks know: of a step, or of a checkpoint. Raises
-# `Unavailable` if the rank does not have them. Server threads call it; a cancelled call keeps its
-# thread until this returns.
+# Function that returns a rank's tiles by the name of a step or of a checkpoint that all ranks know.
+# It raises `Unavailable` if the rank does not have these weights. Server threads call it; a
+# cancelled call keeps its thread until the function returns.
 LabelledWeights: TypeAlias = Callable[[str], TileViews]
 
 
 class PartServer(Closing):
     """Serves one rank's part until it is closed.
 
-    The shadow is here and the log is the publisher's: a pack is undone unless the publisher's next
-    call says that its log has it. The publisher opens a part by naming the weights of the shadow,
-    so surviving and restarted ranks begin from the same step.
+    The shadow is in this process and the log in the publisher's, so a pack is undone unless the
+    publisher's next call states that the log has it. To open a part, the publisher names the
+    weights of the shadow, so surviving and restarted ranks begin from the same step.
 
-    The lock guards the shadow and the session. It is held while tiles are packed, but over no wait.
+    The lock guards the shadow and the session. It is held while tiles are packed, but not during
+    any wait.
 
     Args:
         owned: indices of this rank's tiles to send, ascending.
         tiles: all tiles of the weights.
-        weights: returns this rank's weights by name; only read, the shadow is a copy.
-        address: host and port, on loopback unless `tls` is given; port 0 for any free one.
-        token: 64 hexadecimal digits; None makes a new one.
+        weights: function that returns this rank's weights by name. They are only read; the shadow
+            is a copy.
+        address: host and port, on loopback unless `tls` is given; port 0 for any free port.
+        token: 64 hexadecimal digits; None makes a new token.
         tls: certificates for both sides.
         threads: threads that pack.
 
@@ -120,7 +122,7 @@ class PartServer(Closing):
         part = PackedPart()
         with self._lock:
             contributor = self._settled(ask)
-            self._pending = ask.number, part  # first, so that any change is undone
+            self._pending = ask.number, part  # recorded first, so that any change is undone
             contributor.pack(new, part)
         for tile, frame in part.frames.items():
             yield messages.PartFrame(tile, frame)
@@ -149,7 +151,7 @@ class PartServer(Closing):
         if contributor is None or ask.session != self._session:
             raise Unavailable("this rank is not in the publisher's session: open its part again")
         if ask.number < self._newest:  # its statement about packs is outdated
-            raise Unavailable("this call was given up: the publisher has sent a newer one")
+            raise Unavailable("this call was given up: the publisher has sent a newer call")
         self._newest = ask.number
         if self._pending is not None:
             number, part = self._pending

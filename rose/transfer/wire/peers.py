@@ -8,13 +8,13 @@ from rose.transfer.wire.messages import ROLES, HelloReply, RelayPlace, TensorEnt
 
 
 class Peers:
-    """Identity of a server. Any thread reads and changes it.
+    """Identity of a server. Any thread may read and change it.
 
     Args:
         name: name of the server.
         role: one of `ROLES`.
         layout: layout id; "" if unknown.
-        tensors: tensors of the checkpoint, if the weights are one.
+        tensors: tensors of the checkpoint; () if the weights are not a checkpoint.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Peers:
         if role not in ROLES:
             raise InvalidArgument(f"role '{role}': choose one of {', '.join(ROLES)}")
         self._name, self._role = name, role
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._layout, self._tensors = layout, tuple(tensors)
         self._relays: tuple[RelayPlace, ...] = ()
 

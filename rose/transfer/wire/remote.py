@@ -24,7 +24,7 @@ class RemoteSource:
     """A weight server as a source.
 
     One thread pulls; any thread may call `follow` and `close`. A failed call changes nothing: the
-    next one connects again.
+    next call connects again.
 
     Args:
         address: host and port of the server.
@@ -46,7 +46,7 @@ class RemoteSource:
     ) -> None:
         self._tls = tls
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()  # guards what follows; held over no call that waits
+        self._lock = threading.Lock()  # guards the fields below; not held during waits
         self._channel: Any = None
         self._chunks: ChunkClient | None = None
         self._chunk_port = 0
@@ -61,7 +61,7 @@ class RemoteSource:
                 token is invalid.
         """
         if not token:
-            raise InvalidArgument(f"{address} has no token: pass that of the weight server")
+            raise InvalidArgument(f"pass the token of the weight server at {address}")
         security = Security(token_bytes(token), self._tls)
         host, port = security.place(address)
         if port == 0:
@@ -77,7 +77,7 @@ class RemoteSource:
         self._hang_up()
 
     def close(self) -> None:
-        """Disconnect; running calls break off, and later ones raise `Unavailable`."""
+        """Disconnect; running calls break off, and later calls raise `Unavailable`."""
         with self._lock:
             self._is_closed = True
             channel = self._channel
@@ -85,7 +85,7 @@ class RemoteSource:
         self._hang_up()
 
     def break_off(self) -> None:
-        """End a running pull of chunks; later ones work. Any thread may call."""
+        """End a running pull of chunks; later pulls work. Any thread may call."""
         with self._lock:
             chunks = self._chunks
         if chunks is not None:
@@ -111,14 +111,15 @@ class RemoteSource:
         while reply.is_more:
             if not reply.manifests or len(manifests) > messages.MANIFESTS_MAX:
                 raise CorruptData(
-                    f"the weight server must announce at most {messages.MANIFESTS_MAX} manifests"
+                    f"the weight server sent an empty page, or more than {messages.MANIFESTS_MAX} "
+                    f"manifests"
                 )
             last = manifests[-1].key
             reply = self._manifests(
                 "Wait", messages.WaitRequest(last.n, 0, last.base_n), self._timeout_s
             )
             if reply.manifests and reply.manifests[0].key <= last:
-                raise CorruptData("the weight server repeats manifests")
+                raise CorruptData("the weight server sent a manifest twice")
             manifests += reply.manifests
         return manifests
 
@@ -134,7 +135,7 @@ class RemoteSource:
         """Send the report.
 
         Raises:
-            InvalidArgument: the server refuses it.
+            InvalidArgument: the server refuses the report.
             Unavailable: the server cannot be reached.
         """
         request = messages.ReportRequest(receiver, n, is_match, digest)
@@ -143,7 +144,7 @@ class RemoteSource:
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Request chunks; ask for the chunk port first, and again after a failure.
 
-        A restarted server has another chunk port.
+        A restarted server may have another chunk port.
         """
         if self._chunk_port == 0:
             self.hello()
@@ -203,5 +204,7 @@ class RemoteSource:
         except grpc.RpcError as error:
             raise failure_of(f"the weight server at {address}", method, error) from error
         except ValueError as error:  # the channel was closed meanwhile
-            raise Unavailable(f"the source was closed or moved: {error}") from error
+            raise Unavailable(
+                f"the source was closed, or follows another server: {error}"
+            ) from error
         return content

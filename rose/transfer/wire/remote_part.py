@@ -1,4 +1,4 @@
-"""The part of another rank, for the publisher: its frames come here, its weights stay there."""
+"""The part of another rank, for the publisher: it sends its frames, and keeps its weights."""
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,14 +28,14 @@ from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import failure_of, open_channel
 from rose.transfer.wire.security import Security, TlsFiles
 
-# Time for a rank to reach the step, to pack it, and to send its frames.
+# Time for a rank to reach the step, to pack it, and to send its frames, in seconds.
 PACK_S: Final = 120.0
-# Whole tiles per call: what a rank can send within its deadline.
+# Whole tiles per call: as many as a rank can send within its deadline.
 _WHOLE_AT_ONCE: Final = 64
 
 
 class WeightsElsewhere(TileViews):
-    """Stands for weights in another process: the name by which their rank knows them."""
+    """Stands for weights in another process, by the name under which their rank knows them."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -46,13 +46,13 @@ class WeightsElsewhere(TileViews):
 
 
 class RemotePart(Closing):
-    """A contributor to a `Publisher` that runs as a `PartServer` elsewhere. One thread uses it.
+    """A contributor to a `Publisher`, for a `PartServer` in another process. One thread uses it.
 
-    An internal thread fetches the result of a pack from `begin` on: all ranks have the same
-    deadline, whichever is waited for first, so a publisher waits for all no longer than for one.
+    An internal thread fetches the result of a pack from `begin` on. So the deadlines of all ranks
+    run at the same time, and a publisher waits no longer for all ranks than for one.
 
     A failed pack has no lasting effect: the rank undoes it. After a restart of the rank every call
-    raises `Unavailable` until `open`, for another incarnation.
+    raises `Unavailable` until `open` is called for another incarnation.
 
     Args:
         address: host and port of the server.
@@ -93,7 +93,7 @@ class RemotePart(Closing):
             raise
 
     def open(self, label: str) -> None:
-        """Begin a session with the named weights as the rank's shadow; waits for the rank.
+        """Begin a session with the named weights as the rank's shadow; wait for the rank.
 
         Raises:
             As the constructor.
@@ -124,7 +124,7 @@ class RemotePart(Closing):
 
     def begin(self, new: TileViews) -> None:
         """Start the pack of the weights that `new` names; ranks work in parallel."""
-        check(isinstance(new, WeightsElsewhere), "the weights of another rank are named")
+        check(isinstance(new, WeightsElsewhere), "weights of another rank must be given by name")
         self._hang_up()
         self._number += 1
         self._running = self._call("Pack", label=getattr(new, "label", ""))
@@ -147,14 +147,17 @@ class RemotePart(Closing):
             tile, frame = _frame(content)
             delta = self._sound(tile, frame)
             if tile <= before or delta.base_digest != self.digests[tile]:
-                raise CorruptData(f"the part at {self._address} sent tile {tile} out of order")
+                raise CorruptData(
+                    f"the part at {self._address} sent tile {tile} out of order, or from "
+                    "another base"
+                )
             before = tile
             part.deltas[tile], part.frames[tile] = delta, frame
             part.chunks.append(chunk_of(tile, delta, frame))
         return part
 
     def keep(self, part: PackedPart) -> None:
-        """Record that the log has it; the next call informs the rank."""
+        """Record that the log has the pack; the next call informs the rank."""
         self._kept = self._number
         self.digests.update({chunk.tile: chunk.digest for chunk in part.chunks})
 
@@ -179,7 +182,7 @@ class RemotePart(Closing):
     def whole(
         self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
     ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros; deltas are undone here.
+        """Yield tiles as deltas from zeros; the deltas of `undone` are undone in this process.
 
         Raises:
             Unavailable: the rank cannot be reached, or was restarted.
@@ -253,9 +256,9 @@ class RemotePart(Closing):
         try:
             yield from call
         except grpc.RpcError as error:
-            raise failure_of(f"the part at {self._address}", "this", error) from error
+            raise failure_of(f"the part at {self._address}", "the call", error) from error
         finally:
-            call.cancel()  # no effect once it is over
+            call.cancel()  # no effect once the call is over
 
     def _hang_up(self) -> None:
         running, self._running = self._running, None

@@ -13,7 +13,7 @@ from rose.addresses import reachable
 from rose.errors import InvalidArgument
 
 TOKEN_BYTES: Final = 32
-# More than a healthy service sees; a flood of rejections is not worth more log lines.
+# Rejections that are logged: more than a healthy service sees. A flood is not worth more lines.
 REJECTIONS_MAX: Final = 256
 
 _LOG: Final = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Security:
 
     Args:
         token: 32 bytes shared by all.
-        tls: certificates; without them nothing leaves the machine.
+        tls: certificates; without them only loopback is allowed.
     """
 
     token: bytes = field(repr=False)
@@ -48,7 +48,7 @@ class Security:
 
     @classmethod
     def of(cls, token: str | None, tls: TlsFiles | None = None) -> "Security":
-        """Parse a token, None for a new one, and check the files of `tls`.
+        """Parse a token, or make a new one for None, and check the files of `tls`.
 
         Raises:
             InvalidArgument: the token is invalid, or a file of `tls` is unusable.
@@ -67,7 +67,7 @@ class Security:
 
 
 def token_bytes(token: str | None) -> bytes:
-    """Return a token as bytes, or a new one.
+    """Return a token as bytes; for None, a new token.
 
     Raises:
         InvalidArgument: the token is invalid.
@@ -112,7 +112,7 @@ def check_files(tls: TlsFiles) -> None:
             another authority signed it.
     """
     server, client = context(tls, is_server=True), context(tls, is_server=False)
-    client.check_hostname = False  # it is its own peer here, without a name
+    client.check_hostname = False  # this process is its own peer here, without a host name
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         client.wrap_bio(to_client, to_server, server_side=False),

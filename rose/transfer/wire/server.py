@@ -44,7 +44,7 @@ RECEIVERS_MAX: Final = 32
 class WeightServer(Closing):
     """Serves one log until it is closed: control by gRPC, chunks by TCP.
 
-    Made by `serve`. Without the token a peer learns nothing on either.
+    `serve` makes it. Without the token a peer learns nothing on either port.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ def serve(
 
     Args:
         log: shelf to serve: the publisher's log, or a relay.
-        address: host and port, on loopback unless `tls` is given; port 0 for any free one.
-        token: 64 hexadecimal digits; None makes a new one. A parent that restarts a trainer passes
-            the old port and token, so that receivers find it.
+        address: host and port, on loopback unless `tls` is given; port 0 for any free port.
+        token: 64 hexadecimal digits; None makes a new token. For a restarted trainer, pass the old
+            port and token, so that receivers find it.
         tls: certificates for both sides.
         peers: the server's identity.
 

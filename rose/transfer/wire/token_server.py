@@ -23,12 +23,13 @@ _CODES: Final = (
 
 
 class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the method of a call; without the token there is none.
+    """Finds the handler of a call; a call without the token gets none.
 
     Args:
         token: token to require.
         methods: handlers by full method name.
-        has_room: whether a call without the token may take a thread to be told so.
+        has_room: function that tells whether a thread may be used to refuse a call without the
+            token.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not hmac.compare_digest(str(presented).encode(), self._token.encode()):
             if not self._has_room():
                 return None  # gRPC answers "no such method" itself, without a thread
-            # As a stream: its messages are not even read, so none can be too large.
+            # A stream handler does not read the messages, so no message can be too large.
             return grpc.stream_stream_rpc_method_handler(self._denied)
         return self._methods.get(call.method)
 
@@ -137,26 +138,26 @@ class CallThreads(ThreadPoolExecutor):
             self._changed.notify_all()
 
 
-# Time for running calls to end after a close.
+# Time for running calls to end after a close, in seconds.
 CLOSE_S: Final = 10.0
 
 
 class TokenServer(Closing):
-    """Takes its port when made, and answers from `start` until it is closed.
+    """Opens its port in the constructor, and answers from `start` until it is closed.
 
-    Callers with the token always find a place, however many others call: those are refused while
-    there are twice as many calls as threads.
+    Callers without the token cannot displace callers with it: while there are twice as many calls
+    as threads, calls without the token are refused at once.
 
     Args:
-        name: name of its threads.
+        name: name of the server's threads.
         host: address of this machine.
-        port: port; 0 for any free one.
+        port: port; 0 for any free port.
         security: credentials that callers must present.
         service: gRPC service name.
         methods: handlers made by `unary` and `streamed`, by name.
-        calls_max: calls served at a time, each by a thread; others wait.
-        request_bytes_max: limit for a received message.
-        reply_bytes_max: limit for a sent message.
+        calls_max: calls served at a time, each by a thread; further calls wait.
+        request_bytes_max: limit for a received message, in bytes.
+        reply_bytes_max: limit for a sent message, in bytes.
 
     Raises:
         Unavailable: the port is taken.
@@ -187,7 +188,7 @@ class TokenServer(Closing):
                 ("grpc.max_send_message_length", reply_bytes_max),
                 ("grpc.so_reuseport", 0),  # a second server on a port must be an error
             ),
-            # gRPC counts an ended call a moment longer: at most one per thread.
+            # gRPC counts a call for a moment after its end: at most one such call per thread.
             maximum_concurrent_rpcs=room + 2 * calls_max,
         )
         with ExitStack() as undo:

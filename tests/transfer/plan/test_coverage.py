@@ -208,9 +208,12 @@ HUGE = 1 << 50
 @pytest.mark.parametrize(
     ("shards", "says"),
     [
-        (map_of(piece("x", (0,), (4,)), v=(4,)), "a piece of x, which is not listed"),
-        (map_of(piece("v", (1,), (4,)), v=(4,)), r"\[1:5\] of v .* exceeds its shape \(4,\)"),
-        (map_of(piece("v", (0,), (4,)), v=(0,)), "exceeds its shape"),
+        (map_of(piece("x", (0,), (4,)), v=(4,)), "a piece of x, which the map does not list"),
+        (
+            map_of(piece("v", (1,), (4,)), v=(4,)),
+            r"\[1:5\] of v .* exceeds the tensor's shape \(4,\)",
+        ),
+        (map_of(piece("v", (0,), (4,)), v=(0,)), "exceeds the tensor's shape"),
         (map_of(piece("v", (0,), (4,)), v=(4, 1)), "must have as many dimensions as"),
         (map_of(piece("v", (0,), (4,), 0, (1, 1)), v=(4,)), "needs 1 strides, got 2"),
         (map_of(piece("v", (0,), (4,), -1), v=(4,)), "negative offset or stride"),
@@ -219,12 +222,12 @@ HUGE = 1 << 50
             map_of(piece("v", (0,), (4,), 0, (0,)), v=(4,)),
             "must not have two elements at one address",
         ),
-        (map_of(piece("v", (0,), (4,), rank=-1), v=(4,)), "or an invalid rank"),
-        (map_of(piece("v", (0,), (1,), 0, (HUGE,)), v=(1,)), "reaches over 2.48 elements of p"),
+        (map_of(piece("v", (0,), (4,), rank=-1), v=(4,)), "must have a rank from 0"),
+        (map_of(piece("v", (0,), (1,), 0, (HUGE,)), v=(1,)), "reaches beyond element 2.48 of p"),
         (map_of(v=(HUGE,)), "more than 2.48 elements"),
         (map_of(v=(HUGE, 0)), "more than 2.48 elements"),
-        (map_of(v=(1,) * 17), "cannot have the shape"),
-        (map_of(v=(-1,)), "cannot have the shape"),
+        (map_of(v=(1,) * 17), "must have at most 16 dimensions, none negative"),
+        (map_of(v=(-1,)), "must have at most 16 dimensions, none negative"),
         (ShardMap({"v": TensorSpec("w", (1,), "int8")}, (), {}), "w is listed under the name v"),
     ],
 )
