@@ -54,7 +54,7 @@ def environment_with(token: str | None) -> dict[str, str]:
     Other users can read a command line, but not an environment.
 
     Args:
-        token: `ROSE_TOKEN` of the child; None inherits this process's, if any.
+        token: `ROSE_TOKEN` of the child; None: the child inherits this process's token, if any.
     """
     return dict(os.environ) if token is None else {**os.environ, "ROSE_TOKEN": token}
 

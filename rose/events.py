@@ -1,11 +1,11 @@
-"""Values that travel between rooms."""
+"""Refusals, and the reasons for them."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Reason(Enum):
-    """Why rose said no."""
+    """Reason for a refusal."""
 
     POOL_EMPTY = "the pool has no slab to lend"
     OVER_LIMIT = "the partition is at its limit, or the device at its cap"

@@ -159,7 +159,10 @@ def lock(path: Path) -> BinaryIO:
 
 
 def sync_file(path: Path) -> None:
-    """Sync a file's content to disk, so that a power cut cannot leave its new name without it."""
+    """Sync a file's content to disk.
+
+    Call this before a rename: otherwise the new name may refer to an empty file after a power cut.
+    """
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -201,7 +201,7 @@ async def _unless_gone(work: Awaitable[T], request: Request) -> T:
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise HTTPException(499, "the client has gone")
+            raise HTTPException(499, "the client has disconnected")
         return working.result()
     finally:
         for one in (working, watching):

@@ -126,8 +126,11 @@ class Guard:
             is_bearer = len(shown) == 2 and shown[0].lower() == b"bearer"
             if not is_bearer or not hmac.compare_digest(shown[1].strip(), self._token):
                 raise _Refused(401, "the request must carry the service's bearer token")
-        if self._requests > _REQUESTS_PER_SEQUENCE * self._limits.sequences:
-            raise _Refused(429, f"too many requests are open, {self._requests}: retry later")
+        most = _REQUESTS_PER_SEQUENCE * self._limits.sequences
+        if self._requests > most:
+            raise _Refused(
+                429, f"at most {most} requests may be open, got {self._requests}: retry later"
+            )
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body; None if the client has disconnected."""

@@ -79,10 +79,11 @@ class Attached:
         """Queue a request, like `Engine.submit`; a serving engine announces it to rose.
 
         Args:
-            request_id: unique among live requests.
+            request_id: id that no other live request has.
             prompt: token ids.
-            max_new_tokens: tokens to generate, > 0.
-            on_output: called for every token with the output so far, in the generation thread.
+            max_new_tokens: number of tokens to generate, > 0.
+            on_output: function that is called in the generation thread for every token, with the
+                output so far.
             sampling: sampling parameters; only for an engine built with `sampling`.
             stop_tokens: token ids that end the request.
 

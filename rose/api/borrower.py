@@ -26,7 +26,7 @@ from rose.units import MS_PER_S, NS_PER_MS
 # Longest single wait: within this time a waiting step notices a revocation or a close.
 _LOOK_UP_MS: Final = 50.0
 # If no sequence can proceed for this long, because each waits for blocks of the others, the last
-# one gives up its blocks. Must exceed the time that a revocation delays growth (`Policy`).
+# sequence gives up its blocks. This must exceed `Policy.regrow_after_ms`.
 _STUCK_MS: Final = 500.0
 _ANY_POOL_BYTES: Final = 1 << 50  # larger than any pool, so it limits nothing
 
@@ -278,7 +278,7 @@ class Sequence(Tokens):
         self.tokens = wanted
 
     def close(self) -> None:
-        """End the sequence and free its blocks. A running step of the sequence ends first."""
+        """End the sequence. Its blocks are freed now, or at the end of its running step."""
         self._borrower._forget(self)
 
     @property
@@ -337,7 +337,7 @@ class BorrowerStep:
         """Wait until all segments have run; call this before you read results within the step.
 
         Raises:
-            StepAborted, Unavailable: like `gate`.
+            StepAborted, Unavailable: as in `gate`.
         """
         self._lane.finish()
         self._is_finished = True

@@ -76,7 +76,7 @@ class Serving:
         return True
 
     def request(self, *, prompt_tokens: int) -> "Request":
-        """Announce a request. Call this as early as possible, because it closes rollouts' gate.
+        """Announce a request. Call this as early as possible, because it stops rollouts.
 
         Args:
             prompt_tokens: number of tokens of the prompt.
@@ -106,8 +106,8 @@ class Serving:
         for request, tokens in work.items():
             if not 0 < tokens <= request.remaining:
                 raise InvalidArgument(
-                    f"{request.name} cannot compute {tokens} tokens: it must be from 1 to "
-                    f"{request.remaining}, the tokens that remain"
+                    f"a step of {request.name} must compute 1 to {request.remaining} tokens, "
+                    f"got {tokens}"
                 )
         return ServingStep(self.lane, work, emitting)
 

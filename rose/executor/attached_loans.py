@@ -130,7 +130,10 @@ class AttachedLoans:
             self._window.tidy()
 
     def rank(self, slabs: Sequence[int]) -> None:
-        """Write the order of revocation into the mailbox; a rank is valid until its loan ends."""
+        """Write the order of revocation into the mailbox.
+
+        A slab's rank is valid until its loan ends.
+        """
         self._attachment.set_ranks(slabs, range(len(slabs)))
 
     # ---- shared memory --------------------------------------------------------------------------

@@ -31,12 +31,12 @@ class Cap:
 
     @property
     def slabs(self) -> int:
-        """Largest number of slabs on loan now; certificates and the borrower may lower it."""
+        """Largest number of slabs on loan now, by the cap and the operator's limit."""
         is_over = not math.isinf(self._ends_ns) and self._clock.now_ns() >= self._ends_ns
         return 0 if is_over else min(self._slabs, self._limit)
 
     def left(self) -> tuple[int, float] | None:
-        """Return the largest number of slabs on loan now, and the milliseconds until it expires.
+        """Return the largest number of slabs on loan now, and the milliseconds left of the cap.
 
         Both are 0 after the cap has expired. None: there is neither a cap nor a limit.
         """

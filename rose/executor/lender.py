@@ -103,12 +103,12 @@ class Lender:
 
     @property
     def lendable_slabs(self) -> int:
-        """Slabs of the pool outside serving's reserve."""
+        """Number of slabs of the pool outside serving's reserve."""
         return self._slab_count - self.arbiter.snapshot().partitions[self._serving].reserve_slabs
 
     @property
     def lent_slabs(self) -> int:
-        """Slabs on loan that are not being taken back."""
+        """Number of slabs on loan, except slabs being taken back."""
         borrower = self.supply.borrower
         lent = None if borrower is None else self.supply.lent(borrower)
         return 0 if lent is None else lent.held - lent.in_revocation
@@ -202,7 +202,7 @@ class Lender:
     # ---- the keeper's side ----------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Fence late slabs, revoke leases past their TTL, enforce the cap, and recheck the demand.
+        """Fence overdue slabs, revoke old leases, enforce the cap, and recheck the demand.
 
         The leases of a live borrower are renewed. A borrower in this process counts as live outside
         a step, and renews its leases at gates within a step. A borrower in another process is live

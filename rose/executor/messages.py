@@ -1,6 +1,6 @@
-"""Messages between a device and a tenant in another process, before and between loans.
+"""Messages between a device and a tenant or observer in another process.
 
-Urgent data goes through shared memory instead: see the ledger and the mailbox in
+Revocations and reports go through shared memory instead: see the ledger and the mailbox in
 `docs/protocol.md`.
 """
 
@@ -46,7 +46,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The device admits the tenant. The message carries the file descriptors `descriptors`.
+    """The device admits the tenant. The message also carries file descriptors.
 
     Args:
         device: "cpu" or "cuda:<n>".
@@ -62,7 +62,7 @@ class Welcome:
         gate_window: largest number of segments that wait in the stream of a GPU.
         has_gates: whether a step is divided by gates; otherwise it is one segment.
         lease_ttl_ms: lifetime of a loan without renewal.
-        descriptors: names of the descriptors, in the order of the descriptors.
+        descriptors: name of each file descriptor that the message carries, in order.
     """
 
     device: Word

@@ -398,7 +398,7 @@ class RolloutLane:
         Idle slabs are taken before all others. A slab's rank is valid until its loan ends.
 
         Args:
-            slabs: ids of slabs, the first to lose first.
+            slabs: ids of slabs, in the order in which they are to be taken.
         """
         with self._reporting:
             self._loans.rank(slabs)

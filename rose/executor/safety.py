@@ -1,4 +1,4 @@
-"""The only `except Exception` of rose: whatever fails, serving continues without rose."""
+"""The one place where rose catches all exceptions: serving continues whatever fails in rose."""
 
 import threading
 from collections.abc import Callable

@@ -15,11 +15,11 @@ from rose.units import NS_PER_MS
 class Part(Enum):
     """A part of the time before a late token.
 
-    ESTIMATOR: steps above their upper estimate.
-    BLOCKING: waits for a segment above its promised length.
-    LENT: time lent to rollouts above the slack.
-    HOST: time outside steps, neither lent nor spent on a segment.
-    LOAD: steps for other requests, and the token's own steps beyond the target.
+    ESTIMATOR: time of steps beyond their upper estimate.
+    BLOCKING: time of waits for a segment beyond its promised length.
+    LENT: time lent to rollouts beyond the slack.
+    HOST: time outside steps that was neither lent nor spent waiting for a segment.
+    LOAD: time of steps for other requests, and of the token's own steps beyond the target.
     PROMISED: the rest, which the certificates allow for.
     """
 

@@ -111,7 +111,8 @@ class Policy:
         for field in fields(self):
             if not _is_in_range(field.name, getattr(self, field.name)):
                 raise InvalidArgument(
-                    f"Policy({field.name}={getattr(self, field.name)}) is out of range"
+                    f"Policy({field.name}={getattr(self, field.name)}) is out of range: it must be "
+                    f"{_range_of(field.name)}"
                 )
 
     @property
@@ -123,6 +124,17 @@ class Policy:
     def without_bits(self) -> int:
         """The switched-off mechanisms, as bits of the log's header."""
         return sum(1 << MECHANISMS.index(name) for name in self.without)
+
+
+def _range_of(name: str) -> str:
+    """Return the rule of `_is_in_range` for the parameter `name`."""
+    if name == "without":
+        return f"a frozenset of {', '.join(MECHANISMS)}"
+    if name == "latency_prior_ms":
+        return "five finite numbers of at least 0"
+    if name == "epsilon":
+        return "above 0 and at most 1"
+    return "finite and " + ("at least 0" if name in _MAY_BE_ZERO else "above 0")
 
 
 def _is_in_range(name: str, value: Any) -> bool:

@@ -82,7 +82,7 @@ class QuantumRules:
         )
 
     def _promises(self, terms: dict[str, Any], time_ns: int) -> list[str]:
-        """Recompute the sums of every mode and of this mode."""
+        """Check the conditions of every mode, and those of the logged mode."""
         header = self._header
         next_ms, first_ms = self._next(terms)
         delay_ms = terms["segments"] * terms["segment_upper_ms"] + header["signal_ms"]
