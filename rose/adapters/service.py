@@ -26,8 +26,8 @@ from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.turns import Capabilities
 from rose.scheduler.worker import Worker, WorkerEvent
 
-# The scheduler limits the trajectories per version for training. Here each request states the
-# versions it accepts, so the limit is set beyond reach.
+# The scheduler starts at most this many trajectories per version, for training. Here each request
+# states the versions that it accepts, so this limit is set beyond reach.
 _SETTINGS: Final = SchedulerSettings(batch_trajectories=1 << 20)
 
 
@@ -39,7 +39,7 @@ class PauseMode(Enum):
     """Treatment of sequences in flight during a pause.
 
     KEEP: running turns are recalled, and continue after the pause.
-    WAIT: running turns end before the pause begins.
+    WAIT: running turns run to their end.
     ABORT: sequences end with their tokens so far.
     """
 
