@@ -11,7 +11,7 @@ _KINDS_OF_PLUGINS: Final = ("general", "io_processor", "platform", "stat_logger"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The variables that rose reads; an unset one is None.
+    """The environment variables that rose reads; None stands for an unset variable.
 
     Args:
         is_ci: whether `CI` is set, which disables live progress bars.

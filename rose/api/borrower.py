@@ -251,7 +251,7 @@ class Sequence(Tokens):
     """The tokens of one rollout; made by `Borrower.sequence`.
 
     rose owns the blocks: it may take them for serving between two steps, and the next step gets
-    new ones. A sequence whose blocks were taken is `lost`; its next step recomputes all its tokens.
+    new blocks. A sequence whose blocks were taken is `lost`; its next step recomputes all tokens.
     """
 
     def __init__(self, borrower: Borrower, number: int) -> None:

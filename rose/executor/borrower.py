@@ -1,4 +1,4 @@
-"""The borrower of a device, as serving's process sees it."""
+"""Serving's representation of the borrower of a device."""
 
 from typing import TYPE_CHECKING, TypeAlias
 

@@ -1,4 +1,4 @@
-"""A revocation as the borrower sees it."""
+"""Revocations, and the notices of them that the borrower's engine gets."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Cause(Enum):
 
 @dataclass(slots=True)
 class Notice:
-    """A revocation as the borrower's engine sees it, in serving's process or another.
+    """Notice of a revocation for the borrower's engine, in serving's process or in another.
 
     Args:
         slabs: number of slabs to give back.

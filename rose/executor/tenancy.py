@@ -1,4 +1,4 @@
-"""A borrower in another process, as serving's process sees it."""
+"""Serving's representation of a borrower in another process."""
 
 import os
 import threading

@@ -37,7 +37,7 @@ def new_latency_model(
         policy: source of the parameters.
         step_tokens: largest number of tokens in one engine step; a step with nearly as many is a
             full chunk, which has its own bound.
-        prior_ms: the five coefficients of `rose.slo.prior`; None for those of `policy`.
+        prior_ms: the five coefficients of `rose.slo.prior`; None: `policy.latency_prior_ms`.
     """
     return LatencyModel(
         prior_ms=policy.latency_prior_ms if prior_ms is None else prior_ms,
@@ -73,7 +73,7 @@ def load_text(text: str, policy: Policy, *, identity: str | None = None) -> Late
 
     The model makes the same predictions as the saved one, and its bounds apply once new steps
     confirm them. If the window of this version of rose is shorter, the newest residuals are kept.
-    If `policy` has another epsilon, the level of each bound starts anew.
+    If `policy` has another epsilon, the level of each bound is reset.
 
     Args:
         text: output of `save_text`.
