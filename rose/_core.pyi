@@ -1,4 +1,4 @@
-# Contracts and units stand in the headers under csrc/.
+# The headers under csrc/ describe the contracts and units of these classes and functions.
 import enum
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 _Ids: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
-# 16 bytes each: one by one, or all of them side by side.
+# Keys of 16 bytes each, as a sequence, or all in one buffer.
 _Keys: TypeAlias = Sequence[bytes] | bytes | npt.NDArray[Any]
 
 __compiler__: str
@@ -516,8 +516,6 @@ class Arbiter:
     def snapshot(self) -> Snapshot: ...
     def check_invariants(self) -> None: ...
 
-# Clock, BootClock, ManualClock: memory's fragment.
-
 class Verdict(Enum):
     PASSED = 0
     ABORTED = 1
@@ -973,7 +971,8 @@ class CertifiedAdmission(Admission):
         self, lender: int, demand: Demand, *, log: CertificateLog, serving: ServingState
     ) -> None: ...
 
-# Chunks between processes. `frame` is anything with contiguous bytes; it is kept, not copied.
+# Chunks between processes. `frame` is any object with contiguous bytes; the server keeps a
+# reference to it, not a copy.
 class TlsFiles:
     def __init__(self, certificate: str, key: str, authority: str) -> None: ...
     @property
@@ -1034,8 +1033,8 @@ class ChunkClient:
     @property
     def losses(self) -> int: ...
 
-# A delta is a `rose.transfer.Delta`, or what has its fields. Weights are arrays of uint8, uint16 or
-# uint32 with any strides that are not negative.
+# A delta is a `rose.transfer.Delta`, or an object with the same fields. Weights are arrays of
+# uint8, uint16 or uint32 whose strides are not negative.
 def isa_names() -> list[str]: ...
 def delta_pack(
     new: npt.NDArray[Any],
@@ -1069,9 +1068,10 @@ def delta_merge(
     first: Any, second: Any
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
 
-# A class rule: shift, exponent_bits, origin, all_mask, magnitude_bits of each of eight classes.
 HISTOGRAM_COLUMNS: int
 
+# A rule is (shift, exponent_bits, origin, all_mask, magnitude_bits), where magnitude_bits has a
+# number for each of the eight classes.
 @overload
 def strat_pack(
     weights: npt.NDArray[np.uint8],
@@ -1195,7 +1195,7 @@ def digest(
     threads: int = 1,
 ) -> tuple[int, int]: ...
 
-# Weights of one byte; see `rose.transfer.codec.quantise`.
+# Quantisation of weights to one byte per element; see `rose.transfer.codec.quantise`.
 def quantise(
     weights: npt.NDArray[np.uint16],
     *,
@@ -1408,7 +1408,7 @@ class DeviceQuantiser:
         stream: int,
     ) -> None: ...
 
-# The gate in a stream of a device. Streams are handles, those of torch included.
+# The gate in a CUDA stream. A stream is passed as its handle, which may come from torch.
 
 class GateKind(Enum):
     HOST = 0
@@ -1486,7 +1486,7 @@ def probe_gates(
     try_all: bool = False,
 ) -> GateProbe: ...
 
-# The scheduler: rows are tuples of a code and the fields, see rose/scheduler/core.py.
+# The scheduler. A row is a code and the fields of an event or action; see rose/scheduler/core.py.
 
 def scheduler_knobs(knobs: dict[str, float]) -> dict[str, float]: ...
 

@@ -1,4 +1,4 @@
-"""Addresses of processes; without encryption only those of this machine are allowed."""
+"""Parsing of network addresses. Without encryption, only loopback addresses are allowed."""
 
 import ipaddress
 
@@ -17,27 +17,28 @@ def loopback(address: str) -> tuple[str, int]:
     parts = _parts(address)
     if parts is None or not _is_loopback(parts[0]):
         raise InvalidArgument(
-            f"address '{address}': nothing is encrypted, so give one of this machine's loopback, "
-            "with a port, as in 127.0.0.1:0"
+            f"without encryption an address must be numeric, on loopback and with a port, as in "
+            f"127.0.0.1:0, got '{address}'"
         )
     return parts
 
 
 def reachable(address: str, *, is_encrypted: bool) -> tuple[str, int]:
-    """Return host and port of an address, which may be another machine's only with encryption.
+    """Return host and port of an address. Without encryption it must be on loopback.
 
     Args:
-        address: HOST:PORT; the host may be a name only with encryption.
+        address: HOST:PORT; with encryption the host may be a name.
         is_encrypted: whether both sides present certificates.
 
     Raises:
-        InvalidArgument: the address is malformed, or neither on loopback nor encrypted.
+        InvalidArgument: the address is malformed, or it is not on loopback and there is no
+            encryption.
     """
     if not is_encrypted:
         return loopback(address)
     parts = _parts(address)
     if parts is None:
-        raise InvalidArgument(f"address '{address}' is not HOST:PORT, as in 10.0.0.1:5555")
+        raise InvalidArgument(f"an address must be HOST:PORT, as in 10.0.0.1:5555, got '{address}'")
     return parts
 
 

@@ -29,5 +29,5 @@ class BootClock:
 
 
 def unix_s() -> int:
-    """Return seconds since 1970, for messages that carry a date; it may go back."""
+    """Return seconds since 1970, for messages that carry a date; the value may go back."""
     return int(time.time())

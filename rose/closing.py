@@ -6,7 +6,7 @@ from typing_extensions import Self
 
 
 class Closing:
-    """Makes a class with `close` a context manager."""
+    """Base class that calls `close` at the end of a `with` block."""
 
     __slots__ = ()
 

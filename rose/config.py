@@ -5,20 +5,22 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Final
 
-# Kinds that vLLM loads unless a list says otherwise.
+# Kinds of plug-ins that vLLM loads when `VLLM_PLUGINS` is unset.
 _KINDS_OF_PLUGINS: Final = ("general", "io_processor", "platform", "stat_logger")
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The variables that rose reads; an unset one is None.
+    """The environment variables that rose reads; None stands for an unset variable.
 
     Args:
         is_ci: whether `CI` is set, which disables live progress bars.
         isa: `ROSE_ISA`, the best instruction set that `rose.transfer` may use.
-        cuda_max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`; None also if it is not a number.
-        is_launch_blocking: whether `CUDA_LAUNCH_BLOCKING` makes each launch wait for its end.
-        vllm_wheel: `ROSE_VLLM_WHEEL`, the vLLM wheel that rose is compared with, or its source.
+        cuda_max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`; None if unset or not a number.
+        is_launch_blocking: whether `CUDA_LAUNCH_BLOCKING` makes each launch wait until its kernel
+            has ended.
+        vllm_wheel: `ROSE_VLLM_WHEEL`, path of the vLLM wheel that benchmarks compare rose with;
+            "download" fetches it.
         token: `ROSE_TOKEN`, the shared secret of peers.
         manifest_key: `ROSE_MANIFEST_KEY`, the signing key of manifests.
     """
@@ -33,7 +35,7 @@ class Environment:
 
 
 def read_environment() -> Environment:
-    """Read the variables; call it once and pass the value on."""
+    """Read the variables. Call this once and pass the result on."""
     connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     return Environment(
         is_ci=os.environ.get("CI", "") not in ("", "0", "false"),
@@ -47,10 +49,12 @@ def read_environment() -> Environment:
 
 
 def environment_with(token: str | None) -> dict[str, str]:
-    """Return the environment of a child process, where other users cannot read its token.
+    """Return the environment of a child process, including its token.
+
+    Other users can read a command line, but not an environment.
 
     Args:
-        token: `ROSE_TOKEN` of the child; None inherits this process's, if any.
+        token: `ROSE_TOKEN` of the child; None: the child inherits this process's token, if any.
     """
     return dict(os.environ) if token is None else {**os.environ, "ROSE_TOKEN": token}
 
@@ -58,9 +62,10 @@ def environment_with(token: str | None) -> dict[str, str]:
 def environment_of_vllm(plugin: str) -> dict[str, str]:
     """Return the environment of a vLLM server that loads rose's plug-in.
 
-    `VLLM_PLUGINS` lists all plug-ins that may load. Unset it allows every one, except those that
-    add HTTP routes, so the others installed here are named too. rose drives CPUs, and two servers
-    share them, so unless the user says otherwise none is bound to cores.
+    `VLLM_PLUGINS` lists all plug-ins that may load. Without this variable vLLM loads every plug-in
+    except those that add HTTP routes, so the list names all other installed plug-ins too. The
+    server runs on the CPU and shares the cores with a second server, so its threads are bound to
+    cores only if the user asks for it.
 
     Args:
         plugin: name of rose's entry point.
@@ -80,7 +85,7 @@ def _plugins_that_need_no_name() -> list[str]:
 def quiet_grpc() -> None:
     """Silence gRPC's own messages on stderr, unless the user set GRPC_VERBOSITY.
 
-    Call it before importing gRPC, which would print a line for every failed handshake of strangers;
+    Call it before importing gRPC, which otherwise prints a line for every failed TLS handshake.
     rose reports failures itself.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""The errors rose can raise, one class per code of the C++ core, and `check` for its own bugs.
+"""The errors rose can raise, one class per code of the C++ core, and `check` for invariants.
 
 A refusal ("not now") is never an exception: see `rose.events.Refusal`.
 """
@@ -37,7 +37,7 @@ class StepAborted(RoseError):
 
 
 def sentence(error: BaseException) -> str:
-    """Return an error's message, or its type if the message is empty (as Python's MemoryError)."""
+    """Return an error's message, or the name of its type if the message is empty."""
     return str(error) or type(error).__name__
 
 

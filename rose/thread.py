@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 
 class Thread(threading.Thread):
-    """A thread that reports the failure that ends it to its owner, besides showing the traceback.
+    """A thread that reports an uncaught exception to its owner and prints the traceback.
 
-    All threads of rose use it. `failure` is None while the thread runs and after a normal end.
+    All threads of rose use it. `failure` is None while the thread runs and after a normal end;
+    otherwise it is the exception.
     """
 
     def __init__(
@@ -24,8 +25,9 @@ class Thread(threading.Thread):
         Args:
             work: the thread's function.
             name: thread name.
-            on_failure: called in the thread with its failure; stops or reports the dependent parts.
-            daemon: whether the process may end while it runs.
+            on_failure: called in the thread with the exception; it must stop or report the parts
+                that depend on the thread.
+            daemon: whether the process may end while the thread runs.
         """
         super().__init__(name=name, daemon=daemon)
         self._work = work
@@ -40,5 +42,5 @@ class Thread(threading.Thread):
             self.failure = sys.exc_info()[1]
             if self.failure is not None:
                 self._on_failure(self.failure)
-            # A reference to an ended thread must not keep its work alive.
+            # A reference to an ended thread must not keep the objects of its callables alive.
             del self._work, self._on_failure

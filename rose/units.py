@@ -1,4 +1,4 @@
-"""Unit constants, and the rounding for allocations."""
+"""Unit constants, and division that rounds up."""
 
 from typing import Final
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 _STANDARD_STREAMS: Final = (1, 2)
-# Errors of file systems that cannot sync a folder; fsync(2) documents the first.
+# Errors of file systems that cannot sync a folder; fsync(2) documents EINVAL.
 _HAS_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 
 
@@ -23,7 +23,8 @@ _HAS_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and rename it to `path` when the block succeeds.
 
-    A link stays, and its target is replaced. For a device or a pipe, the result is `path` itself.
+    If `path` is a symbolic link, the link stays and its target is replaced. If `path` is a device
+    or a pipe, `path` itself is yielded and nothing is renamed.
 
     Raises:
         OSError: the directory cannot be written, or `path` is a directory; nothing is left behind.
@@ -76,10 +77,10 @@ def _standard_stream(path: Path) -> int | None:
 
 
 def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
-    """Write beside `path`, then rename, so that a reader sees either the old file or the new one.
+    """Replace a file atomically: a reader sees either the old file or the new one.
 
-    After a power cut either may be there, unless `sync_folder` was called. A standard stream gets
-    the pieces after all printed output; devices and pipes are written directly.
+    After a power cut either of them may exist, unless `sync_folder` was called. If `path` is stdout
+    or stderr, printed output is flushed first. Devices and pipes are written directly.
 
     Args:
         path: file to write.
@@ -103,7 +104,8 @@ def open_input(path: Path) -> io.BufferedReader:
     """Open a user's file for reading.
 
     Raises:
-        OSError: the file cannot be opened, or is a pipe or a device, which may block for ever.
+        OSError: the file cannot be opened, or it is a pipe or a device, where reading may block for
+            ever.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Opening a folder fails by itself.
@@ -141,7 +143,7 @@ def sweep(path: Path) -> None:
 def lock(path: Path) -> BinaryIO:
     """Lock `path` against other processes and callers until the returned file is closed.
 
-    The file is not removed; otherwise two processes could lock two files of the same name.
+    Nobody removes the file: otherwise two processes could lock two different files of this name.
 
     Raises:
         BlockingIOError: the lock is taken.
@@ -157,7 +159,10 @@ def lock(path: Path) -> BinaryIO:
 
 
 def sync_file(path: Path) -> None:
-    """Sync a file to disk, so that its name cannot survive a power cut without its content."""
+    """Sync a file's content to disk.
+
+    Call this before a rename: otherwise the new name may refer to an empty file after a power cut.
+    """
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -166,7 +171,7 @@ def sync_folder(folder: Path) -> None:
     """Sync the names in a folder to disk, which makes renames durable.
 
     Raises:
-        OSError: the disk failed; the names exist, but a power cut may undo the latest.
+        OSError: the disk failed; a power cut may undo the latest renames.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,4 +1,4 @@
-"""The rollout service: HTTP for RL frameworks in front of the scheduler. It needs `serve`."""
+"""The rollout service: an HTTP server for RL frameworks. Needs the extra `serve`."""
 
 from rose.adapters.app import rollout_app
 from rose.adapters.sequences import Ask

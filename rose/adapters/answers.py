@@ -1,4 +1,4 @@
-"""Answers to completions, whole and streamed, as vLLM and OpenAI write them."""
+"""Answers to completion requests, whole or streamed, in the format of vLLM and OpenAI."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ encode: Final = msgspec.json.encode
 
 @dataclass(slots=True)
 class _Streamed:
-    """Part of a sequence that the answer has returned."""
+    """The part of a sequence that was already sent to the client."""
 
     text: StreamedText
     tokens: int = 0
@@ -31,14 +31,14 @@ class _Streamed:
 
 @dataclass(slots=True)
 class _Piece:
-    """New tokens of a sequence.
+    """Tokens of a sequence that were not sent yet.
 
     Args:
         place: index of the sequence in its request.
-        start: index of its first new token.
-        end: index after its last one.
-        text: what they add to the text.
-        is_last: whether nothing follows.
+        start: index of the first new token in the sequence.
+        end: index after the last new token.
+        text: text of the new tokens.
+        is_last: whether no further tokens follow.
     """
 
     place: int
@@ -53,12 +53,12 @@ class Answer(Generic[B]):
     """The answer to one request.
 
     Args:
-        body: the request.
-        generation: its sequences.
+        body: body of the request.
+        generation: sequences of the request.
         model: name of the model.
-        created: seconds since 1970.
+        created: time of the answer, seconds since 1970.
         identity: id of the answer.
-        tokenizer: writes the text; None for none.
+        tokenizer: tokenizer that decodes the tokens; None: the answer has no text.
     """
 
     body: B
@@ -78,7 +78,11 @@ class Answer(Generic[B]):
         ]
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer when all sequences are over; raises as `Generation.finished`."""
+        """Wait until all sequences have ended, and return the answer.
+
+        Raises:
+            RoseError: as in `Generation.finished`.
+        """
         await self.generation.finished()
         choices = [self._choice(piece, is_whole=True) for piece in self._pieces()]
         return {**self._head(is_chunk=False), "choices": choices, "usage": self._usage()}
@@ -106,7 +110,7 @@ class Answer(Generic[B]):
         yield _DONE
 
     def _pieces(self) -> list[_Piece]:
-        """Return what is new of each sequence."""
+        """Return the tokens of each sequence that were not sent yet."""
         pieces = []
         for place, (streamed, sequence) in enumerate(
             zip(self._streamed, self.generation.sequences, strict=True)
@@ -170,7 +174,7 @@ class Answer(Generic[B]):
         return choice
 
     def _stop_reason(self, sequence: SequenceInFlight) -> int | None:
-        """Return the requested token that ended it; None for the end of a text, and a limit."""
+        """Return the token of `stop_token_ids` that ended a sequence; None if none of them did."""
         last = sequence.tokens[-1] if sequence.tokens else None
         return last if last in (self.body.stop_token_ids or ()) else None
 

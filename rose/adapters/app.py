@@ -31,13 +31,16 @@ from rose.clock import unix_s
 from rose.errors import RoseError
 
 T = TypeVar("T")
-# What the routes may answer besides 200, for the OpenAPI schema.
+# Error responses of the routes, for the OpenAPI schema.
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    400: {"description": "The request breaks a rule; the sentence names it."},
+    400: {"description": "The request breaks a rule; the message names the rule."},
     401: {"description": "The bearer token is missing or wrong."},
     404: {"description": "The model is not served."},
     408: {"description": "The body took too long to arrive."},
-    409: {"description": "No worker has weights that the request accepts; `versions` are there."},
+    409: {
+        "description": "No worker has weights that the request accepts; `versions` has the number "
+        "of workers by version."
+    },
     413: {"description": "The body is too large."},
     429: {"description": "Too many sequences are in flight; retry after Retry-After seconds."},
     501: {"description": "The service has no source of weights."},
@@ -47,14 +50,14 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class _Stream(StreamingResponse):
-    """A streamed answer, whose generation ends with it, even if its client never reads."""
+    """A streamed answer. At its end the generation is closed, even if the client never reads."""
 
     def __init__(self, answer: Answer[Any]) -> None:
         super().__init__(answer.events(), media_type="text/event-stream")
         self._generation = answer.generation
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Stream until the answer is complete or the client has gone."""
+        """Stream until the answer is complete or the client disconnects."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -73,12 +76,13 @@ def rollout_app(
     """Return the ASGI application of an open service.
 
     Args:
-        service: service that generates.
-        model: name of the model, the only one that requests may name.
-        dtype: dtype of its weights, as clients are told.
-        tokenizer: for text and chat; None takes and returns token ids only.
-        token: bearer token of all clients; None lets everybody in.
-        weights: brings versions that clients send over HTTP; None if `rose.publish` does.
+        service: service that generates the tokens.
+        model: name of the model; requests may name no other.
+        dtype: dtype of the weights, as `/server_info` reports it.
+        tokenizer: tokenizer for text and chat; None: only token ids are accepted and returned.
+        token: bearer token that clients must send; None: no token is needed.
+        weights: function that makes workers commit the versions which clients send over HTTP; None:
+            versions come from `rose.publish` only.
     """
     app = FastAPI(
         title="rose rollout service", version=__version__, responses=_ERRORS, docs_url=None
@@ -138,14 +142,14 @@ def _add_completions(
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
-        """Complete prompts: token ids in and out, or text if the service has a tokenizer."""
+        """Complete prompts of token ids, or of text if the service has a tokenizer."""
         generation = begin(body, body.max_tokens)
         identity = f"cmpl-{uuid.uuid4().hex}"
         return await reply(Answer(body, generation, model, unix_s(), identity, tokenizer), request)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:
-        """Answer a conversation; it needs a tokenizer with a chat template."""
+        """Answer a conversation. The service must have a tokenizer with a chat template."""
         generation = begin(body, body.max_completion_tokens or body.max_tokens)
         identity = f"chatcmpl-{uuid.uuid4().hex}"
         return await reply(Answer(body, generation, model, unix_s(), identity, tokenizer), request)
@@ -153,7 +157,7 @@ def _add_completions(
 
 def _check_model(asked: str | None, model: str) -> None:
     if asked not in (None, "", model):
-        raise HTTPException(404, f"the model '{asked}' is not served; '{model}' is")
+        raise HTTPException(404, f"model must be '{model}', got '{asked}'")
 
 
 def _add_token_routes(
@@ -172,7 +176,7 @@ def _add_token_routes(
 
     @app.post("/inference/v1/generate")
     async def inference(body: GenerateBody, request: Request) -> Response:
-        """Complete a prompt of token ids, as SkyRL, prime-rl and TRL ask vLLM for it."""
+        """Complete a prompt of token ids, in the vLLM format that SkyRL, prime-rl and TRL use."""
         _check_model(body.model, model)
         limit = body.sampling_params.max_tokens
         sequences = await finished(body.token_ids, limit, body, request)
@@ -180,24 +184,24 @@ def _add_token_routes(
 
     @app.post("/generate")
     async def generate(body: SglangBody, request: Request) -> Response:
-        """Complete a prompt of token ids, as slime and miles ask SGLang for it."""
+        """Complete a prompt of token ids, in the SGLang format that slime and miles use."""
         limit = body.sampling_params.max_new_tokens
         sequences = await finished(body.input_ids, limit, body, request)
         return Json(sglang_tokens(body, sequences, tokenizer))
 
 
 async def _unless_gone(work: Awaitable[T], request: Request) -> T:
-    """Wait for the work; cancel it if the client goes away.
+    """Wait for `work` and return its result; cancel it if the client disconnects.
 
     Raises:
-        HTTPException: the client has gone, so nobody reads this.
+        HTTPException: the client has disconnected, so nobody reads the answer.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise HTTPException(499, "the client has gone")
+            raise HTTPException(499, "the client has disconnected")
         return working.result()
     finally:
         for one in (working, watching):

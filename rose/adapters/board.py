@@ -1,4 +1,4 @@
-"""What the service knows of its workers and sequences, from the scheduler's events."""
+"""The service's record of its workers and sequences, kept by the scheduler's events."""
 
 from collections.abc import Callable
 
@@ -13,28 +13,28 @@ from rose.scheduler.worker import VersionCommitted, WorkerLost
 
 
 class Board(DriverWatch):
-    """Passes accepted tokens to their sequences, and keeps each worker's version.
+    """Passes accepted tokens to their sequences, and records each worker's weight version.
 
     The scheduler calls it in the event loop's thread.
 
     Args:
-        ended: called when a worker has ended a turn or is lost.
+        ended: function to call when a worker ends a turn or is lost.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
-        self.workers: dict[int, int] = {}  # to the version of its weights
+        self.workers: dict[int, int] = {}  # worker → version of its weights
         self.gates: dict[int, GatedWorker] = {}
         self.sequences: dict[int, SequenceInFlight] = {}
         self._ended = ended
         self._state = RolloutsState()
 
     def fits(self, trajectory: int, worker: int) -> bool:
-        """Whether a sequence accepts the present weights of a worker."""
+        """Return whether a sequence accepts the present weights of a worker."""
         sequence, version = self.sequences.get(trajectory), self.workers.get(worker)
         return sequence is None or version is None or sequence.ask.versions.fits(version)
 
     def versions(self) -> dict[int, int]:
-        """Return how many workers have each version, in order of versions."""
+        """Return version → number of workers that have it, in order of versions."""
         held = sorted(self.workers.values())
         return {version: held.count(version) for version in dict.fromkeys(held)}
 
@@ -45,7 +45,7 @@ class Board(DriverWatch):
 
     @override
     def add(self, trajectory: int, tokens: int) -> None:
-        """Pass new tokens to their sequence."""
+        """Pass new tokens of a trajectory to its sequence."""
         sequence = self.sequences.get(trajectory)
         state = self._state.trajectories.get(trajectory)
         if sequence is not None and state is not None:
@@ -53,7 +53,7 @@ class Board(DriverWatch):
 
     @override
     def end(self, trajectory: int, worker: int) -> None:
-        """Note the end of a turn at its worker."""
+        """Record that a worker has ended a turn."""
         if (gate := self.gates.get(worker)) is not None:
             gate.ended(trajectory)
         self._ended()
@@ -67,7 +67,7 @@ class Board(DriverWatch):
 
     @override
     def received(self, entry: Entry) -> None:
-        """Keep workers and versions; fail sequences that nobody can run now."""
+        """Record workers and versions; fail sequences whose versions no worker has any more."""
         match entry:
             case Registered():
                 self.workers[entry.worker] = entry.capabilities.version

@@ -1,7 +1,7 @@
-"""Bodies of requests.
+"""Bodies of HTTP requests.
 
-Unknown fields are refused. Known fields that would change the distribution may only have the value
-that changes nothing, because workers sample from the full distribution.
+Unknown fields are refused. Workers sample from the full distribution. So a field that would change
+the distribution, such as `top_p`, may only have its neutral value.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -24,13 +24,14 @@ from rose.errors import InvalidArgument
 from rose.scheduler.coerce import COUNT_MAX
 from rose.scheduler.turns import Sampling
 
-_TOKENS_DEFAULT: Final = 16  # of vLLM and OpenAI
+# Defaults of `max_tokens` in vLLM and OpenAI, and of `max_new_tokens` in SGLang.
+_TOKENS_DEFAULT: Final = 16
 _TOKENS_DEFAULT_SGLANG: Final = 128
 _SEED_MAX: Final = 1 << 64
 
 
 def _neutral(*values: Any) -> Any:
-    """Return the type of a field that may only have one of these values, or null."""
+    """Return the type of a field whose value must be one of `values`, or null."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in values:
@@ -59,7 +60,7 @@ class WantedVersions(_Body):
     )
 
     def range(self) -> VersionRange:
-        """Return it as the service takes it."""
+        """Return the range in the service's own type."""
         return VersionRange(self.at_least, self.exact)
 
 
@@ -71,7 +72,7 @@ class StreamOptions(_Body):
 
 
 class SamplingFields(_Body):
-    """Fields that say how tokens are sampled; the same in every dialect."""
+    """Sampling fields that all formats have in common."""
 
     temperature: Annotated[float, Field(ge=0, le=1000)] | None = 1.0
     n: Annotated[int, Field(ge=1, le=1 << 16)] | None = 1
@@ -79,10 +80,10 @@ class SamplingFields(_Body):
     stop_token_ids: list[Count] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    # Accepted and unused: they change no token.
+    # Accepted but not used, since they do not change the tokens.
     include_stop_str_in_output: bool = False
     spaces_between_special_tokens: bool = True
-    # Only neutral values.
+    # Only neutral values are accepted.
     top_p: _neutral(1) = 1  # type: ignore[valid-type]
     top_k: _neutral(0, -1) = 0  # type: ignore[valid-type]
     min_p: _neutral(0) = 0  # type: ignore[valid-type]
@@ -103,14 +104,15 @@ class SamplingFields(_Body):
         service: RolloutService,
         tokenizer: Tokenizer | None,
     ) -> list[Ask]:
-        """Return the sequences of the request, those of a prompt side by side.
+        """Return the sequences of the request, in order of their prompts.
 
         Args:
             prompts: token ids of each prompt.
-            max_tokens: limit of each sequence; None for what the context leaves.
-            wanted: versions that may generate it; None for any.
-            service: service that runs them.
-            tokenizer: tokenizer that knows the end of a text, or None.
+            max_tokens: largest number of tokens to generate per sequence; None: all that fit into
+                the context.
+            wanted: versions that may generate the tokens; None: any version.
+            service: service that runs the sequences.
+            tokenizer: tokenizer whose end-of-sequence token ends a sequence, or None.
 
         Raises:
             InvalidArgument: there are too many sequences.
@@ -145,7 +147,7 @@ class Sampled(SamplingFields):
     return_weight_versions: bool | None = False
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
-    # Accepted and unused: they change no token.
+    # Accepted but not used, since they do not change the tokens.
     user: str | None = None
     request_id: str | None = None
     metadata: dict[str, str] | None = None
@@ -168,7 +170,7 @@ class CompletionBody(Sampled):
         """Return the token ids of each prompt.
 
         Raises:
-            InvalidArgument: it is text without a tokenizer, or there is none.
+            InvalidArgument: the prompt is empty, or it is text and there is no tokenizer.
         """
         prompt: Any = self.prompt
         if not prompt:
@@ -193,7 +195,7 @@ class Message(_Body):
     tool_call_id: str | None = None
 
     def plain(self) -> dict[str, str]:
-        """Return it as chat templates take it."""
+        """Return the message in the format of chat templates."""
         content = self.content or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
@@ -218,7 +220,11 @@ class ChatBody(Sampled):
     response_format: _neutral({"type": "text"}) = None  # type: ignore[valid-type]
 
     def prompts(self, tokenizer: Tokenizer | None) -> list[list[int]]:
-        """Return the token ids of the conversation; raises as `templated`."""
+        """Return the token ids of the conversation.
+
+        Raises:
+            InvalidArgument: as in `templated`.
+        """
         options = {
             **(self.chat_template_kwargs or {}),
             "add_generation_prompt": self.add_generation_prompt,
@@ -231,9 +237,9 @@ class TokenSampling(SamplingFields):
     """Sampling of `/inference/v1/generate`."""
 
     max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = _TOKENS_DEFAULT
-    # Only the logprob of the sampled token is there, whichever was asked for.
+    # With 0 and with 1 the answer has only the logprob of the sampled token.
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
-    # Accepted and unused.
+    # Accepted but not used.
     detokenize: bool = True
     output_kind: int | None = None
 
@@ -247,7 +253,7 @@ class GenerateBody(_Body):
     weight_version: WantedVersions | None = None
     stream: _neutral(False) = False  # type: ignore[valid-type]
     features: _neutral() = None  # type: ignore[valid-type]
-    # Accepted and unused.
+    # Accepted but not used.
     request_id: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
@@ -268,7 +274,7 @@ class SglangSampling(SamplingFields):
 
 
 class SglangBody(_Body):
-    """Body of `/generate`: one sequence of token ids, as SGLang takes it."""
+    """Body of `/generate`: one prompt of token ids, in the format of SGLang."""
 
     input_ids: list[Count]
     sampling_params: SglangSampling = SglangSampling()
@@ -278,7 +284,7 @@ class SglangBody(_Body):
     return_routed_experts: _neutral(False) = False  # type: ignore[valid-type]
     return_indexer_topk: _neutral(False) = False  # type: ignore[valid-type]
     top_logprobs_num: _neutral(0) = 0  # type: ignore[valid-type]
-    # Accepted and unused.
+    # Accepted but not used.
     rid: str | None = None
 
 
@@ -295,7 +301,7 @@ class StartBody(_Body):
 
 
 class UpdateBody(BaseModel):
-    """Body of `/update_weights`; what it holds is the weight source's business."""
+    """Body of `/update_weights`; its fields are passed to the weight source."""
 
     model_config = ConfigDict(extra="allow")
 

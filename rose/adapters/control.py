@@ -1,4 +1,4 @@
-"""Routes of trainers and monitors: status, pauses, and versions of weights."""
+"""Routes for trainers and monitors: status, pauses, and versions of weights."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -16,8 +16,8 @@ from rose.clock import unix_s
 from rose.errors import InvalidArgument
 
 _NO_SOURCE: Final = (
-    "this service takes no weights over HTTP: publish them with rose.publish, which its workers "
-    "follow, then report the version to /publish_weight_version"
+    "this service takes no weights over HTTP: publish them with rose.publish, so that the workers "
+    "receive them, then report the version to /publish_weight_version"
 )
 
 
@@ -30,7 +30,7 @@ def add_status(
     @app.get("/ping", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
-        """Answer 200 when a worker is there."""
+        """Answer 200 if a worker is registered, else 503."""
         if service.worker_count():
             return Json({"status": "ok"})
         return Json(error_body(503, "no worker is registered"), 503, headers_of(503))
@@ -42,7 +42,7 @@ def add_status(
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """Return the one model."""
+        """Return the model that the service serves."""
         limit = service.limits.context_tokens
         one = {"id": model, "object": "model", "created": started, "owned_by": "rose"}
         return {"object": "list", "data": [{**one, "root": model, "max_model_len": limit}]}
@@ -78,7 +78,7 @@ def add_status(
 
     @app.get("/weight_versions")
     async def versions() -> dict[str, Any]:
-        """Return how many workers have each version, and the newest published one."""
+        """Return the number of workers by version, and the newest published version."""
         return _versions(service)
 
 
@@ -88,7 +88,7 @@ def _versions(service: RolloutService) -> dict[str, Any]:
 
 
 def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -> None:
-    """Add the routes of trainers: pauses, caches, and new weights."""
+    """Add the routes for trainers: pauses, caches, and new weights."""
 
     def needs_source() -> None:
         if not updates.has_source:
@@ -99,7 +99,7 @@ def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -
         mode: Literal["keep", "wait", "abort"] = "abort",
         clear_cache: Annotated[bool, Query()] = True,  # noqa: ARG001, FBT002 (as vLLM has it)
     ) -> dict[str, str]:
-        """Answer when no worker generates. `keep` lets sequences go on after `/resume`."""
+        """Answer once no worker generates. With `keep`, sequences continue after `/resume`."""
         await service.pause(PauseMode(mode))
         return {"status": "paused"}
 
@@ -121,7 +121,7 @@ def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -
 
     @app.post("/init_weight_transfer_engine")
     async def init(body: InitBody) -> dict[str, str]:
-        """Accept the trainer; the source of weights needs no group of processes."""
+        """Accept the trainer. A process group is not needed."""
         needs_source()
         if body.init_info.get("master_address"):
             raise HTTPException(501, "NCCL is not supported: " + _NO_SOURCE)
@@ -129,28 +129,28 @@ def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -
 
     @app.post("/start_weight_update")
     async def start(body: StartBody | None = None) -> dict[str, str]:  # noqa: ARG001 (as vLLM)
-        """Begin a version of the weights."""
+        """Begin a new version of the weights."""
         needs_source()
         updates.start()
         return {"message": "started"}
 
     @app.post("/update_weights")
     async def update(body: UpdateBody) -> dict[str, Any]:
-        """Take one update of the weights, or a whole version if none was started."""
+        """Add an update to the started version. If none was started, the update is a version."""
         needs_source()
         version = await updates.update({**(body.model_extra or {}), **body.update_info})
         return {"message": "updated", "weight_version": version}
 
     @app.post("/finish_weight_update")
     async def finish(body: FinishBody | None = None) -> dict[str, Any]:
-        """Answer when the workers have the version."""
+        """Answer once the workers have committed the started version."""
         needs_source()
         version = await updates.finish(None if body is None else body.weight_version)
         return {"message": "finished", "weight_version": version}
 
     @app.post("/publish_weight_version")
     async def publish(body: VersionBody) -> dict[str, Any]:
-        """Note a version that the trainer has published with `rose.publish`."""
+        """Record a version that the trainer has published with `rose.publish`."""
         if body.version < service.published:
             raise InvalidArgument(
                 f"version must be at least {service.published}, got {body.version}"

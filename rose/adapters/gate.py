@@ -1,4 +1,4 @@
-"""Holds turns back from workers: all of them while paused, else those of unfit versions."""
+"""Keeping turns from workers: all turns during a pause, else turns that need other weights."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,22 +14,24 @@ from rose.scheduler.worker import (
     WorkerKind,
 )
 
-# May this trajectory run on this worker's weights?
+# (trajectory, worker) → whether the trajectory may run on the worker's present weights.
 Fits = Callable[[int, int], bool]
 _NO_TOKENS: Final = ((), (), ())
 
 
 class GatedWorker:
-    """A worker of the service; returns turns whose versions it lacks, and holds turns in a pause.
+    """A worker behind a gate, which queues turns during a pause and refuses turns it may not run.
 
-    The scheduler's core places turns without regard to either. A returned turn is INTERRUPTED, so
-    the core places it elsewhere. The loop's thread only.
+    The scheduler's core knows neither pauses nor the versions that a request accepts. A refused
+    turn ends as INTERRUPTED, so the core places it on another worker. Only the event loop's thread
+    may call the methods.
 
     Args:
         worker: worker that runs the turns.
         fits: whether a trajectory may run on a worker's present weights.
-        report: receives events of turns that were held or returned, and losses.
-        is_closed: whether turns are held from the start.
+        report: function that receives the events of queued and refused turns, and the loss of a
+            worker that raises.
+        is_closed: whether the gate is closed at first, so that turns are queued.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class GatedWorker:
         self._report = report
         self._is_closed = is_closed
         self._held: dict[int, TurnRequest] = {}
-        self.running: set[int] = set()  # trajectories
+        self.running: set[int] = set()  # trajectories whose turns run
 
     @property
     def number(self) -> int:
@@ -58,7 +60,7 @@ class GatedWorker:
         return self._worker.kind
 
     def start_turn(self, request: TurnRequest) -> None:
-        """Start, hold or return a turn; raises as the worker does."""
+        """Start, queue or refuse a turn; raises the worker's exceptions."""
         if self._is_closed:
             self._held[request.trajectory] = request
         elif self._fits(request.trajectory, self.number):
@@ -68,7 +70,7 @@ class GatedWorker:
             self._return(request)
 
     def stop_turn(self, trajectory: int) -> None:
-        """Recall a turn, or return a held one; raises as the worker does."""
+        """Recall a running turn, or interrupt a queued one; raises the worker's exceptions."""
         held = self._held.pop(trajectory, None)
         if held is None:
             self._worker.stop_turn(trajectory)
@@ -76,30 +78,30 @@ class GatedWorker:
             self._return(held)
 
     def ended(self, trajectory: int) -> None:
-        """Note that the worker reported the end of a turn."""
+        """Record that the worker has reported the end of a turn."""
         self.running.discard(trajectory)
 
     def lost(self) -> None:
-        """Forget all turns of a worker that is gone."""
+        """Forget all turns, because the worker is lost."""
         self.running.clear()
         self._held.clear()
 
     def close(self, *, is_recalling: bool) -> None:
-        """Hold turns from now on; if `is_recalling`, also recall the running ones."""
+        """Queue turns from now on; if `is_recalling`, also recall the running turns."""
         self._is_closed = True
         if is_recalling:
             for trajectory in tuple(self.running):
                 self._guarded(partial(self._worker.stop_turn, trajectory))
 
     def open(self) -> None:
-        """Start the held turns, and later ones at once."""
+        """Start all queued turns, and start later turns at once."""
         self._is_closed = False
         held, self._held = self._held, {}
         for request in held.values():
             self._guarded(partial(self.start_turn, request))
 
     def _guarded(self, call: Callable[[], None]) -> None:
-        """Call the worker; one that raises is lost, as in the scheduler."""
+        """Call the worker. If it raises, report it as lost, as the scheduler does."""
         guard = ErrorGuard()
         with guard:
             call()

@@ -1,4 +1,4 @@
-"""What stands before every route: token, size and time of a body, and one sentence per error."""
+"""Checks before every route: the bearer token, and the size and arrival time of the body."""
 
 import asyncio
 import hmac
@@ -19,9 +19,10 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 RETRY_AFTER_S: Final = 1
-# Who checks whether the service is up has no token.
+# Health checks carry no token.
 _OPEN_PATHS: Final = frozenset({"/health", "/ping"})
-# Requests in flight for each sequence that may be: those that are refused also take a moment.
+# Open requests allowed for each sequence in `ServiceLimits.sequences`. More than one, because a
+# request that will be refused is also open for a moment.
 _REQUESTS_PER_SEQUENCE: Final = 2
 _KINDS: Final = {
     400: "invalid_request_error",
@@ -50,12 +51,12 @@ def status_of(error: RoseError) -> int:
 
 
 def error_body(status: int, message: str, there: dict[int, int] | None = None) -> dict[str, Any]:
-    """Return an error as OpenAI's clients read it.
+    """Return the body of an error in the format of OpenAI.
 
     Args:
         status: HTTP status.
-        message: one sentence.
-        there: workers by version, if the error is about versions.
+        message: one sentence for the user.
+        there: version → number of workers, if the error is about versions.
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     error: dict[str, Any] = {
@@ -70,14 +71,14 @@ def error_body(status: int, message: str, there: dict[int, int] | None = None) -
 
 
 def headers_of(status: int) -> dict[str, str]:
-    """Return the further headers of an error."""
+    """Return the headers that an error needs besides the usual ones."""
     if status in {409, 429, 503}:
         return {"retry-after": str(RETRY_AFTER_S)}
     return {"www-authenticate": "Bearer"} if status == 401 else {}
 
 
 class _Refused(Exception):
-    """A request that no route sees."""
+    """The refusal of a request before it reaches a route."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -86,12 +87,12 @@ class _Refused(Exception):
 
 
 class Guard:
-    """Checks requests before the application sees them. It reads each body whole, within limits.
+    """ASGI application that checks each request and then passes it on, with its body read.
 
     Args:
-        app: application behind it.
-        service: service whose limits hold.
-        token: bearer token; None lets everybody in.
+        app: application that receives the accepted requests.
+        service: service whose limits apply.
+        token: bearer token that clients must send; None: no token is needed.
     """
 
     def __init__(self, app: App, *, service: RolloutService, token: str | None) -> None:
@@ -101,7 +102,7 @@ class Guard:
         self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or refuse it in one sentence."""
+        """Pass a request to the application, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -125,11 +126,14 @@ class Guard:
             is_bearer = len(shown) == 2 and shown[0].lower() == b"bearer"
             if not is_bearer or not hmac.compare_digest(shown[1].strip(), self._token):
                 raise _Refused(401, "the request must carry the service's bearer token")
-        if self._requests > _REQUESTS_PER_SEQUENCE * self._limits.sequences:
-            raise _Refused(429, f"{self._requests} requests are open: retry later")
+        most = _REQUESTS_PER_SEQUENCE * self._limits.sequences
+        if self._requests > most:
+            raise _Refused(
+                429, f"at most {most} requests may be open, got {self._requests}: retry later"
+            )
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the body; None if the client has gone."""
+        """Return the body; None if the client has disconnected."""
         most = self._limits.body_bytes
         length = _header(scope, b"content-length")
         if length.isdigit() and int(length[:20]) > most:
@@ -173,7 +177,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 async def _refuse(send: Send, refused: _Refused) -> None:
     body = msgspec.json.encode(error_body(refused.status, refused.message))
-    # The rest of a refused body is not read, so the connection cannot be used again.
+    # A refused body is not read to its end, so the connection cannot be used again.
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

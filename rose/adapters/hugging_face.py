@@ -1,4 +1,4 @@
-"""Tokenizers of transformers. It needs the extra `transformers`."""
+"""Tokenizers of transformers. Needs the extra `transformers`."""
 
 from pathlib import Path
 from typing import cast
@@ -10,10 +10,10 @@ from rose.errors import InvalidArgument
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a model's folder; nothing is downloaded.
+    """Load the tokenizer of a model's folder, without downloads.
 
     Raises:
-        InvalidArgument: the folder has none.
+        InvalidArgument: the folder has no tokenizer.
     """
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)

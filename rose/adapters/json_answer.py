@@ -1,4 +1,4 @@
-"""Answers of routes as JSON."""
+"""JSON responses."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from fastapi.responses import Response
 
 
 class Json(Response):
-    """A JSON answer, encoded once."""
+    """A JSON response, encoded with msgspec."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Encode the answer."""
+        """Encode the content."""
         return msgspec.json.encode(content)

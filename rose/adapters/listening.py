@@ -14,14 +14,14 @@ from rose.addresses import reachable, spelled
 from rose.errors import InvalidArgument, Unavailable
 
 _BACKLOG: Final = 2048
-_CLOSE_S: Final = 5  # for requests in flight when the server closes
+_CLOSE_S: Final = 5  # time for open requests to end when the server closes
 _STARTED_POLL_S: Final = 0.005
 
 Tls = tuple[Path, Path]
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves the signals of the process alone."""
+    """A server that installs no signal handlers."""
 
     @override
     @contextmanager
@@ -38,13 +38,13 @@ async def listening(
 
     Args:
         app: application of `rollout_app`.
-        address: HOST:PORT; port 0 picks a free one. Only this machine's without `tls`.
+        address: HOST:PORT; port 0 picks a free port. Without `tls` it must be on loopback.
         tls: PEM files of a certificate and its key.
 
     Raises:
-        InvalidArgument: the address is malformed, or on another machine without `tls`, or the files
-            of `tls` cannot be used.
-        Unavailable: the address is taken.
+        InvalidArgument: the address is malformed, or is not on loopback while `tls` is None; or the
+            files of `tls` cannot be used.
+        Unavailable: the address is in use.
     """
     host, port = reachable(address, is_encrypted=tls is not None)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -66,7 +66,7 @@ async def listening(
         )
         try:
             config.load()
-        except OSError as error:  # ssl's errors are of this class too
+        except OSError as error:  # The errors of the ssl module are of this class too.
             raise InvalidArgument(f"the files of tls cannot be used: {error}") from error
         server = _Server(config)
         serving = asyncio.get_running_loop().create_task(server.serve(sockets=[bound]))

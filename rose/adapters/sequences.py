@@ -1,4 +1,4 @@
-"""Sequences in flight: the tokens of each one as workers report them."""
+"""Sequences in flight, and their tokens so far."""
 
 import random
 from collections.abc import Callable
@@ -11,19 +11,19 @@ from rose.errors import RoseError
 from rose.scheduler.driver_trajectory import DriverTrajectory
 from rose.scheduler.turns import Sampling, TurnResult
 
-# A trajectory's seed has 40 bits, clients send up to 64.
+# A trajectory's seed has 40 bits; clients may send more.
 _SEED_BYTES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One sequence that a client asks for.
+    """One sequence that a client requests.
 
     Args:
-        prompt: token ids of the context.
-        sampling: sampling of the sequence.
-        seed: seed of its sampling.
-        versions: versions of weights that may generate it.
+        prompt: token ids of the prompt.
+        sampling: sampling parameters.
+        seed: seed of the sampling.
+        versions: versions of weights that may generate the tokens.
     """
 
     prompt: tuple[int, ...]
@@ -36,9 +36,9 @@ def seed_of(seed: int | None, place: int, draw: random.Random) -> int:
     """Return the seed of one sequence of a request.
 
     Args:
-        seed: the client's seed; None draws one.
-        place: index of the sequence in its request. Equal seeds differ by it.
-        draw: source of seeds.
+        seed: the client's seed; None: a random seed.
+        place: index of the sequence in its request, so that its sequences get different seeds.
+        draw: source of random seeds.
     """
     if seed is None:
         return draw.getrandbits(8 * _SEED_BYTES)
@@ -47,12 +47,12 @@ def seed_of(seed: int | None, place: int, draw: random.Random) -> int:
 
 
 class SequenceInFlight:
-    """One sequence of a request: its tokens so far and its end. The event loop's thread only.
+    """One sequence of a request, with its tokens so far. For the event loop's thread only.
 
     Args:
-        number: number of its trajectory.
-        ask: what the client asked for.
-        changed: called after each change.
+        number: number of its trajectory in the scheduler.
+        ask: the client's request for this sequence.
+        changed: function to call after each change.
     """
 
     def __init__(self, number: int, ask: Ask, changed: Callable[[], None]) -> None:
@@ -63,17 +63,17 @@ class SequenceInFlight:
         self.versions: list[int] = []
         self.finish_reason: str | None = None
         self.error: RoseError | None = None
-        self.is_done = False  # the scheduler has returned all of it
+        self.is_done = False  # whether the scheduler has returned the whole result
         self._changed = changed
         self._stops = frozenset(ask.sampling.stop_tokens)
 
     @property
     def is_over(self) -> bool:
-        """Whether no further token follows."""
+        """Whether the sequence has ended, so that no further token follows."""
         return self.finish_reason is not None or self.error is not None
 
     def grow(self, state: DriverTrajectory) -> None:
-        """Take the new tokens of its trajectory, up to a stop token."""
+        """Append the new tokens of the trajectory, up to a stop token."""
         have = len(self.tokens)
         if self.is_over or (have and self.tokens[-1] in self._stops):
             return
@@ -85,7 +85,7 @@ class SequenceInFlight:
         self._append(tokens, state.logprobs[have:end], state.versions[have:end])
 
     def finish(self, result: TurnResult) -> None:
-        """Take the whole result, and end."""
+        """Append the rest of the whole result, and end the sequence."""
         self.is_done = True
         if self.is_over:
             return
@@ -98,13 +98,13 @@ class SequenceInFlight:
         self._changed()
 
     def fail(self, error: RoseError) -> None:
-        """End with an error, unless it is over."""
+        """End the sequence with an error, unless it has ended before."""
         if not self.is_over:
             self.error = error
             self._changed()
 
     def abort(self) -> None:
-        """End with the tokens so far, unless it is over."""
+        """End the sequence with the tokens so far, unless it has ended before."""
         if not self.is_over:
             self.finish_reason = "abort"
             self._changed()

@@ -1,7 +1,7 @@
-"""The core of the rollout service: requests in, tokens out, on whichever workers there are.
+"""The core of the rollout service: it generates the sequences of requests on its workers.
 
-Each sequence is a trajectory of one turn. A revoked one resumes at its next token elsewhere, and
-its client notices nothing.
+Each sequence is a trajectory of one turn. A revoked turn resumes at its next token on another
+worker, which the client does not notice.
 """
 
 import asyncio
@@ -26,16 +26,22 @@ from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.turns import Capabilities
 from rose.scheduler.worker import Worker, WorkerEvent
 
-# Each request chooses its versions here, so no version's batch ever fills.
+# The scheduler starts at most this many trajectories per version, for training. Here each request
+# states the versions that it accepts, so this limit is set beyond reach.
 _SETTINGS: Final = SchedulerSettings(batch_trajectories=1 << 20)
 
 
 class Overloaded(Unavailable):
-    """As many sequences are in flight as the service takes."""
+    """The number of sequences in flight is at its limit."""
 
 
 class PauseMode(Enum):
-    """What a pause does with sequences in flight."""
+    """Treatment of sequences in flight during a pause.
+
+    KEEP: running turns are recalled, and continue after the pause.
+    WAIT: running turns run to their end.
+    ABORT: sequences end with their tokens so far.
+    """
 
     KEEP = "keep"
     WAIT = "wait"
@@ -47,13 +53,13 @@ class ServiceLimits:
     """Limits of the rollout service.
 
     Args:
-        sequences: sequences in flight; beyond it a request is refused.
-        choices: sequences of one request.
-        context_tokens: tokens of a prompt and its output.
-        request_s: seconds from a request's start to its last token.
-        pause_s: seconds for workers to return their turns when the service pauses.
-        body_bytes: bytes of a request's body.
-        body_s: seconds for a request's body to arrive.
+        sequences: largest number of sequences in flight; further requests are refused.
+        choices: largest number of sequences in one request.
+        context_tokens: largest number of tokens of a prompt and its output together.
+        request_s: longest time in seconds from a request's start to its last token.
+        pause_s: longest time in seconds for workers to return their turns when the service pauses.
+        body_bytes: largest size of a request's body, in bytes.
+        body_s: longest time in seconds for a request's body to arrive.
     """
 
     sequences: int = 4096
@@ -76,11 +82,11 @@ class RolloutService:
             async with service.generate([Ask(...)]) as generation:
                 await generation.finished()
 
-    Workers report to `receive`, from any thread; all else belongs to the event loop's thread.
+    Workers may call `receive` from any thread. All other methods belong to the event loop's thread.
 
     Args:
         limits: limits of the service.
-        clock: source of times; None for the process's own.
+        clock: source of times; None: the system's clock.
     """
 
     def __init__(self, limits: ServiceLimits = _LIMITS, *, clock: Clock | None = None) -> None:
@@ -119,18 +125,18 @@ class RolloutService:
     # ---- workers --------------------------------------------------------------------------------
 
     def receive(self, event: WorkerEvent) -> None:
-        """Accept a worker's event; never waits. Any thread may call."""
+        """Accept a worker's event, without waiting. Any thread may call this."""
         self._scheduler.receive(event)
 
     async def register(self, worker: Worker, capabilities: Capabilities) -> None:
-        """Add a worker; it gets turns once it reports a capacity grant.
+        """Add a worker. It gets turns once it reports a capacity grant.
 
         Args:
-            worker: worker whose events go to `receive`.
+            worker: worker that reports its events to `receive`.
             capabilities: capabilities of the worker.
 
         Raises:
-            InvalidArgument: its number is taken.
+            InvalidArgument: another worker has the same number.
             Unavailable: the service is closed.
         """
         gate = GatedWorker(
@@ -149,7 +155,7 @@ class RolloutService:
             raise
 
     def versions(self) -> dict[int, int]:
-        """Return how many workers have each version of the weights."""
+        """Return version of the weights → number of workers that have it."""
         return self._board.versions()
 
     def worker_count(self) -> int:
@@ -161,34 +167,34 @@ class RolloutService:
         return len(self._board.sequences)
 
     def resumed_count(self) -> int:
-        """Return how many finished sequences were interrupted and resumed."""
+        """Return the number of finished sequences that were interrupted and resumed."""
         return self._scheduler.counts().resumed
 
     def publish(self, version: int) -> None:
-        """Note a version that the trainer has published; older ones are ignored.
+        """Record a version that the trainer has published. An older version is ignored.
 
-        The scheduler's core is not told: it would give no turn to workers that are far behind, and
-        here each request says what it accepts.
+        The scheduler's core does not get the version, because it would then give no turns to
+        workers with old weights. In this service each request states the versions it accepts.
 
         Raises:
             InvalidArgument: the version is out of range.
         """
         if not 0 <= version <= COUNT_MAX:
-            raise InvalidArgument(f"a version must be from 0 to {COUNT_MAX}, got {version}")
+            raise InvalidArgument(f"version must be from 0 to {COUNT_MAX}, got {version}")
         self.published = max(self.published, version)
 
     # ---- pauses ---------------------------------------------------------------------------------
 
     @property
     def is_paused(self) -> bool:
-        """Whether turns are held back."""
+        """Whether the service is paused, so that turns are queued."""
         return self._paused is not None
 
     async def pause(self, mode: PauseMode) -> None:
-        """Return when no worker generates; later turns wait for `resume`.
+        """Stop generation, and return once no worker generates. New turns wait for `resume`.
 
-        KEEP recalls running turns, which resume at their next tokens; WAIT lets them end; ABORT
-        ends all sequences with their tokens so far.
+        Args:
+            mode: treatment of sequences in flight.
 
         Raises:
             DeadlineExceeded: a worker still generates; the service stays paused.
@@ -208,7 +214,7 @@ class RolloutService:
             ) from None
 
     async def resume(self) -> None:
-        """Let held turns go on; without a pause nothing changes."""
+        """End the pause and start all queued turns. Without a pause this does nothing."""
         self._paused = None
         for gate in tuple(self._board.gates.values()):
             gate.open()
@@ -224,7 +230,7 @@ class RolloutService:
         """Begin to generate sequences.
 
         Raises:
-            InvalidArgument: there are none or too many, or a context is too long.
+            InvalidArgument: the number of sequences is 0 or too large, or a context is too long.
             Overloaded: too many sequences are in flight.
             Unavailable: the service is closed.
             VersionConflict: no worker has weights that the sequences accept.
@@ -240,8 +246,9 @@ class RolloutService:
             count = len(ask.prompt) + ask.sampling.max_new_tokens
             if not ask.prompt or count > limits.context_tokens:
                 raise InvalidArgument(
-                    f"a prompt and max_tokens must have 1 to {limits.context_tokens} tokens "
-                    f"together, got {len(ask.prompt)} and {ask.sampling.max_new_tokens}"
+                    f"a prompt must have at least 1 token, and prompt and max_tokens together at "
+                    f"most {limits.context_tokens}, got {len(ask.prompt)} and "
+                    f"{ask.sampling.max_new_tokens}"
                 )
             if not ask.versions.is_any and not any(map(ask.versions.fits, there)):
                 raise ask.versions.conflict(there)
@@ -257,7 +264,7 @@ class RolloutService:
         return generation
 
     async def run(self, sequence: SequenceInFlight, group: int) -> None:
-        """Run one sequence to its end. Only its generation calls this."""
+        """Run one sequence to its end. Only `Generation` calls this."""
         ask, number = sequence.ask, sequence.number
         try:
             await self._scheduler.start(number, group=group, seed=ask.seed)
@@ -270,7 +277,7 @@ class RolloutService:
             sequence.finish(result)
 
     def retire(self, generation: "Generation") -> None:
-        """Give the scheduler its trajectories back. Only a generation calls this."""
+        """Finish or abort the trajectories of a generation. Only `Generation` calls this."""
         self._generations.discard(generation)
         for sequence in generation.sequences:
             self._later(self._forget(sequence))
@@ -283,7 +290,8 @@ class RolloutService:
 
     async def _forget(self, sequence: SequenceInFlight) -> None:
         try:
-            with suppress(RoseError):  # The scheduler has ended, and with it all trajectories.
+            # An error means that the scheduler has ended, and all its trajectories with it.
+            with suppress(RoseError):
                 if sequence.is_done:
                     await self._scheduler.finish(sequence.number)
                     await self._scheduler.consumed(1)
@@ -294,12 +302,12 @@ class RolloutService:
 
 
 class Generation:
-    """The sequences of one request. Leaving it gives up those that are not finished.
+    """The sequences of one request. At the end of a `with` block, unfinished sequences are aborted.
 
     Args:
-        service: service that runs it.
-        first: number of its first trajectory, and of their group.
-        asks: sequences that it consists of.
+        service: service that runs the sequences.
+        first: number of the first trajectory, which is also the number of their group.
+        asks: the requested sequences.
     """
 
     def __init__(self, service: RolloutService, first: int, asks: Sequence[Ask]) -> None:
@@ -325,12 +333,12 @@ class Generation:
         self.close()
 
     def fail(self, error: RoseError) -> None:
-        """End all sequences that are not over with an error."""
+        """End all unfinished sequences with an error."""
         for sequence in self.sequences:
             sequence.fail(type(error)(*error.args))
 
     def close(self) -> None:
-        """Give up all that is not finished; never waits."""
+        """Abort all unfinished sequences, without waiting."""
         if not self._is_closed:
             self._is_closed = True
             self._alarm.cancel()
@@ -339,18 +347,22 @@ class Generation:
             self._service.retire(self)
 
     async def finished(self) -> list[SequenceInFlight]:
-        """Return all sequences, each with its last token.
+        """Wait until all sequences have ended, and return them.
 
         Raises:
             DeadlineExceeded: the request took longer than the limit.
-            RoseError: one of them failed.
+            RoseError: a sequence failed.
         """
         async for _ in self.changes():
             pass
         return self.sequences
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield when sequences have new tokens, until all are over; raises as `finished`."""
+        """Yield whenever sequences have new tokens, until all have ended.
+
+        Raises:
+            RoseError: as in `finished`.
+        """
         is_over = False
         while not is_over:
             self._changed.clear()

@@ -1,13 +1,14 @@
-"""Text for clients that want it: prompts become token ids, token ids become text."""
+"""Conversion of text prompts to token ids, and of token ids to text."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from rose.errors import InvalidArgument
 
-# Decoded together with new tokens, so that their spaces and bytes come out right.
+# Number of earlier tokens that are decoded together with new tokens, so that spaces and characters
+# of several tokens are decoded correctly.
 _BEFORE: Final = 6
-# What decoders write for a character whose bytes are not all there yet.
+# Decoders write this for a character whose bytes are incomplete.
 _PARTIAL: Final = "\ufffd"
 
 
@@ -30,24 +31,25 @@ class Tokenizer(Protocol):
 
 
 class StreamedText:
-    """Text of one sequence, piece by piece; the pieces join to the text of all tokens.
+    """Text of one sequence in pieces, which together are the text of all tokens.
 
     Args:
-        tokenizer: None for no text at all.
-        skip_special_tokens: whether special tokens have no text.
+        tokenizer: tokenizer that decodes the tokens; None: all text is empty.
+        skip_special_tokens: whether special tokens are left out of the text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skips = skip_special_tokens
         self._ids: list[int] = []
-        self._from = 0  # first token that is decoded again, as context of the next ones
-        self._returned = 0  # tokens whose text was returned
+        self._from = 0  # index of the first token that is decoded again, as context of new tokens
+        self._returned = 0  # number of tokens whose text was returned
 
     def add(self, tokens: Sequence[int], *, is_last: bool) -> str:
         """Return the text that new tokens add.
 
-        A character whose bytes are incomplete waits for the next tokens, unless there are none.
+        If the text ends with an incomplete character, it is returned together with later tokens,
+        unless `is_last`.
         """
         if self._tokenizer is None:
             return ""
@@ -70,7 +72,7 @@ def encoded(tokenizer: Tokenizer | None, text: str) -> list[int]:
     """Return the token ids of a prompt.
 
     Raises:
-        InvalidArgument: there is no tokenizer, or the text is no Unicode.
+        InvalidArgument: there is no tokenizer, or the text is not valid Unicode.
     """
     if tokenizer is None:
         raise InvalidArgument(
@@ -88,7 +90,7 @@ def templated(
     Args:
         tokenizer: tokenizer with a chat template.
         messages: `role` and `content` of each message.
-        options: further arguments of the template.
+        options: further arguments of `apply_chat_template`.
 
     Raises:
         InvalidArgument: there is no tokenizer, or its template refuses the conversation.
@@ -96,7 +98,7 @@ def templated(
     if "chat_template" in options:
         raise InvalidArgument("chat_template_kwargs must not replace the chat template")
     if tokenizer is None:
-        raise InvalidArgument("chat needs a tokenizer, and the service has none")
+        raise InvalidArgument("messages need a tokenizer, which this service does not have")
     for message in messages:
         for text in message.values():
             _check_text(text)

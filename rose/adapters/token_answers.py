@@ -1,4 +1,4 @@
-"""Answers in token ids: those of vLLM's `/inference/v1/generate` and of SGLang's `/generate`."""
+"""Answers in token ids, for vLLM's `/inference/v1/generate` and SGLang's `/generate`."""
 
 import uuid
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _content(sequence: SequenceInFlight) -> list[dict[str, Any]]:
 def sglang_tokens(
     body: SglangBody, sequences: Sequence[SequenceInFlight], tokenizer: Tokenizer | None
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the answer of `/generate`: one object, or a list of `n`."""
+    """Return the answer of `/generate`: one object, or a list of `n` objects if `n` > 1."""
     answers = [_sglang(body, one, tokenizer) for one in sequences]
     return answers if (body.sampling_params.n or 1) > 1 else answers[0]
 
@@ -57,7 +57,7 @@ def _sglang(
         "cached_tokens": 0,
     }
     if versions:
-        # Trainers bound staleness by it, so it is the version at the start.
+        # Trainers limit staleness by `weight_version`, so it is the version of the first token.
         meta["weight_version"] = meta["weight_version_start"] = str(versions[0])
         meta["weight_version_end"] = str(versions[-1])
     if body.return_logprob:

@@ -1,4 +1,4 @@
-"""Workers to try the service with: they need no model, and say the same tokens everywhere."""
+"""Workers for trying out the service: they need no model, and their tokens are reproducible."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,26 +21,27 @@ from rose.thread import Thread
 from rose.units import MS_PER_S
 
 VOCABULARY: Final = 256
-_LOGPROB: Final = -5.545177444479562  # ln(1 / VOCABULARY): every token is as likely
+_LOGPROB: Final = -5.545177444479562  # ln(1 / VOCABULARY): all tokens are equally likely
 
 
 def trial_token(seed: int, place: int, version: int) -> int:
-    """Return the token at a place of a context, counted from 0, for a seed and weights."""
+    """Return a token: a hash of the seed, the token's index in the context and the version."""
     text = f"{seed} {place} {version}".encode()
     return blake2b(text, digest_size=1).digest()[0]
 
 
 class TrialWorker(Closing):
-    """Generates one token of every turn in each step, in a thread of its own.
+    """A worker whose thread generates one token of every turn in each step.
 
     Args:
         number: number of the worker.
         kind: dedicated or borrowed.
-        on_event: called with its events, in any thread; never waits.
-        seats: turns at once.
-        kv_tokens: tokens of its capacity grant.
-        step_s: seconds of a step; 0 for steps by `step` only.
-        clock: source of times.
+        on_event: function that receives the worker's events, in any thread; it must not wait.
+        seats: largest number of simultaneous turns.
+        kv_tokens: tokens of the worker's capacity grant.
+        step_s: duration of a step in seconds; 0: no thread, and the caller runs each step by
+            `step`.
+        clock: source of times; None: the system's clock.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class TrialWorker(Closing):
         self.step_s = step_s
         self._report = on_event
         self._clock = clock or BootClock()
-        self._lock = threading.RLock()  # guards all below, and the order of events
-        self._turns: dict[int, tuple[TurnRequest, int]] = {}  # with the tokens generated of each
+        self._lock = threading.RLock()  # guards all fields below, and the order of events
+        self._turns: dict[int, tuple[TurnRequest, int]] = {}  # (turn, number of generated tokens)
         self._epoch = 0
         self._is_granted = False
         self._is_closed = False
@@ -73,7 +74,7 @@ class TrialWorker(Closing):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it registers with."""
+        """Capabilities for the worker's registration."""
         step_ms = max(self.step_s, 1e-4) * MS_PER_S
         return Capabilities(
             self.seats, prefill_tokens_per_s=1e6, decode_step_ms=step_ms, version=self.version
@@ -101,7 +102,7 @@ class TrialWorker(Closing):
             self._report(VersionCommitted(self.number, version, is_match=True, pause_ms=0.0))
 
     def start_turn(self, request: TurnRequest) -> None:
-        """Take a turn; one from before a revocation goes straight back."""
+        """Start a turn. A turn for an earlier capacity grant is interrupted at once."""
         with self._lock:
             if self._is_granted and request.grant_epoch == self._epoch:
                 self._turns[request.trajectory] = request, 0
@@ -109,13 +110,13 @@ class TrialWorker(Closing):
                 self._send(request, 0, (), TurnEnd.INTERRUPTED)
 
     def stop_turn(self, trajectory: int) -> None:
-        """Give one turn back."""
+        """Interrupt a turn."""
         with self._lock:
             if (turn := self._turns.pop(trajectory, None)) is not None:
                 self._send(*turn, (), TurnEnd.INTERRUPTED)
 
     def step(self) -> None:
-        """Generate a token of each turn."""
+        """Generate one token of each turn."""
         with self._lock:
             for request, generated in tuple(self._turns.values()):
                 token = trial_token(request.seed, len(request.prompt) + generated, self.version)
@@ -152,6 +153,6 @@ async def commit_trial_weights(
     infos: Sequence[Mapping[str, Any]],  # noqa: ARG001 (trial workers have no weights)
     version: int,
 ) -> None:
-    """Let all trial workers commit a version: the weight source of a service that is tried out."""
+    """Make all trial workers commit a version; a `WeightSource` for trying out the service."""
     for worker in workers:
         worker.commit(version)

@@ -1,7 +1,7 @@
-"""Rollouts and weights of TRL's trainers by the rollout service, without NCCL or vLLM.
+"""Use of the rollout service in TRL's trainers, without NCCL or vLLM.
 
-`TrlRollouts` is the `rollout_func=` of GRPOTrainer, `TrlWeightTransfer` the `weight_transfer=` of
-AsyncGRPOTrainer. Workers follow the publisher of `rose.publish(trl_weights(model))`.
+Pass `TrlRollouts` as `rollout_func=` to GRPOTrainer, or `TrlWeightTransfer` as `weight_transfer=`
+to AsyncGRPOTrainer. Workers receive the weights from `rose.publish(trl_weights(model))`.
 """
 
 import json
@@ -20,7 +20,7 @@ from rose.units import NS_PER_S
 _POLL_S: Final = 0.02
 _ANSWER_S: Final = 60.0
 _COMPLETION_S: Final = 3600.0
-# No worker is there or has the weights yet, or the service has as many sequences as it takes.
+# No worker is registered or has the weights yet, or too many sequences are in flight.
 _TEMPORARY: Final = frozenset({409, 429, 503})
 _RETRY_S: Final = 0.2
 _REQUESTS: Final = 64
@@ -29,7 +29,7 @@ Tool = Callable[[str, list[str]], str | None]
 
 
 def trl_weights(model: Any) -> dict[str, Any]:
-    """Return a model's parameters in bf16, as rose's workers hold them."""
+    """Return a model's parameters by name in bf16, the dtype of rose's workers."""
     return _as_bf16(model.named_parameters())
 
 
@@ -41,14 +41,15 @@ class TrlWeightTransfer:
     """Publishes the trainer's weights while the rollout service is paused.
 
     It has the methods of TRL 1.16's `WeightTransferProtocol`. Workers follow the publisher, as with
-    `rose.receive`, and report what they commit.
+    `rose.receive`, and report each version that they commit.
 
     Args:
         url: URL of the rollout service.
         publisher: publisher of `trl_weights(model)`; the caller closes it.
-        token: bearer token of the service.
-        commit_s: seconds for all workers to commit a version, and for the service to get a worker.
-        clock: source of times.
+        token: bearer token of the service; None: the service needs no token.
+        commit_s: longest time in seconds until all workers have committed a version, and until a
+            worker can take a request.
+        clock: source of times; None: the system's clock.
     """
 
     def __init__(
@@ -77,16 +78,16 @@ class TrlWeightTransfer:
         """Check that the service answers.
 
         Raises:
-            Unavailable: it does not.
+            Unavailable: the service does not answer.
         """
         self._call("GET", "/weight_versions")
 
     def pause(self) -> None:
-        """Return when no worker generates; sequences are kept."""
+        """Pause the service, and return once no worker generates. Sequences continue later."""
         self._call("POST", "/pause?mode=keep")
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
-        """Publish weights as the next version, and return when every worker has it.
+        """Publish weights as the next version, and return once every worker has committed it.
 
         Args:
             iterator: name and tensor of each parameter.
@@ -102,7 +103,7 @@ class TrlWeightTransfer:
             if self._clock.now_ns() > end_ns:
                 raise DeadlineExceeded(
                     f"workers must commit version {version} within {self._commit_s} s; "
-                    f"{behind} have not"
+                    f"{behind} of them did not"
                 )
             self._clock.sleep(_POLL_S)
 
@@ -111,14 +112,18 @@ class TrlWeightTransfer:
         self._call("POST", "/resume")
 
     def destroy(self) -> None:
-        """Do nothing: there is no group of processes to leave."""
+        """Do nothing: there is no process group to leave."""
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the only choice of `/v1/completions`; wait while no worker can take it.
+        """Return the first choice of `/v1/completions`; wait while no worker can take the request.
+
+        Args:
+            body: body of the request.
 
         Raises:
             InvalidArgument: the service refuses the request.
-            Unavailable: no worker could take it in time, or the service does not answer.
+            Unavailable: no worker could take the request within `commit_s`, or the service does not
+                answer.
         """
         end_ns = self._end_ns()
         while (choice := self._complete_once(body, end_ns)) is None:
@@ -126,7 +131,7 @@ class TrlWeightTransfer:
         return choice
 
     def _complete_once(self, body: dict[str, Any], end_ns: int) -> dict[str, Any] | None:
-        """Return the choice; None to try again before `end_ns`."""
+        """Send the request once. Return None if it failed but may be retried before `end_ns`."""
         try:
             answer = self._call("POST", "/v1/completions", body, answer_s=_COMPLETION_S)
         except _Refused as error:
@@ -141,7 +146,7 @@ class TrlWeightTransfer:
         return self._clock.now_ns() + round(self._commit_s * NS_PER_S)
 
     def _behind(self, version: int) -> int:
-        """Return how many workers have older weights."""
+        """Return the number of workers with older weights."""
         there = self._call("GET", "/weight_versions")["versions"]
         return sum(count for held, count in there.items() if int(held) < version)
 
@@ -168,7 +173,7 @@ class TrlWeightTransfer:
 
 
 class _Refused(Unavailable):
-    """An answer of the service with an error status."""
+    """The service answered with an error status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -182,10 +187,10 @@ class _Episode:
     Args:
         prompt_ids: token ids of the prompt.
         ids: token ids after the prompt.
-        logprobs: logprob of each of them; 0 for a tool's.
-        mask: 1 for each token of the model, 0 for a tool's.
+        logprobs: logprob of each of `ids`; 0 for tokens of the tool.
+        mask: for each of `ids`, 1 if the model generated it, 0 if the tool returned it.
         turns: text of each turn of the model.
-        oldest: oldest version of the weights among its tokens.
+        oldest: oldest version of the weights that generated any of the tokens.
     """
 
     prompt_ids: list[int]
@@ -204,15 +209,15 @@ class _Episode:
 class TrlRollouts:
     """Generates completions on the workers of a rollout service: `GRPOTrainer(rollout_func=...)`.
 
-    When the trainer's step has moved, its weights are published first, and only workers that have
-    them generate. Reward functions also get `turns`, the texts of the model's turns, and
-    `staleness`, by how many versions the oldest token lags.
+    After each step of the trainer, its new weights are published before the next completions, and
+    only workers with these weights generate. Reward functions also get `turns`, the texts of the
+    model's turns, and `staleness`, the age of the oldest token in versions.
 
     Args:
-        transfer: brings the trainer's weights to the workers.
-        tool: gets the prompt and the model's turns so far; returns the text that is appended before
-            the next turn, or None at the end of the episode. None for a single turn. Several
-            threads call it.
+        transfer: object that publishes the trainer's weights to the workers.
+        tool: function of the prompt and the model's turns so far. It returns the text that is
+            appended before the next turn, or None at the end of the episode. Several threads call
+            it. None: each completion has one turn.
         seed: seed of the sampling; equal seeds and weights give equal completions.
     """
 
@@ -229,12 +234,14 @@ class TrlRollouts:
         """Return one completion for each prompt, as TRL expects them.
 
         Raises:
-            InvalidArgument: a prompt is a conversation, or the trainer's options are not those that
-                workers sample by.
+            InvalidArgument: a prompt is a conversation, or workers do not support the trainer's
+                sampling options.
             Unavailable, DeadlineExceeded: the service or its workers do not answer in time.
         """
         if not all(isinstance(prompt, str) for prompt in prompts):
-            raise InvalidArgument("a prompt must be a text: render conversations in the data set")
+            raise InvalidArgument(
+                "each prompt must be a string: apply the chat template in the data set"
+            )
         if trainer.state.global_step != self._step:
             self._transfer.pause()
             self._transfer.send_weights(trainer.model.named_parameters())
@@ -274,7 +281,7 @@ class TrlRollouts:
             episode.add(ids, [0.0] * len(ids), is_model=False)
 
     def _speak(self, episode: _Episode, trainer: Any, *, number: int) -> None:
-        """Let the model generate a turn."""
+        """Generate the model's next turn and append it to the episode."""
         choice = self._transfer.complete(
             {
                 "prompt": [*episode.prompt_ids, *episode.ids],

@@ -1,4 +1,4 @@
-"""Versions of weights that a request accepts, and those of its tokens."""
+"""The versions of weights that a request accepts, and the versions that generated its tokens."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rose.errors import Unavailable
 
 
 class VersionConflict(Unavailable):
-    """No worker has weights that the request accepts; another version may come."""
+    """No worker has weights that the request accepts; a retry may succeed after an update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class VersionRange:
     """Versions of weights that may generate a request's tokens.
 
     Args:
-        at_least: oldest version, or None.
-        exact: the only version, or None.
+        at_least: oldest accepted version; None: no limit.
+        exact: the only accepted version; None: no such rule.
     """
 
     at_least: int | None = None
@@ -26,27 +26,27 @@ class VersionRange:
 
     @property
     def is_any(self) -> bool:
-        """Whether every version fits."""
+        """Whether every version is accepted."""
         return self.at_least is None and self.exact is None
 
     def fits(self, version: int) -> bool:
-        """Whether tokens of this version are accepted."""
+        """Return whether tokens of this version are accepted."""
         if self.exact is not None and version != self.exact:
             return False
         return self.at_least is None or version >= self.at_least
 
     def conflict(self, there: Iterable[int]) -> VersionConflict:
-        """Return the error that names this range and the versions that are there."""
+        """Return the error that names this range and the versions `there`, which workers have."""
         rules = [f"exactly {self.exact}"] if self.exact is not None else []
         rules += [f"at least {self.at_least}"] if self.at_least is not None else []
         found = ", ".join(map(str, sorted(set(there)))) or "none"
         return VersionConflict(
-            f"weight_version must be {' and '.join(rules)}; workers have: {found}"
+            f"no worker has a weight_version of {' and '.join(rules)}; versions of workers: {found}"
         )
 
 
 def spans(versions: Sequence[int]) -> list[dict[str, Any]]:
-    """Return runs of equal versions as vLLM's spans: `version` over tokens `[start, end)`."""
+    """Return runs of equal versions in vLLM's format: `version` of the tokens `[start, end)`."""
     found, start = [], 0
     for version, run in groupby(versions):
         end = start + sum(1 for _ in run)

@@ -1,4 +1,4 @@
-"""vLLM's routes for new weights: start, updates, finish."""
+"""The state of weight updates over vLLM's routes: start, updates, finish."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -8,16 +8,18 @@ from rose.adapters.service import RolloutService
 from rose.errors import InvalidArgument
 from rose.scheduler.coerce import COUNT_MAX
 
-# Brings workers to the version that the updates describe, and returns when they have committed it.
+# (updates, version): makes the workers fetch the weights that the updates describe, and returns
+# once they have committed the version.
 WeightSource = Callable[[Sequence[Mapping[str, Any]], int], Awaitable[None]]
 
 
 class WeightUpdates:
-    """Collects the updates of a version, and lets its source bring it to the workers.
+    """Collects the updates of a version, and passes them to the weight source.
 
     Args:
         service: service whose workers get the weights.
-        source: brings a version; None where versions come by `rose.publish` alone.
+        source: function that makes the workers commit a version; None: weights cannot be sent over
+            HTTP.
     """
 
     def __init__(self, service: RolloutService, source: WeightSource | None) -> None:
@@ -28,18 +30,18 @@ class WeightUpdates:
 
     @property
     def has_source(self) -> bool:
-        """Whether weights can be sent this way."""
+        """Whether weights can be sent over HTTP."""
         return self._source is not None
 
     def start(self) -> None:
-        """Begin a version; updates of one that was not finished are forgotten."""
+        """Begin a version. If another version was started and not finished, drop its updates."""
         self._infos = []
 
     async def update(self, info: Mapping[str, Any]) -> int | None:
-        """Take an update. Outside of a started version it is a version of its own.
+        """Add an update to the started version. If none was started, the update is a version.
 
         Returns:
-            The version, if this update is a whole one; None within a started version.
+            Number of the version that this update was; None if it was added to a started version.
         """
         if self._infos is not None:
             self._infos.append(info)
@@ -47,13 +49,13 @@ class WeightUpdates:
         return await self._bring([info], None)
 
     async def finish(self, version: int | None) -> int:
-        """Bring the collected updates to the workers, and return their version.
+        """Make the workers commit the collected updates, and return the version's number.
 
         Args:
-            version: number of the version; None for the next one.
+            version: number of the version; None: the next number.
 
         Raises:
-            InvalidArgument: no version was started, or the number is not new.
+            InvalidArgument: no version was started, or `version` is not above the newest version.
         """
         if self._infos is None:
             raise InvalidArgument("start_weight_update must come before finish_weight_update")

@@ -1,4 +1,4 @@
 """Public names of `import rose`: devices, requests, sequences, steps and versions.
 
-Each name is loaded on first use, so `import rose` costs a serving process nothing.
+Each module is loaded on first use of its names, so `import rose` takes almost no time.
 """

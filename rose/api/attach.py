@@ -1,4 +1,4 @@
-"""`rose.attach`: run an engine of transformers on one side of a device."""
+"""`rose.attach`: run a transformers engine as the serving engine or the borrower of a device."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -22,13 +22,13 @@ def attach(
     config: EngineConfig | None = None,
     request_tokens: int = 32768,
 ) -> "Attached":
-    """Build an engine of transformers' continuous batching on a device; add "serving" first.
+    """Build a continuous-batching engine of transformers on a device. Attach "serving" first.
 
     Args:
         model: a causal language model of transformers.
         device: the device that both engines share.
-        role: "serving": its steps are protected and its requests pause rollouts. "borrower": it
-            waits at a gate before each layer and yields to serving.
+        role: "serving": the engine's steps are protected, and its requests pause rollouts.
+            "borrower": the engine waits at a gate before each layer and yields to serving.
         config: sizes of the engine's steps and cache; None: the defaults.
         request_tokens: maximum tokens of a serving request. Start-up measures steps of this length.
 
@@ -51,14 +51,14 @@ def attach(
 
 
 class Attached:
-    """An engine of transformers under rose; `attach` makes it.
+    """A transformers engine on a device; made by `attach`.
 
-    Its life: `start` → `submit`, … → `stop`. While a started serving engine is idle, it runs
-    steps to measure them, so that lending can begin.
+    Call `start`, then `submit` for every request, then `stop`. A serving engine also runs steps
+    while it is idle, to measure them, so that lending can begin.
     """
 
     def __init__(self, engine: Engine, lane: ServingLane | None = None) -> None:
-        """Announce requests to `lane`, if given."""
+        """Use `engine`, and announce its requests to `lane` if it is the serving engine."""
         self.engine = engine
         self._lane = lane
 
@@ -79,10 +79,11 @@ class Attached:
         """Queue a request, like `Engine.submit`; a serving engine announces it to rose.
 
         Args:
-            request_id: unique among live requests.
+            request_id: id that no other live request has.
             prompt: token ids.
-            max_new_tokens: tokens to generate, > 0.
-            on_output: called for every token with the output so far, in the generation thread.
+            max_new_tokens: number of tokens to generate, > 0.
+            on_output: function that is called in the generation thread for every token, with the
+                output so far.
             sampling: sampling parameters; only for an engine built with `sampling`.
             stop_tokens: token ids that end the request.
 
@@ -116,9 +117,9 @@ class Attached:
             raise
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request; its callback gets the output so far, marked failed."""
+        """Stop a request; its `on_output` gets the output so far, marked as failed."""
         self.engine.cancel(request_id)
 
     def stop(self) -> None:
-        """Stop at the next step boundary; unfinished requests fail."""
+        """Stop the engine at the next step boundary; unfinished requests fail."""
         self.engine.stop()

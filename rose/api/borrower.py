@@ -26,9 +26,9 @@ from rose.units import MS_PER_S, NS_PER_MS
 # Longest single wait: within this time a waiting step notices a revocation or a close.
 _LOOK_UP_MS: Final = 50.0
 # If no sequence can proceed for this long, because each waits for blocks of the others, the last
-# one gives up its blocks. Must exceed the time that a revocation delays growth (`Policy`).
+# sequence gives up its blocks. This must exceed `Policy.regrow_after_ms`.
 _STUCK_MS: Final = 500.0
-_ANY_POOL_BYTES: Final = 1 << 50  # The device takes a larger limit for all that it may lend.
+_ANY_POOL_BYTES: Final = 1 << 50  # larger than any pool, so it limits nothing
 
 
 @contextmanager
@@ -47,7 +47,8 @@ def borrow(
 
     Raises:
         InvalidArgument: the model is unknown, or its blocks do not fit the device's slabs.
-        Unavailable: nobody listens, another borrower is attached, or rose has failed there.
+        Unavailable: no device listens at `path`, another borrower is attached to it, or rose has
+            failed in its process.
     """
     geometry = needs_of(model).geometry
     with CoServing.attach(path) as device:
@@ -95,13 +96,14 @@ class Borrower:
     ) -> Iterator["BorrowerStep"]:
         """Yield steps until all tokens of `sequences` are computed.
 
-        Run each one as `with step: forward(between=step.gate)`. Before a step is yielded, rose
-        waits for memory and for a quantum, and pins the blocks of its sequences. An aborted step
-        computes nothing; the next step repeats its tokens. `sequences` may change between steps.
+        Run each step as `with step: forward(between=step.gate)`. Before a step is yielded, rose
+        waits for memory and for a quantum, and pins the blocks of the step's sequences. An aborted
+        step computes nothing; the next step repeats its tokens. `sequences` may change between
+        steps.
 
         Args:
             sequences: the sequences to compute, most urgent first.
-            timeout_ms: maximum wait for one step; the iterator ends after it.
+            timeout_ms: longest wait for a step, in milliseconds; then the iterator ends.
 
         Raises:
             Unavailable: the device stopped lending.
@@ -117,7 +119,7 @@ class Borrower:
                 was_run = step._is_over
                 step._end(is_done=False)
             if not was_run:
-                raise InvalidArgument("run each step in a `with step:` block")
+                raise InvalidArgument("each yielded step must be run in a `with step:` block")
 
     def _next_step(
         self, sequences: Collection["Sequence"], deadline_ns: float
@@ -138,14 +140,21 @@ class Borrower:
                 if step is not None:
                     return step
             elif answer.reason is Reason.CLOSED:
-                raise Unavailable("the device lends no more: it was closed, or rose gave back")
+                raise Unavailable(
+                    "the device has stopped lending: it was closed, or rose failed there and gave "
+                    "everything back to serving"
+                )
             elif refusal is not None:
                 self._room.wait(min(left_ms, refusal.retry_after_ms or left_ms) / MS_PER_S)
                 self._room.clear()
         return None
 
     def _fill(self, sequences: Collection["Sequence"]) -> Refusal | None:
-        """Take blocks for the remaining tokens; return a refusal if no sequence is ready."""
+        """Take blocks for the remaining tokens of all sequences.
+
+        Returns:
+            A refusal if no sequence has all its blocks, else None.
+        """
         refusal: Refusal | None = None
         is_ready = False
         for one in sequences:
@@ -167,7 +176,11 @@ class Borrower:
             holders[-1]._lose()
 
     def _begin(self, quantum: Quantum, sequences: Collection["Sequence"]) -> "BorrowerStep | None":
-        """Pin the blocks of all ready sequences; None if serving took blocks in the meantime."""
+        """Pin the blocks of all ready sequences.
+
+        Returns:
+            The step; None if serving took blocks in the meantime, so that no sequence is ready.
+        """
         pin: int | None = None
         try:
             with self._lock:
@@ -181,7 +194,7 @@ class Borrower:
         return None if pin is None else BorrowerStep(self, ready, quantum, pin)
 
     def _settle(self, step: "BorrowerStep", pin: int, *, is_done: bool) -> None:
-        """Unpin a step's blocks and count its tokens; the step calls this."""
+        """Unpin a step's blocks and count its tokens. Only the step calls this."""
         with self._lock:
             self._in_flight = frozenset()
             self.lane.unpin(pin)
@@ -193,7 +206,7 @@ class Borrower:
             self._empty(self.lane.leaving())
 
     def _forget(self, sequence: "Sequence") -> None:
-        """Free a sequence's blocks now, or after its running step; the sequence calls this."""
+        """Free a sequence's blocks, now or after its running step. Only the sequence calls this."""
         with self._lock:
             if self._open.pop(sequence.name, None) is None:
                 return
@@ -204,7 +217,10 @@ class Borrower:
     # ---- revocation -----------------------------------------------------------------------------
 
     def _give_up(self, notice: Notice) -> None:
-        """Choose slabs and free their blocks outside the running step; in serving's thread."""
+        """Choose slabs to return, and free their blocks that the running step does not use.
+
+        Runs in serving's thread.
+        """
         if not self._lock.acquire(timeout=notice.remaining_s()):
             return
         try:
@@ -225,7 +241,7 @@ class Borrower:
         return order_of_loss(users, progress)
 
     def _empty(self, leaving: frozenset[int]) -> None:
-        """Free the sequences with blocks in leaving slabs, except those of the running step."""
+        """Take all blocks of each sequence that uses `leaving` slabs, outside the running step."""
         for name, one in self._open.items() if leaving else ():
             if name not in self._in_flight and one._slabs() & leaving:
                 one._lose()
@@ -235,7 +251,7 @@ class Sequence(Tokens):
     """The tokens of one rollout; made by `Borrower.sequence`.
 
     rose owns the blocks: it may take them for serving between two steps, and the next step gets
-    new ones. A sequence whose blocks were taken is `lost`; its next step recomputes all its tokens.
+    new blocks. A sequence whose blocks were taken is `lost`; its next step recomputes all tokens.
     """
 
     def __init__(self, borrower: Borrower, number: int) -> None:
@@ -244,7 +260,7 @@ class Sequence(Tokens):
         self.number = number
         self.name = f"sequence {number}"
         self.lost = False
-        """True if its blocks were taken since its last step; `computed` is then 0."""
+        """True if the blocks were taken since the sequence's last step; `computed` is then 0."""
 
     def grow(self, tokens: int) -> None:
         """Add tokens for the next step to compute; that step waits for their blocks.
@@ -256,13 +272,13 @@ class Sequence(Tokens):
         wanted = self.tokens + tokens
         if self.is_closed or tokens < 0 or wanted > self._borrower.tokens_max:
             raise InvalidArgument(
-                f"{self.name} cannot grow by {tokens} to {wanted} tokens: it is closed, or more "
-                f"than the {self._borrower.tokens_max} that its borrower can hold"
+                f"{self.name} cannot grow by {tokens} to {wanted} tokens: it must be open, and its "
+                f"total may only rise, to at most {self._borrower.tokens_max}"
             )
         self.tokens = wanted
 
     def close(self) -> None:
-        """Free its blocks; a running step keeps them until it ends."""
+        """End the sequence. Its blocks are freed now, or at the end of its running step."""
         self._borrower._forget(self)
 
     @property
@@ -274,7 +290,7 @@ class Sequence(Tokens):
         return {self._kv.allocator.slab_of(block) for block in self.blocks}
 
     def _lose(self) -> None:
-        """Give up its blocks; the borrower calls this."""
+        """Free the blocks for serving. Only the borrower calls this."""
         if self.blocks:
             self._free_blocks()
             self.lost = True
@@ -283,16 +299,17 @@ class Sequence(Tokens):
 class BorrowerStep:
     """The right to run one step, segment by segment; yielded by `Borrower.steps`.
 
-    Its life: yielded → `with` → `gate`, `gate`, … → `finish` → read the results → end.
+    Enter it with `with`; call `gate` between layers; call `finish`; then read the results before
+    the `with` block ends.
     """
 
     def __init__(
         self, borrower: Borrower, sequences: tuple[Sequence, ...], quantum: Quantum, pin: int
     ) -> None:
         self.sequences = sequences
-        """Sequences of this step: all that have every block they need."""
+        """Sequences of this step: all sequences with tokens to compute and blocks for them."""
         self.tokens = {one: one.tokens for one in sequences}
-        """Computed tokens of each sequence after this step."""
+        """Number of computed tokens of each sequence after this step."""
         self.is_done = False
         """True after the step ran to its end; an aborted step computes nothing."""
         self._is_over = False
@@ -304,23 +321,23 @@ class BorrowerStep:
 
     @property
     def stream(self) -> int | None:
-        """The CUDA stream of its work; None on a CPU."""
+        """CUDA stream (handle) on which the step must run; None on a CPU."""
         return self._lane.stream
 
     def gate(self) -> None:
-        """End a segment, and wait until the next one may start; call it between layers.
+        """End a segment, and wait until the next may start; call this between layers.
 
         Raises:
-            StepAborted: serving takes the step's memory; let this leave the `with` block.
+            StepAborted: serving takes the step's memory; let the exception leave the `with` block.
             Unavailable: the device was closed.
         """
         self._lane.gate()
 
     def finish(self) -> None:
-        """Wait for all segments; call it before you read results within the step.
+        """Wait until all segments have run; call this before you read results within the step.
 
         Raises:
-            StepAborted, Unavailable: like `gate`.
+            StepAborted, Unavailable: as in `gate`.
         """
         self._lane.finish()
         self._is_finished = True

@@ -19,13 +19,14 @@ from rose.memory import choose_slab_bytes
 from rose.slo import SLO, Policy
 from rose.units import GIB, MIB
 
-# Share of a GPU's memory; the rest covers driver contexts and heap fragmentation.
+# Share of a GPU's memory that is used; the rest covers driver contexts and heap fragmentation.
 _USABLE_SHARE: Final = 0.9
 _ACTIVATION_BYTES: Final = 4 * GIB  # per engine, the default of `rose plan`
-# Share of the host's free memory. Pool pages use memory only once they are written.
+# Share of the host's free memory for the pool. Pages of the pool use memory only once written.
 _HOST_SHARE: Final = 0.25
-# Slab size while the borrower's model is unknown: blocks of up to 2 MiB waste at most 1/16 of it.
-# Pools below the minimum use smaller slabs, so that loans do not get too coarse.
+# Slab size while the borrower's model is unknown: blocks of up to 2 MiB waste at most 1/16 of a
+# slab. A pool with fewer than `_LONE_SLABS_MIN` such slabs uses smaller ones, so that loans do not
+# get too coarse.
 _LONE_SLAB_BYTES: Final = 32 * MIB
 _LONE_SLABS_MIN: Final = 32
 
@@ -45,7 +46,7 @@ def open(  # noqa: A001 (it is called rose.open)
         slo: latency targets of serving's requests.
         pool_bytes: KV memory of both engines together. None: on a GPU, the memory that the weights
             and activations of both models leave; on a CPU, a quarter of the free memory.
-        log_path: certificate log, for `rose verify`; "" keeps only counts.
+        log_path: path of the certificate log, for `rose verify`; "": no file is written.
         policy: limits and evidence rules for lending; None: the defaults.
 
     Raises:
@@ -58,9 +59,10 @@ def open(  # noqa: A001 (it is called rose.open)
 class Device(Closing):
     """One device, its serving engine and its borrower; made by `rose.open`.
 
-    Its life: `open` → `serving` → `borrower` → … → `close`. `borrower` lays out the pool for both
-    models; without a borrower, the first use of serving does. If anything inside rose fails, the
-    device returns all memory and compute to serving; `gave_back` holds the reason.
+    Call `serving` first, then `borrower` or `listen`, and `close` at the end. `borrower` lays out
+    the pool for both models; if it was not called, the first use of the serving engine lays out the
+    pool. If anything inside rose fails, the device returns all memory and compute to serving, and
+    `gave_back` has the reason.
     """
 
     def __init__(
@@ -98,8 +100,8 @@ class Device(Closing):
         Args:
             model: a preset name, the path of a `config.json` or its folder, the fields of that
                 file, a config of transformers, or a `KVGeometry`.
-            reserve_bytes: KV memory that is never lent. None: serving's largest need until a loan
-                is returned, estimated from the model's cost.
+            reserve_bytes: KV memory that is never lent. None: the most that serving can need while
+                a loan is being returned, estimated from the model's cost.
             step_tokens: maximum tokens per step.
             request_tokens: maximum tokens per request.
 
@@ -109,7 +111,9 @@ class Device(Closing):
         needs = needs_of(model)
         with self._lock:
             if self._needs is not None:
-                raise InvalidArgument("this device has a serving engine: open one per device")
+                raise InvalidArgument(
+                    "this device already has a serving engine: open another device for a second"
+                )
             self._needs = needs
             self._add_serving = lambda executor: executor.serving(
                 needs.geometry,
@@ -143,10 +147,10 @@ class Device(Closing):
         """Let a borrower of another process attach with `rose.borrow(path, model)`; lending starts.
 
         Args:
-            path: socket to create; only this user can connect.
+            path: path of the socket to create; only the same user can connect.
 
         Raises:
-            InvalidArgument: the device has no serving engine yet, listens already, or has a
+            InvalidArgument: the device has no serving engine yet, already listens, or already has a
                 borrower.
             Unavailable: the socket cannot be created, or rose has failed on this device.
         """
@@ -154,7 +158,7 @@ class Device(Closing):
 
     @property
     def executor(self) -> CoServing:
-        """The underlying device, for readings and for engines that manage their own blocks."""
+        """The underlying device, for measurements and for engines that manage their own blocks."""
         return self._lay_out()[0]
 
     @property
@@ -193,7 +197,7 @@ class Device(Closing):
             return self._laid_out
 
     def _pool_left_by(self, *engines: Needs | None) -> int:
-        """Return the bytes that remain for KV beside the engines."""
+        """Return the bytes that remain for KV beside the weights and activations of `engines`."""
         if self._gpu is None:
             free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             return int(_HOST_SHARE * free_bytes)
@@ -203,14 +207,14 @@ class Device(Closing):
         left = int(_USABLE_SHARE * min(total_bytes - taken, free_bytes))
         if left <= 0:
             raise InvalidArgument(
-                f"both models and their activations take {taken / GIB:.1f} GiB of the "
-                f"{total_bytes / GIB:.1f} GiB of {self._name}: no memory is left for KV"
+                f"{self._name} has {total_bytes / GIB:.1f} GiB, and models with activations take "
+                f"{taken / GIB:.1f} GiB, so no memory is left for KV: use smaller models"
             )
         return left
 
 
 def _slab_bytes(serving: Needs, borrower: Needs | None, *, pool_bytes: int) -> int:
-    """Return a slab size for both models, or for serving's and an unknown borrower's."""
+    """Return a slab size for both models; None: the borrower's model is not known yet."""
     if borrower is not None:
         return choose_slab_bytes(serving.geometry, borrower.geometry)
     if pool_bytes < _LONE_SLABS_MIN * _LONE_SLAB_BYTES:

@@ -34,9 +34,9 @@ class Needs:
     """Requirements of one engine.
 
     Args:
-        geometry: KV layout.
-        cost: work per step; None if only the KV layout is known.
-        weight_bytes: weights on this device; 0 if unknown.
+        geometry: KV layout of the engine's model.
+        cost: work of a step; None if only the KV layout is known.
+        weight_bytes: bytes of weights on this device; 0 if unknown.
     """
 
     geometry: KVGeometry

@@ -20,12 +20,12 @@ _NOTHING: Final[Mapping["Request", int]] = {}
 class Serving:
     """The engine that answers live traffic; made by `Device.serving`.
 
-    Failures inside rose never raise here, and every wait is bounded. Any thread may call it; use a
-    request or a step from one thread at a time.
+    Failures inside rose never raise here, and every wait is bounded. Any thread may call the
+    methods, but only one thread at a time may use a request or a step.
     """
 
     def __init__(self, lane: Callable[[], ServingLane]) -> None:
-        """Call `lane` on first use; that call lays out the pool."""
+        """Call `lane` on first use, which lays out the pool."""
         self._lay_out = lane
         self._numbers = itertools.count()
 
@@ -41,14 +41,14 @@ class Serving:
 
     @property
     def stream(self) -> int | None:
-        """The CUDA stream of its steps; None on a CPU."""
+        """CUDA stream (handle) on which serving's steps must run; None on a CPU."""
         return self.lane.stream
 
     def warm_up(self, run: Callable[[StepBatch], None]) -> None:
         """Measure the two step shapes that certificates rely on, so that lending can begin.
 
         Args:
-            run: runs one step of the given shape and waits for its end.
+            run: function that runs one step of the given shape and waits for its end.
 
         Raises:
             DeadlineExceeded: the step times vary too much for a bound.
@@ -56,13 +56,17 @@ class Serving:
         self.lane.warm_up(run)
 
     def probe(self, run: Callable[[StepBatch], None]) -> bool:
-        """Run one step to measure it, if certificates lack evidence; return True if it ran.
+        """Run one step to measure it, if certificates lack evidence.
 
-        Call it every few milliseconds in the engine's idle loop. Without it lending may stop for
-        good: when steps slow down and no traffic has the shapes that certificates rely on.
+        Call this every few milliseconds in the engine's idle loop. Otherwise lending may stop for
+        good, if steps become slower and traffic has no steps of the shapes that certificates rely
+        on.
 
         Args:
-            run: runs one step, like in `warm_up`.
+            run: function that runs one step, as in `warm_up`.
+
+        Returns:
+            Whether a step ran.
         """
         batch = self.lane.probe_due()
         if batch is None:
@@ -72,7 +76,11 @@ class Serving:
         return True
 
     def request(self, *, prompt_tokens: int) -> "Request":
-        """Announce a request, as early as possible: no further rollout segment starts."""
+        """Announce a request. Call this as early as possible, because it stops rollouts.
+
+        Args:
+            prompt_tokens: number of tokens of the prompt.
+        """
         return Request(self.lane, f"request {next(self._numbers)}", prompt_tokens=prompt_tokens)
 
     def step(
@@ -81,23 +89,25 @@ class Serving:
         """Protect one engine step: `with serving.step(decode=[request]): run()`.
 
         Args:
-            decode: requests that get a token. The step computes all their remaining tokens: the
-                last token of a running request, the whole prompt of a new one.
-            prefill: request → tokens to compute without a new token: chunks of long prompts. Put
-                the last chunk of a prompt into `decode`.
+            decode: requests that get a new token. The step computes all remaining tokens of these
+                requests: the last token of a running request, or the whole prompt of a new request.
+            prefill: request → number of prompt tokens to compute, for chunks of long prompts. These
+                requests get no new token; for the last chunk of a prompt use `decode`.
 
         Raises:
-            InvalidArgument: a request is closed, is named twice, or has fewer tokens left.
+            InvalidArgument: a request is closed, is named twice, or has fewer tokens left than the
+                step would compute.
         """
         emitting = list(decode)
         work = {request: request.remaining for request in emitting}
         if len(work) != len(emitting) or work.keys() & prefill.keys():
-            raise InvalidArgument("a step may name each request once")
+            raise InvalidArgument("decode and prefill together must name each request at most once")
         work |= prefill
         for request, tokens in work.items():
             if not 0 < tokens <= request.remaining:
                 raise InvalidArgument(
-                    f"{request.name} cannot compute {tokens} tokens: {request.remaining} remain"
+                    f"a step of {request.name} must compute 1 to {request.remaining} tokens, "
+                    f"got {tokens}"
                 )
         return ServingStep(self.lane, work, emitting)
 
@@ -105,8 +115,8 @@ class Serving:
 class Request(Tokens):
     """One request of live traffic, from its arrival to `close`; made by `Serving.request`.
 
-    It owns its blocks: a step takes the blocks it needs, from rollouts if necessary, and `close`
-    frees them. A step adds one token to each request in its `decode`.
+    A request owns its blocks: each step takes the missing blocks, from rollouts if necessary, and
+    `close` frees all of them. A step adds one token to each request in its `decode`.
     """
 
     def __init__(self, lane: ServingLane, name: str, *, prompt_tokens: int) -> None:
@@ -116,11 +126,11 @@ class Request(Tokens):
         lane.arrived(name, prompt_tokens=prompt_tokens)
 
     def evict(self) -> None:
-        """Free its blocks for other requests; its tokens must be recomputed."""
+        """Free the blocks for other requests; all tokens of this request must be recomputed."""
         self._free_blocks()
 
     def close(self) -> None:
-        """Finish and free its blocks; after the last request rollouts may run."""
+        """Finish the request and free its blocks. When no request is left, rollouts may run."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -130,7 +140,7 @@ class Request(Tokens):
             self._lane.settle()
 
     def take_blocks(self, tokens: int) -> bool:
-        """Take blocks for its first `tokens` tokens; False if the pool has no room for them."""
+        """Take blocks for the first `tokens` tokens; return False if the pool has no room."""
         missing = self._missing_blocks(tokens)
         if missing > 0:
             ids = self._lane.alloc(missing) if self._lane.ensure(missing) else None
@@ -152,11 +162,11 @@ class ServingStep:
         self._step = lane.step()
 
     def __enter__(self) -> Self:
-        """Wait a bounded time for the running rollout segment, and take all blocks needed.
+        """Wait a bounded time for the running rollout segment, and take all missing blocks.
 
         Raises:
-            OutOfMemory: the pool has no room; nothing ran. Evict a request and retry, or call
-                `Request.take_blocks` first.
+            OutOfMemory: the pool has no room, and the step must not run. Evict a request and retry.
+                To avoid this, call `Request.take_blocks` first.
         """
         with ExitStack() as undo:
             undo.enter_context(self._step)

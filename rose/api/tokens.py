@@ -9,8 +9,8 @@ from rose.memory import KVSpace
 class Tokens(Closing):
     """A row of tokens and the blocks that hold their KV.
 
-    A step computes the tokens from `computed` to `tokens`. After its blocks are lost, `computed`
-    is 0 and all tokens are computed again.
+    A step computes the tokens from `computed` to `tokens`. If the blocks are taken away, `computed`
+    becomes 0 and all tokens are computed again.
     """
 
     def __init__(self, kv: KVSpace, *, tokens: int) -> None:
@@ -27,11 +27,11 @@ class Tokens(Closing):
 
     @property
     def remaining(self) -> int:
-        """Tokens that the next step computes; 0 after `close`."""
+        """Number of tokens that the next step computes; 0 after `close`."""
         return 0 if self.is_closed else self.tokens - self.computed
 
     def _missing_blocks(self, tokens: int) -> int:
-        """Return how many more blocks the first `tokens` tokens need."""
+        """Return the number of further blocks that the first `tokens` tokens need."""
         return max(0, self._kv.geometry.blocks_for(tokens) - len(self.blocks))
 
     def _free_blocks(self) -> None:

@@ -1,4 +1,4 @@
-"""The entry point `vllm.general_plugins` of rose, which vLLM loads in all of its processes."""
+"""rose's entry point in the group `vllm.general_plugins`, which vLLM loads in all processes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,12 +19,13 @@ def follow(
     token: str,
     make_tensors: Callable[[Sequence[tuple[str, str, Sequence[int]]]], dict[str, Any]],
 ) -> WeightReceiver:
-    """Follow a publisher with tensors that are made to its layout.
+    """Return a receiver whose new tensors follow a publisher's weights.
 
     Args:
         address: host and port of `rose.publish`, `rose publish` or `rose relay`.
-        token: its token.
-        make_tensors: returns tensors for names, dtypes as in a safetensors file, and shapes.
+        token: the publisher's token.
+        make_tensors: function from a list of (name, dtype as in a safetensors file, shape) to new
+            tensors by name.
 
     Raises:
         Unavailable: the publisher does not answer, or has no weights yet.

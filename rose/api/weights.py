@@ -60,21 +60,21 @@ def publish(
     Args:
         tensors: name → NumPy array or torch tensor, such as `model.state_dict()`; integers or
             floats of 8, 16 or 32 bits. Tensors that share memory are published once, under their
-            first name. rose keeps a copy on their device: the weights that receivers hold.
-        listen: host and port; port 0 picks a free one.
-        token: 64 hexadecimal digits that receivers must present; None: a new one.
+            first name. On the tensors' device rose keeps a copy of the weights that receivers hold.
+        listen: host and port; port 0 picks a free port.
+        token: 64 hexadecimal digits that receivers must present; None: a random token.
         tls: PEM files (certificate, key, authority), required for receivers on other machines.
-        manifest_key: signing key. Receivers with this key accept versions of this publisher only,
-            through any relay. b"": no signatures.
+        manifest_key: signing key. Receivers with this key accept only versions that were signed
+            with it, through any relay. b"": no signatures.
         first_version: number of these weights. A restarted training run must pass a number above
-            all that it published before.
-        largest: maximum share, in (0, 1], of each bf16 tensor's elements that one version changes:
-            the largest changes, and changes delayed by 255 versions. The rest is sent later, so
-            receivers lag slightly behind. None: every change is sent at once.
+            all numbers that it published before.
+        largest: largest share, in (0, 1], of each bf16 tensor's elements that one version changes.
+            The largest changes are sent first, and a change that waited for 255 versions is sent
+            too. So receivers lag slightly behind. None: every change is sent at once.
 
     Raises:
-        InvalidArgument: a dtype is not supported, `largest` is out of range, or `listen` is not on
-            this machine and `tls` is missing.
+        InvalidArgument: a dtype is not supported, `largest` is out of range, or `listen` is no
+            loopback address and `tls` is missing.
         Unavailable: the port is taken.
     """
     return WeightPublisher(
@@ -97,7 +97,7 @@ def receive(
     manifest_key: bytes = b"",
     name: str | None = None,
 ) -> "WeightReceiver":
-    """Follow a publisher: `commit` updates the tensors in place to its newest version.
+    """Follow a publisher: `commit` updates the tensors in place to the newest version.
 
     Args:
         tensors: name → array or tensor, with the publisher's names, dtypes and shapes. They may
@@ -106,7 +106,7 @@ def receive(
         token: the publisher's token.
         tls: PEM files (certificate, key, authority), required if `upstream` is on another machine.
         manifest_key: the publisher's signing key; versions with another signature are refused.
-        name: unique name of this receiver; None: a new one.
+        name: unique name of this receiver; None: a random name.
 
     Raises:
         InvalidArgument: the tensors differ from the publisher's, or cannot be written in place.
@@ -118,7 +118,7 @@ def receive(
 
 
 class WeightPublisher(Closing):
-    """Publishes the weights of a training loop; made by `rose.publish`. Use it in one thread."""
+    """Publishes the weights of a training loop; made by `rose.publish`. For use by one thread."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class WeightPublisher(Closing):
             selections=selections,
         )
         self._log = VersionLog()
-        # The first number exceeds all earlier ones, so it also serves as the incarnation.
+        # The first number exceeds all earlier numbers, so it also serves as the incarnation.
         opening = Version(_RUN, first_version, first_version)
         signing = Signing(manifest_key)
         self._publisher = Publisher([shadow], cut, opening, self._log, signing=signing)
@@ -189,11 +189,12 @@ class WeightPublisher(Closing):
         """Publish the changes as the next version, and return its number.
 
         Args:
-            tensors: the new weights, with the same names, dtypes and shapes; only read.
+            tensors: the new weights, with the same names, dtypes and shapes. They are not modified.
 
         Raises:
-            InvalidArgument: names, dtypes or shapes differ.
-            OutOfMemory: the changes do not fit. After any error the version is unchanged.
+            InvalidArgument: names, dtypes or shapes differ from those of `rose.publish`.
+            OutOfMemory: memory is not sufficient for the changes. After any error no version was
+                published.
         """
         stored, units = _units_of(tensors)
         if stored != self._stored:
@@ -224,7 +225,7 @@ class WeightReceiver(Closing):
         name: str | None,
     ) -> None:
         quiet_grpc()
-        # Imported here: it needs the extra `wire`, and gRPC reads its log level at import.
+        # Imported here: the module needs the extra `wire`, and gRPC reads its log level at import.
         from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
 
         stored, units = _units_of(tensors, is_written=True)
@@ -240,7 +241,7 @@ class WeightReceiver(Closing):
             undo.callback(self._source.close)
             hello = self._source.hello()
             if not hello.layout:
-                raise Unavailable(f"{upstream} does not know yet which weights it serves")
+                raise Unavailable(f"{upstream} has no weights yet: retry once they are published")
             if hello.layout != tiling.tiles.layout:
                 theirs = [StoredTensor(one.name, one.dtype, one.shape) for one in hello.tensors]
                 raise InvalidArgument(_difference(theirs, stored, f"those of {upstream}"))
@@ -328,7 +329,7 @@ class WeightReceiver(Closing):
 def _units_of(
     tensors: Tensors, *, is_written: bool = False
 ) -> tuple[list[StoredTensor], dict[str, Any]]:
-    """Return type and shape of each tensor, by name, and its elements as a row.
+    """Return dtypes and shapes of tensors, sorted by name, and flat views of their elements.
 
     Tensors that share memory appear once, under their first name.
 
@@ -347,12 +348,14 @@ def _units_of(
         if count and place in seen:
             continue
         if is_written and _place(row) != place[0]:
-            raise InvalidArgument(f"{name} is not contiguous: it cannot be changed in place")
+            raise InvalidArgument(
+                f"{name} must be contiguous, since commit changes tensors in place"
+            )
         seen.add(place)
         units[name] = row
         stored.append(StoredTensor(name, _STORED[found.dtype], found.shape))
     if not stored:
-        raise InvalidArgument("there are no tensors: pass at least one")
+        raise InvalidArgument("tensors must have at least one entry, got none")
     return sorted(stored, key=lambda one: one.name), units
 
 
@@ -384,5 +387,8 @@ def _difference(theirs: list[StoredTensor], ours: list[StoredTensor], what: str)
             )
     extra = next(iter(here), None)
     if extra is None:
-        return f"the tensors must be {what}, which are cut by a plan: use `rose receive --plan`"
+        return (
+            f"the tensors must be {what}, and that publisher divides tensors by a plan: use "
+            f"`rose receive --plan`"
+        )
     return f"the tensors must be {what}: {extra} is not among them"

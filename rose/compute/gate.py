@@ -1,4 +1,4 @@
-"""The borrower's side of a gate, and the gate for GPUs without a gate in their streams."""
+"""The borrower's interface of a gate, and a gate for GPUs whose streams cannot wait at one."""
 
 from typing import Protocol
 
@@ -7,10 +7,10 @@ from rose.errors import DeadlineExceeded
 
 
 class BorrowerGate(Protocol):
-    """The borrower's side of a gate, called by one thread.
+    """The borrower's interface of a gate, called by one thread.
 
-    Lifecycle of a step: `begin_step` → `pass_` → `settle` → `pass_`, … → `settle` → `leave` →
-    `end_step`.
+    The calls of a step: `begin_step`; then `pass_` before every segment; `settle` before `leave`,
+    and whenever the host must wait; `leave`; `end_step`.
     """
 
     def begin_step(self) -> None:
@@ -18,7 +18,11 @@ class BorrowerGate(Protocol):
         ...
 
     def pass_(self, *, timeout_ms: float) -> Verdict:
-        """End the previous segment, and start the next once allowed, within the timeout."""
+        """End the previous segment, wait for permission, and start the next segment.
+
+        Args:
+            timeout_ms: longest wait for permission.
+        """
         ...
 
     def settle(self, *, timeout_ms: float) -> Verdict:
@@ -35,9 +39,10 @@ class BorrowerGate(Protocol):
 
 
 class SynchronousGate:
-    """The HOST gate on a GPU: the host waits for each segment, then stops at its own gate.
+    """The HOST gate on a GPU: the host waits for each segment, then for permission for the next.
 
-    It needs no driver feature and stops exactly, but the GPU idles between two segments.
+    It needs no driver feature, and no segment starts after a close. But the GPU idles between two
+    segments.
     """
 
     def __init__(self, gate: BorrowerGate, stream: CudaStream) -> None:
@@ -50,7 +55,7 @@ class SynchronousGate:
         self._gate.begin_step()
 
     def pass_(self, *, timeout_ms: float) -> Verdict:
-        """Wait for the previous segment, then for leave to start the next."""
+        """Wait for the previous segment, then for permission to start the next."""
         try:
             self._stream.wait(timeout_ms=timeout_ms)
         except DeadlineExceeded:
@@ -58,12 +63,12 @@ class SynchronousGate:
         return self._gate.pass_(timeout_ms=timeout_ms)
 
     def settle(self, *, timeout_ms: float) -> Verdict:
-        """Return at once: the host stops at the gate, so no admitted segment waits."""
+        """Return at once: the host itself waits at the gate, so no admitted segment is queued."""
         del timeout_ms
         return Verdict.PASSED
 
     def leave(self) -> None:
-        """End the last segment; `RolloutLane.finish` has waited for its work."""
+        """End the last segment; `RolloutLane.finish` has waited for the stream before."""
         self._gate.leave()
 
     def end_step(self) -> None:

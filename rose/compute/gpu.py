@@ -1,4 +1,4 @@
-"""One GPU for co-serving: one stream per tenant, and a tested gate."""
+"""One GPU for co-serving: a stream for each tenant, and a gate that passed its self-test."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from rose.errors import InvalidArgument, Unavailable
 
 
 def device_ordinal(name: str) -> int | None:
-    """Return the ordinal of the GPU `name` ("cuda" is 0), None for the CPU.
+    """Return the ordinal of a GPU, 0 for "cuda", or None for "cpu".
 
     Raises:
         InvalidArgument: `name` is neither "cpu", "cuda" nor "cuda:<n>".
@@ -29,18 +29,18 @@ def device_ordinal(name: str) -> int | None:
         return None
     match = re.fullmatch(r"cuda(?::(\d{1,3}))?", name)
     if match is None:
-        raise InvalidArgument(f"device '{name}' is not known: use 'cpu', 'cuda' or 'cuda:<n>'")
+        raise InvalidArgument(f"device must be 'cpu', 'cuda' or 'cuda:<n>', got '{name}'")
     return int(match[1] or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device and its tenants' streams, created once, before any stream waits at a gate.
+    """A GPU with the streams of both tenants, created before any stream waits at a gate.
 
     Args:
-        device: holds the primary context, which torch shares.
-        serving: stream of the highest priority.
-        rollout: stream of the lowest priority.
+        device: the GPU's primary context, which torch uses too.
+        serving: serving's stream, of the highest priority.
+        rollout: the borrower's stream, of the lowest priority.
     """
 
     device: CudaDevice
@@ -52,8 +52,8 @@ class Gpu:
         """Open a GPU.
 
         Raises:
-            Unavailable: the driver is missing or too old, or this process launches or loads kernels
-                in a way that turns a closed gate into a deadlock.
+            Unavailable: the driver is missing or too old, or an environment variable makes launches
+                wait, so that a closed gate would be a deadlock.
             InvalidArgument: the GPU does not exist.
         """
         device = CudaDevice.open(ordinal)
@@ -64,8 +64,8 @@ class Gpu:
             )
         if device.driver.loads_lazily():
             raise Unavailable(
-                "kernels are loaded at their first launch, which can wait for a parked borrower: "
-                "set CUDA_MODULE_LOADING=EAGER before this process uses CUDA"
+                "CUDA loads kernels lazily, so a first launch can wait for a parked borrower: set "
+                "CUDA_MODULE_LOADING=EAGER before this process uses CUDA"
             )
         return cls(
             device,
@@ -81,19 +81,20 @@ class Gpu:
         in_one_process: bool = True,
         streams: Sequence[int] = (),
     ) -> GateProbe:
-        """Test which gates hold, open, and do not block serving's streams.
+        """Test which kinds of gate stop the borrower, open again, and never block serving.
 
-        Tested are `serving`, the default stream, one of default priority as in torch's pools, and
-        `streams`.
+        Four sorts of stream must not be blocked: `serving`, the default stream, a stream of default
+        priority such as those of torch, and `streams`.
 
         Args:
-            max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None if it is not set.
+            max_connections: value of `CUDA_DEVICE_MAX_CONNECTIONS`; None if it is not set.
             try_all: test KERNEL even if MEMOP works.
             in_one_process: whether serving runs in this process too.
             streams: handles of other streams that serving uses in this process.
 
         Raises:
-            Unavailable: an opened gate did not wake, so the borrower's stream is lost.
+            Unavailable: a gate was opened but the borrower's stream did not continue, so that
+                stream is lost.
         """
         probe = probe_gates(
             self.device,
@@ -111,17 +112,18 @@ class Gpu:
     def borrower_gate(
         self, gate: HostGate, kind: GateKind, *, window: int, launches: int = 1
     ) -> BorrowerGate:
-        """Return the borrower's side of `gate` for this GPU.
+        """Return the borrower's interface of `gate` for this GPU.
 
         Args:
-            gate: the host's gate, whose other side serving and the creditor use.
-            kind: the choice of `probe`.
-            window: maximum waiting segments in the stream; fewer if the launch queue holds fewer.
-            launches: maximum launches per segment; a graph counts as one.
+            gate: gate that serving and the creditor open and close.
+            kind: kind of gate that `probe` chose.
+            window: largest number of segments that wait in the stream; fewer are used if the launch
+                queue has no room for them.
+            launches: largest number of launches per segment; a graph counts as one launch.
 
         Raises:
-            InvalidArgument: the launch queue cannot hold one segment of `launches` launches; the
-                message has the longest one that fits.
+            InvalidArgument: the launch queue has no room for one segment of `launches` launches;
+                the message has the number that fits.
         """
         if kind is GateKind.HOST:
             return SynchronousGate(gate, self.rollout)
@@ -143,17 +145,18 @@ def tested_gate(
     in_one_process: bool = True,  # noqa: PT028 (no test)
     streams: Sequence[int] = (),  # noqa: PT028
 ) -> tuple[BorrowerGate, GateChoice | None]:
-    """Choose the borrower's gate: the host's on a CPU, the first with a passed self-test on a GPU.
+    """Choose the borrower's gate: on a CPU `gate` itself, on a GPU the first kind that works.
 
     Args:
         gpu: the GPU; None for a CPU.
-        gate: the host's gate, whose other side serving and the creditor use.
-        window: maximum waiting segments in a GPU's stream.
-        in_one_process: whether serving runs in this process too; if not, KERNEL is no gate.
-        streams: as in `Gpu.probe`.
+        gate: gate that serving and the creditor open and close.
+        window: largest number of segments that wait in a GPU's stream.
+        in_one_process: whether serving runs in this process too; otherwise KERNEL is not allowed.
+        streams: handles of other streams that serving uses in this process.
 
     Returns:
-        The gate, and on a GPU the choice with its reason.
+        The borrower's interface of the gate; and on a GPU the chosen kind with its reason, else
+        None.
 
     Raises:
         Unavailable: as in `Gpu.probe`.

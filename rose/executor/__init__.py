@@ -1,4 +1,4 @@
-"""API for inference engines: two models share one device, and serving is protected."""
+"""API for inference engines: two models share one device, and serving keeps its latency."""
 
 from rose.events import Reason, Refusal
 from rose.executor.device import CoServing

@@ -11,8 +11,9 @@ class AbortRation:
     the bucket holds a token again. No slabs are granted in the meantime, so the loan shrinks and
     the aborts end.
 
-    The law: t seconds see at most `burst + per_s * t` aborts, plus the second and later aborts of
-    one loan, slab by slab; later loans wait longer for these.
+    The law: within t seconds there are at most `burst + per_s * t` aborts, not counting further
+    aborts between two grants, when one loan is taken back slab by slab. The next grant waits longer
+    to make up for these.
 
     Guarded by the caller's lock.
     """
@@ -29,10 +30,10 @@ class AbortRation:
         self._clock = clock
         self._level = self._burst
         self._filled_ns = clock.now_ns()
-        self.count = 0  # Steps asked to abort.
+        self.count = 0  # Number of steps that were asked to abort.
 
     def _fill(self) -> None:
-        now_ns = max(self._filled_ns, self._clock.now_ns())  # No time counts twice.
+        now_ns = max(self._filled_ns, self._clock.now_ns())  # The same time must not count twice.
         self._level = min(self._burst, self._level + (now_ns - self._filled_ns) / self._period_ns)
         self._filled_ns = now_ns
 

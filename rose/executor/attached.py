@@ -20,19 +20,19 @@ from rose.executor.watcher import Watcher
 from rose.memory import KVGeometry, KVGroups, groups_of
 
 _CONNECT_S: Final = 5.0
-# The device may still have to lay out the books of a large pool.
+# The device may have to prepare its records of a large pool before it answers.
 _WELCOME_S: Final = 30.0
 
 
 class AttachedDevice(Closing):
     """The borrower's end of a device that serves in another process.
 
-    Its life: `CoServing.attach` → `rollout` → … → `close`. When serving's process ends, or takes
-    all loans back, the lane refuses steps and `gave_back` holds the reason.
+    Lifecycle: `CoServing.attach` → `rollout` → … → `close`. When serving's process ends, or takes
+    all loans back, the lane refuses steps and `gave_back` has the reason.
     """
 
     def __init__(self, channel: Channel) -> None:
-        """Use `CoServing.attach`."""
+        """Made by `CoServing.attach`."""
         self._channel = channel
         self._parts = ExitStack()
         self._loans: AttachedLoans | None = None
@@ -45,7 +45,7 @@ class AttachedDevice(Closing):
         """Connect to the device that listens at `path`.
 
         Raises:
-            Unavailable: nobody listens there.
+            Unavailable: no device listens at `path`.
         """
         return cls(Channel.connect(path, timeout_s=_CONNECT_S))
 
@@ -66,7 +66,7 @@ class AttachedDevice(Closing):
         if self._is_closed:
             raise InvalidArgument("this device is closed: attach again")
         if self._lane is not None:
-            raise InvalidArgument("this device has a borrower already: one per device")
+            raise InvalidArgument("a device can have one borrower, and this device has one")
         groups = groups_of(geometry)
         # The device counts loans in blocks of the first group.
         welcome, descriptors = self._ask(Hello(groups[0], limit_bytes))
@@ -109,7 +109,7 @@ class AttachedDevice(Closing):
     def _open(
         self, welcome: Welcome, named: dict[str, list[int]], device: CudaDevice | None
     ) -> tuple[Attachment, MappedWindow | None]:
-        """Map the pool, or an empty window, from the descriptors of the welcome."""
+        """Map the pool, or with isolation "mapped" only the tenant's own header slab."""
         line = {
             "ledger_fd": named["ledger"][0],
             "mailbox_fd": named["mailbox"][0],
@@ -141,7 +141,7 @@ class AttachedDevice(Closing):
                 close_all(descriptors)
                 raise (InvalidArgument if is_final else Unavailable)(sentence)
         close_all(descriptors)
-        raise CorruptData("the device answered hello with another kind of message")
+        raise CorruptData("the device must answer Hello with Welcome or Rejected")
 
     @property
     def gave_back(self) -> str | None:
@@ -158,7 +158,7 @@ class AttachedDevice(Closing):
     def close(self) -> None:
         """Return all idle slabs, and disconnect. Idempotent.
 
-        Stop the engine first: slabs in use count as late until the process ends.
+        Stop the engine first: slabs that are still in use are overdue until the process ends.
         """
         if self._is_closed:
             return
@@ -172,7 +172,9 @@ class AttachedDevice(Closing):
 def _by_name(welcome: Welcome, descriptors: list[int]) -> dict[str, list[int]]:
     memory = {"shared": "pool", "mapped": "header"}.get(welcome.isolation)
     if memory is None:
-        raise CorruptData(f"the device has the unknown isolation '{welcome.isolation}'")
+        raise CorruptData(
+            f"the isolation of a device must be 'shared' or 'mapped', got '{welcome.isolation}'"
+        )
     named: dict[str, list[int]] = {
         name: [] for name in (memory, "ledger", "mailbox", "to_arbiter", "to_tenant", "gate")
     }
@@ -180,7 +182,7 @@ def _by_name(welcome: Welcome, descriptors: list[int]) -> dict[str, list[int]]:
         named.setdefault(name, []).append(descriptor)
     missing = [name for name, found in named.items() if not found]
     if missing:
-        raise CorruptData(f"the welcome of the device lacks its {missing[0]}")
+        raise CorruptData(f"Welcome must come with a descriptor named '{missing[0]}'")
     return named
 
 

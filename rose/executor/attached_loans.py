@@ -20,7 +20,8 @@ _ANSWER_S: Final = 5.0
 class AttachedLoans:
     """Requests slabs over a connection; reads everything else from shared memory.
 
-    Any thread. The lock guards the connection: it keeps a question and its answer together.
+    Any thread may call the methods. The lock guards the connection: no other question comes between
+    a question and its answer.
     """
 
     takes_ranks = True  # The other process's arbiter chooses slabs by rank, without `on_revoke`.
@@ -47,7 +48,7 @@ class AttachedLoans:
     # ---- requests -------------------------------------------------------------------------------
 
     def _ask(self, question: Question) -> tuple[Answer | Question, list[int]]:
-        """Return the answer and its descriptors; without an answer, borrowing ends."""
+        """Return the answer and its descriptors. If no answer arrives, borrowing ends."""
         try:
             with self._lock:
                 self._channel.send(question)
@@ -57,7 +58,11 @@ class AttachedLoans:
             return Refused(Reason.CLOSED.name, 0.0), []
 
     def grow(self, blocks: int) -> Refusal | None:
-        """Request slabs for up to `blocks` more blocks; None: they were granted."""
+        """Request slabs for up to `blocks` more blocks.
+
+        Returns:
+            None if slabs were granted, else the refusal.
+        """
         if self.is_closed:
             return Refusal(Reason.CLOSED)
         if self._window is not None and not self._window.can_take:
@@ -74,7 +79,7 @@ class AttachedLoans:
         match answer:
             case Granted():
                 if not self._admit(LentSlabs(dict(zip(slabs, descriptors, strict=True)))):
-                    return Refusal(Reason.IN_STEP)  # A step has begun: they are mapped after it.
+                    return Refusal(Reason.IN_STEP)  # A step has begun; it delays the mapping.
                 return None
             case Refused(reason=name, retry_after_ms=wait_ms) if name in Reason.__members__:
                 wait_ns = int(wait_ms * NS_PER_MS)
@@ -103,7 +108,7 @@ class AttachedLoans:
     # ---- reports --------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """Stamp the mailbox, so that the lender renews this tenant's leases."""
+        """Write the time into the mailbox, so that the lender renews this tenant's leases."""
         now_ns = self._attachment.now_ns()
         if now_ns - self._stamped_ns >= self._welcome.lease_ttl_ms * NS_PER_MS / 16:
             self._stamped_ns = now_ns
@@ -115,7 +120,7 @@ class AttachedLoans:
             self._window.step_began()
 
     def step_ended(self) -> None:
-        """Unmap revoked slabs; empty ones have already left through the mailbox."""
+        """Map slabs granted during the step, and unmap some revoked slabs."""
         if self._window is not None:
             self._window.step_ended()
 
@@ -125,7 +130,10 @@ class AttachedLoans:
             self._window.tidy()
 
     def rank(self, slabs: Sequence[int]) -> None:
-        """Write the order of revocation into the mailbox; a rank ends with its slab's loan."""
+        """Write the order of revocation into the mailbox.
+
+        A slab's rank is valid until its loan ends.
+        """
         self._attachment.set_ranks(slabs, range(len(slabs)))
 
     # ---- shared memory --------------------------------------------------------------------------
@@ -141,7 +149,7 @@ class AttachedLoans:
         return self._gate.is_shut_down()
 
     def retry_after_ms(self) -> float:
-        """Return how long growth must wait, in milliseconds, by the device's last answer."""
+        """Return how long growth must wait after the device's last answer, in milliseconds."""
         return max(0.0, (self._no_growth_before_ns - self._attachment.now_ns()) / NS_PER_MS)
 
     # ---- the end --------------------------------------------------------------------------------
@@ -152,6 +160,6 @@ class AttachedLoans:
             self.closed_because = why
 
     def end(self, why: str) -> None:
-        """Stop borrowing, and release a step that waits at its gate: nobody will open it."""
+        """Stop borrowing, and release a step that waits at a gate which will never open."""
         self.close(why)
         self._gate.abandon()

@@ -1,4 +1,4 @@
-"""The borrower of a device, as serving's process sees it."""
+"""Serving's representation of the borrower of a device."""
 
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -10,12 +10,12 @@ from rose.executor.rollout import RolloutLane
 from rose.slo import Policy
 from rose.units import NS_PER_MS
 
-if TYPE_CHECKING:  # Messages between processes need an extra of this package.
+if TYPE_CHECKING:  # This module needs an extra of the package.
     from rose.executor.tenancy import Tenancy
 
 
 Borrower: TypeAlias = "LocalBorrower | Tenancy"
-"""The borrower of a device. The lender calls it in serving's threads and in the keeper."""
+"""The borrower of a device. Its methods run in serving's threads and in the keeper's thread."""
 
 
 class LocalBorrower:
@@ -46,7 +46,10 @@ class LocalBorrower:
         self._lane.on_room()
 
     def is_alive(self) -> bool:
-        """True outside a step, where it cannot be stuck; within one it renews at its gates."""
+        """Return True outside a step, where the borrower cannot be stuck.
+
+        Within a step the borrower renews its leases at the gates.
+        """
         return not self._gate.is_in_step()
 
     def park_timed_out(self) -> None:
@@ -59,7 +62,7 @@ class LocalBorrower:
         usable again once the borrower's work is complete.
 
         Raises:
-            DeadlineExceeded: the borrower must be taken out.
+            DeadlineExceeded: the borrower kept slabs for too long, and lending must end.
         """
         if late_slabs > 0 and self._is_taken_out and self._is_done():
             self._arbiter.prove_completion(self.partition)

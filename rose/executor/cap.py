@@ -1,4 +1,4 @@
-"""The maximum that a device may lend, with a time limit."""
+"""The largest number of slabs that a device may lend, with a time limit."""
 
 import math
 
@@ -7,9 +7,10 @@ from rose.units import NS_PER_MS
 
 
 class Cap:
-    """Maximum slabs on loan until a given time; 0 after it. Guarded by the caller's lock.
+    """The largest number of slabs on loan until a given time, and 0 after that time.
 
-    An operator's limit holds besides, until it is changed.
+    An operator's limit applies in addition, until the operator changes it. Guarded by the caller's
+    lock.
     """
 
     def __init__(self, slab_count: int, clock: Clock) -> None:
@@ -20,24 +21,24 @@ class Cap:
         self._limit = slab_count
 
     def set(self, slabs: int, *, ttl_ns: float) -> None:
-        """Allow at most `slabs` for `ttl_ns` from now."""
+        """Allow at most `slabs` slabs for `ttl_ns` from now."""
         self._slabs = min(slabs, self._slab_count)
         self._ends_ns = self._clock.now_ns() + ttl_ns
 
     def limit(self, slabs: int) -> None:
-        """Set the operator's limit."""
+        """Set the operator's limit to `slabs` slabs."""
         self._limit = min(slabs, self._slab_count)
 
     @property
     def slabs(self) -> int:
-        """Maximum slabs on loan now, apart from certificates and the borrower's limit."""
+        """Largest number of slabs on loan now, by the cap and the operator's limit."""
         is_over = not math.isinf(self._ends_ns) and self._clock.now_ns() >= self._ends_ns
         return 0 if is_over else min(self._slabs, self._limit)
 
     def left(self) -> tuple[int, float] | None:
-        """Return the maximum slabs on loan now and its remaining milliseconds.
+        """Return the largest number of slabs on loan now, and the milliseconds left of the cap.
 
-        Both are 0 after the cap expired; None without a cap and a limit.
+        Both are 0 after the cap has expired. None: there is neither a cap nor a limit.
         """
         if math.isinf(self._ends_ns) and self.slabs == self._slab_count:
             return None

@@ -21,7 +21,12 @@ def certificate_log(
 ) -> CertificateLog:
     """Open a certificate log whose header records the targets and the policy.
 
-    A `path` of "" keeps only counts. `memory` holds further header fields of `CertificateLog`.
+    Args:
+        path: log file; "": no file is written, only counts are kept.
+        slo: targets of serving.
+        policy: parameters of the promises.
+        clock: the device's clock.
+        memory: further arguments of `CertificateLog`, about the pool.
 
     Raises:
         Unavailable: the file cannot be written.
@@ -46,8 +51,8 @@ def largest_shapes(context_tokens: int, step_tokens: int) -> tuple[Shape, Shape]
     """Return the largest decode step and the largest prompt chunk of the next request.
 
     Args:
-        context_tokens: maximum KV tokens that the step reads.
-        step_tokens: maximum tokens of one engine step.
+        context_tokens: largest number of KV tokens that a step reads for the request.
+        step_tokens: largest number of tokens in one engine step.
     """
     context = float(context_tokens)
     return (1.0, context, 0.0), (0.0, context, float(step_tokens))

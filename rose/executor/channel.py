@@ -1,4 +1,4 @@
-"""A connection between a device and a tenant: whole messages with descriptors and time limits."""
+"""A connection between a device and a tenant, for whole messages with file descriptors."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ _PATH_BYTES_MAX: Final = 107  # sun_path, without its zero
 
 
 class Channel(Closing):
-    """Owns one end of a Unix socket with message boundaries. One thread at a time."""
+    """Owns one end of a Unix socket with message boundaries. For one thread at a time."""
 
     def __init__(self, end: socket.socket) -> None:
         """Own `end`, a SOCK_SEQPACKET socket."""
@@ -35,7 +35,7 @@ class Channel(Closing):
         """Connect to the device that listens at `path`.
 
         Raises:
-            Unavailable: nobody listens there.
+            Unavailable: no device listens at `path`.
             InvalidArgument: the path is too long for a socket.
         """
         end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -62,10 +62,10 @@ class Channel(Closing):
         return pid, uid
 
     def send(self, message: Question | Answer, descriptors: Sequence[int] = ()) -> None:
-        """Send a message; the caller keeps the descriptors.
+        """Send a message with copies of the descriptors, which the caller keeps.
 
         Raises:
-            Unavailable: the other end is gone, or does not read.
+            Unavailable: the other end is closed, or does not read.
         """
         try:
             socket.send_fds(self._end, [encode(message)], list(descriptors))
@@ -73,12 +73,12 @@ class Channel(Closing):
             raise Unavailable("the other end of the connection is gone") from error
 
     def receive(self, *, timeout_s: float | None) -> tuple[Question | Answer, list[int]]:
-        """Return the next message and its descriptors; the caller closes them.
+        """Return the next message and its descriptors; the caller must close the descriptors.
 
         Raises:
             DeadlineExceeded: no message arrived in time.
-            Unavailable: the other end is gone.
-            CorruptData: the bytes are no message.
+            Unavailable: the other end is closed.
+            CorruptData: the bytes are not a valid message.
         """
         self._end.settimeout(timeout_s)
         try:
@@ -96,7 +96,7 @@ class Channel(Closing):
             raise
 
     def close(self) -> None:
-        """Disconnect; this wakes a waiter at either end."""
+        """Disconnect. A thread that waits at either end wakes up."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
@@ -104,7 +104,10 @@ class Channel(Closing):
 
 def _checked(payload: bytes, flags: int) -> Question | Answer:
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        raise CorruptData("the message has more bytes or descriptors than any message of rose")
+        raise CorruptData(
+            f"a message must have at most {MESSAGE_BYTES_MAX} bytes and {DESCRIPTORS_MAX} "
+            f"descriptors, got more"
+        )
     if not payload:
         raise Unavailable("the other end closed the connection")
     return decode(payload)
@@ -120,12 +123,14 @@ def check_path(path: str | Path) -> str:
     """Return `path` if it can name a socket.
 
     Raises:
-        InvalidArgument: it is too long, empty, or has a zero byte.
+        InvalidArgument: the path is too long, is empty, or has a zero byte.
     """
     if not str(path) or "\0" in str(path):
-        raise InvalidArgument(f"a socket needs a name without zero bytes, not {str(path)!r}")
+        raise InvalidArgument(
+            f"the path of a socket must not be empty or have a zero byte, got {str(path)!r}"
+        )
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise InvalidArgument(
-            f"the path '{path}' is too long for a socket: {_PATH_BYTES_MAX} bytes are possible"
+            f"the path of a socket must have at most {_PATH_BYTES_MAX} bytes, got '{path}'"
         )
     return str(path)

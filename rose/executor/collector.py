@@ -1,4 +1,4 @@
-"""Take lent slabs back; each revocation has a deadline."""
+"""Take lent slabs back by revocations, each of which has a deadline."""
 
 import math
 import threading
@@ -13,17 +13,18 @@ from rose.executor.revocation import Cause, Revocation
 from rose.slo import Policy
 from rose.units import NS_PER_MS
 
-# Settled revocations kept for reports.
+# Number of settled revocations that are kept for reports.
 _HISTORY: Final = 4096
-# Revocations for serving's needs that a reading lists; more between two readings are a storm.
+# A reading lists this many of the newest revocations for serving's needs. Normally there are fewer
+# between two readings.
 _EBBS: Final = 64
 
 
 class Collector:
-    """Begins revocations, aborts the step that holds their slabs, and waits for them.
+    """Begins revocations, aborts the step that pins the slabs, and waits until the slabs are back.
 
-    Any thread. The lock guards open and past revocations; it is never held while rose waits for
-    slabs or calls the borrower.
+    Any thread may call the methods. The lock guards open and past revocations; it is never held
+    while rose waits for slabs or calls the borrower.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Collector:
         policy: Policy,
         clock: Clock,
     ) -> None:
-        """Made by `Lender`; `serving` is the partition that receives slabs it needs."""
+        """Made by `Lender`; `serving` is serving's partition, which receives the slabs."""
         self._arbiter = arbiter
         self._serving = serving
         self._gate = gate
@@ -56,7 +57,14 @@ class Collector:
     def revoke(
         self, borrower: Borrower, slabs: int, *, cause: Cause, lent: PartitionSnapshot
     ) -> None:
-        """Begin to take `slabs` slabs back; `lent` is the borrower's snapshot."""
+        """Begin to take back `slabs` slabs.
+
+        Args:
+            borrower: borrower that holds the slabs.
+            slabs: number of slabs.
+            cause: reason for the revocation.
+            lent: present state of the borrower's partition.
+        """
         revocation = self._revocation(borrower, slabs=slabs, cause=cause)
         with self._lock:
             if cause is Cause.PRESSURE:
@@ -81,8 +89,8 @@ class Collector:
         """Fence slabs past their deadline, and revoke leases past their TTL."""
         for revocation_id in self._arbiter.expire(grace_ns=self.revoke_ns):
             if borrower is None:
-                break  # It is gone: all its slabs are back or quarantined.
-            # The borrower showed no sign of life for a TTL, so nobody asks it which slabs to take.
+                break  # The borrower is gone: all its slabs are back or quarantined.
+            # The borrower sent no heartbeat for a TTL, so it is not asked which slabs to give.
             revocation = self._revocation(borrower, slabs=0, cause=Cause.EXPIRED)
             with self._lock:
                 self._open.append(revocation.adopt(revocation_id))
@@ -96,7 +104,7 @@ class Collector:
             asked_ns=now_ns,
             arbiter=self._arbiter,
             borrower=borrower.partition,
-            # Slabs over a cap become unowned: serving did not ask for them, but can take them.
+            # Slabs over a cap become unowned: serving did not request them, but can take them.
             taker=None if cause is Cause.CAPPED else self._serving,
             clock=self._clock,
             cause=cause,
@@ -104,7 +112,7 @@ class Collector:
 
     def _abort_step(self, revocation: Revocation) -> None:
         """Ask the running step, if any, to end at its next gate."""
-        with self._lock:  # Two revocations at once count one abort of one step.
+        with self._lock:  # Two simultaneous revocations count the abort of one step once.
             is_asked = self._gate.is_abort_asked()
             if self._gate.abort_step():
                 revocation.aborted_steps = 1
@@ -128,11 +136,11 @@ class Collector:
                 break
             revocation.wait(max(0, revocation.deadline_ns - self._clock.now_ns()))
         else:
-            is_enough()  # Take slabs that came back unowned.
+            is_enough()  # This call takes slabs that became unowned in the meantime.
         self.settle()
 
     def settle(self) -> None:
-        """Move settled revocations to the history; fencing settles those past their deadline."""
+        """Move settled revocations to the history. Past its deadline a revocation is fenced."""
         if not self._open:
             return
         with self._lock:
@@ -142,11 +150,14 @@ class Collector:
 
     @property
     def pressures(self) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """Number of revocations for serving's needs; slabs on loan before and after the last 64."""
+        """Number of revocations for serving's needs, and data of the last 64 of them.
+
+        The data of a revocation are (slabs on loan before it, slabs on loan after it).
+        """
         with self._lock:
             return self._pressures, tuple(self._ebbs)
 
     @property
     def aborts(self) -> int:
-        """Number of steps asked to abort because serving took slabs that they pinned."""
+        """Number of steps that were asked to abort, because they pinned revoked slabs."""
         return self._ration.count

@@ -38,7 +38,7 @@ from rose.slo.policy import GATE_WINDOW
 from rose.slo.prior import ModelCost
 from rose.units import MIB, NS_PER_MS
 
-if TYPE_CHECKING:  # Messages between processes need an extra of this package.
+if TYPE_CHECKING:  # These modules need an extra of the package.
     from rose._core import Process
     from rose.executor.attached import AttachedDevice
     from rose.executor.channel import Channel
@@ -53,21 +53,21 @@ _EXIT_LOOK_S: Final = 0.01
 class CoServing(Closing):
     """Owns the memory, the gate and the certificates of one device.
 
-    Its life: `open` → `serving` → `rollout` → … → `close`. Make one per device; any thread may use
-    the lanes. If anything inside rose fails, the device returns everything (`gave_back` holds the
-    reason) and serving continues alone. After `serving`, reports read `arbiter` (the books),
-    `lender` (the memory policy) and `gate`.
+    Lifecycle: `open` → `serving` → `rollout` → … → `close`. Open each device once; any thread may
+    use the lanes. If anything inside rose fails, serving gets all memory and compute back and
+    continues alone; `gave_back` then has the reason. After `serving`, reports may read `arbiter`
+    (owners of slabs), `lender` (the memory policy) and `gate`.
     """
 
     def __init__(self, opened: Opened) -> None:
-        """Use `open`."""
+        """Made by `open`."""
         self._opened = opened
         self._parts: Parts | None = None
         self._rollout: RolloutLane | None = None
         self._listener: Listener | None = None
         self._is_closed = False
         self.safety = Safety(self._give_back)
-        # Kind of the borrower's gate on a GPU, and the reason; None on a CPU.
+        # Kind of the borrower's gate on a GPU, and why it was chosen; None on a CPU.
         self.gate_choice: GateChoice | None = None
 
     @classmethod
@@ -88,17 +88,18 @@ class CoServing(Closing):
         Args:
             device: "cpu", "cuda" or "cuda:<n>".
             pool_bytes: KV memory of both tenants together.
-            slab_bytes: unit of ownership. None: the smallest size that suits serving's geometry.
-                Use `choose_slab_bytes` if the borrower's geometry is known too.
-            log_path: certificate log; "" keeps only counts.
-            latency_path: file of the learned step times; `serving` reads it, if it exists, and
+            slab_bytes: size of a slab, the unit of ownership. None: the smallest size that suits
+                serving's geometry. Use `choose_slab_bytes` if the borrower's geometry is known too.
+            log_path: path of the certificate log; "": no file is written, only counts are kept.
+            latency_path: file of the learned step times. `serving` reads the file if it exists, and
                 `close` writes it.
             isolation: memory that a borrower in another process can access. "shared": the whole
-                pool until its process ends. "mapped": its own header slab and the slabs lent to it,
-                filled with zeros first. It must itself unmap slabs that went back; slabs never
-                lent to it stay out of reach. Revocation costs serving the same in both modes.
-            policy: tuning parameters; None: the defaults.
-            clock: time source, also of the C++ core; None: the system's. Waits use real time.
+                pool, until the borrower's process ends. "mapped": the borrower's header slab, and
+                slabs lent to it, which are zeroed first. After a slab's return the borrower's own
+                process must unmap the slab. A slab that was never lent cannot be accessed. A
+                revocation takes serving the same time in both modes.
+            policy: limits and parameters of the promises; None: the defaults.
+            clock: time source, also of the C++ core; None: the system's clock. Waits use real time.
 
         Raises:
             InvalidArgument: the device or the isolation is unknown, or the pool is empty.
@@ -106,10 +107,10 @@ class CoServing(Closing):
         """
         ordinal = device_ordinal(device)
         if pool_bytes <= 0:
-            raise InvalidArgument(f"a pool of {pool_bytes} bytes is empty: raise pool_bytes")
+            raise InvalidArgument(f"pool_bytes must be above 0, got {pool_bytes}")
         if isolation not in ISOLATIONS:
             raise InvalidArgument(
-                f"isolation '{isolation}' is unknown: use '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}'"
+                f"isolation must be '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}', got '{isolation}'"
             )
         return cls(
             Opened(
@@ -141,13 +142,13 @@ class CoServing(Closing):
         Args:
             geometry: KV layout of serving's model.
             slo: latency targets of serving's requests.
-            reserve_bytes: memory that serving can always have, rounded up to slabs. None: the
-                demand D(T) of an idle engine, by the priors. With any reserve, even 0,
-                certificates keep the measured demand available as free blocks or unowned slabs.
-            step_tokens: maximum tokens of one engine step.
-            request_tokens: maximum prompt length in tokens.
-            cost: step cost of the model (`rose.executor.model_cost`); it yields the first latency
-                estimates for this device. None: `Policy.latency_prior_ms`.
+            reserve_bytes: memory that is never lent, rounded up to slabs. None: the demand D(T) of
+                an idle engine, estimated from the priors. With any reserve, even 0, certificates
+                also keep the measured demand available as free blocks or unowned slabs.
+            step_tokens: largest number of tokens in one engine step.
+            request_tokens: largest number of tokens in one prompt.
+            cost: work of a step of the model (`rose.executor.model_cost`), from which the first
+                latency estimates are computed. None: they are `Policy.latency_prior_ms`.
 
         Raises:
             InvalidArgument: called twice or after `close`, or the pool or the reserve does not fit.
@@ -156,7 +157,9 @@ class CoServing(Closing):
         if self._is_closed:
             raise InvalidArgument("this device is closed: open another")
         if self._parts is not None:
-            raise InvalidArgument("this device has a serving engine already: open one per device")
+            raise InvalidArgument(
+                "this device already has a serving engine: open another device for a second"
+            )
         parts = build(
             self._opened,
             geometry,
@@ -184,10 +187,12 @@ class CoServing(Closing):
         Args:
             geometry: KV layout of the borrower's model, or one layout per attention group; groups
                 share the borrowed slabs.
-            limit_bytes: maximum memory on loan, rounded down to slabs.
-            on_revoke: called to free blocks when serving needs slabs; engines set it themselves.
-            serving_streams: handles of CUDA streams that serving uses besides its lane's, such as
-                those of copies or collectives. A gate whose waiting delays one is not used.
+            limit_bytes: largest size of the memory on loan, rounded down to slabs.
+            on_revoke: function that frees blocks when serving needs slabs; the engines of this
+                package set it themselves.
+            serving_streams: handles of the CUDA streams that serving uses besides the stream of its
+                lane, such as streams for copies or collectives. The borrower's gate must not delay
+                these streams.
 
         Raises:
             InvalidArgument: called before `serving` or twice, the geometry wastes too much of a
@@ -197,10 +202,11 @@ class CoServing(Closing):
         """
         parts = self._check_borrower()
         if self._opened.isolation == "mapped":
-            # It could access serving's own mapping, and its first fault would end serving too.
+            # A borrower in this process could access serving's mapping, and a fault of the borrower
+            # would end serving too.
             raise InvalidArgument(
-                "isolation='mapped' is for a borrower of another process, and this one would be in "
-                "serving's: listen, and attach from there, or open the device with 'shared'"
+                "isolation='mapped' needs a borrower in another process: call listen here and "
+                "CoServing.attach there, or open the device with isolation='shared'"
             )
         groups = groups_of(geometry)
         for one in groups:
@@ -230,12 +236,12 @@ class CoServing(Closing):
     def listen(self, path: str | Path) -> "Listener":
         """Let a borrower in another process attach at a Unix socket; lending starts.
 
-        The borrower calls `CoServing.attach`. One borrower at a time; after it ends, another may
-        attach. An operator may limit the loans at the same socket (`rose lending`); the limit is
-        kept in a file beside it and holds after a restart.
+        The borrower calls `CoServing.attach`. Only one borrower can be attached at a time. At the
+        same socket an operator may limit the loans (`rose lending`). The limit is kept in a file
+        beside the socket, so it remains in force after a restart.
 
         Args:
-            path: path of the socket; only this user can connect.
+            path: path of the socket to create; only the same user can connect.
 
         Raises:
             InvalidArgument: called before `serving`, twice, or after `rollout`.
@@ -265,14 +271,14 @@ class CoServing(Closing):
         """Connect to a device in another process that called `listen`.
 
         Raises:
-            Unavailable: nobody listens at `path`.
+            Unavailable: no device listens at `path`.
         """
         from rose.executor.attached import AttachedDevice  # noqa: PLC0415 (an extra)
 
         return AttachedDevice.connect(path)
 
     def _admit(self, hello: "Hello", process: "Process") -> "Tenancy":
-        """Make a borrower in another process a tenant, or raise the reason for rejecting it."""
+        """Make a borrower in another process a tenant; raise an error if it must be rejected."""
         from rose.executor.tenancy import Tenancy  # noqa: PLC0415 (an extra)
 
         self._check_geometry(hello.geometry)
@@ -290,7 +296,7 @@ class CoServing(Closing):
         return tenancy
 
     def _limit(self, path: Path, share: float) -> None:
-        """Limit the loans to a share of the pool, and remember it."""
+        """Limit the loans to a share of the pool, and keep the limit in its file."""
         with self.safety:
             self.lender.limit(int(share * self.arbiter.slab_count))
         write_limit(path, share)
@@ -319,7 +325,9 @@ class CoServing(Closing):
             raise InvalidArgument("this device is closed: open another")
         parts = self._has_serving("the borrower")
         if self._rollout is not None or self._listener is not None:
-            raise InvalidArgument("this device has a borrower already: one per device")
+            raise InvalidArgument(
+                "a device can have one borrower, and this device has one or listens for one"
+            )
         self._check_lends()
         return parts
 
@@ -331,7 +339,7 @@ class CoServing(Closing):
 
     def _check_lends(self) -> None:
         if self.safety.cause is not None:
-            raise Unavailable(f"this device lends no more: {self.gave_back}")
+            raise Unavailable(f"this device has stopped lending: {self.gave_back}")
 
     def _check_geometry(self, geometry: KVGeometry) -> None:
         """Raise if the borrower's geometry wastes too much of a slab."""
@@ -349,13 +357,14 @@ class CoServing(Closing):
         self.lender.state.beat()
         parts.creditor.start()
         parts.keeper.start()
-        # A daemon thread that is lending could not reacquire the GIL once the interpreter ends.
+        # A daemon thread of serving waits for rollouts without the GIL. Once the interpreter ends,
+        # it could not take the GIL again.
         atexit.register(self._end_lending_at_exit, parts.creditor)
 
     def _end_lending_at_exit(self, creditor: Creditor) -> None:
         creditor.stop()
         self.gate.shut_down()
-        # The lending thread sees the shut gate in a fraction of a second; do not wait longer.
+        # The lending thread notices within a fraction of a second that the gate is shut down.
         for _ in range(_EXIT_LOOKS):
             if not creditor.is_lending:
                 return
@@ -367,19 +376,19 @@ class CoServing(Closing):
         """Cap the memory on loan for `ttl_ms` from now; after that nothing is lent.
 
         Before the first call there is no cap. Afterwards the caller must renew the cap in time:
-        when it expires, all loans are taken back. Growth over the cap is refused
-        (`Reason.OVER_LIMIT`); the keeper takes back loans over it by the usual deadline, so this
-        call does not wait. Certificates and the borrower's limit still hold. Any thread; no effect
-        after the device stopped lending.
+        when it expires, all loans are taken back. Growth above the cap is refused
+        (`Reason.OVER_LIMIT`). This call does not wait: the keeper takes back loans above the cap by
+        the usual deadline. Certificates and the borrower's limit still apply. Any thread may call
+        this. It has no effect after the device has stopped lending.
 
         Args:
-            size_bytes: maximum memory on loan, rounded down to slabs, >= 0.
-            ttl_ms: lifetime of the cap, >= 0; infinity: until the device closes.
+            size_bytes: largest size of the memory on loan, rounded down to slabs, >= 0.
+            ttl_ms: lifetime of the cap in milliseconds, >= 0; infinity: until the device closes.
 
         Raises:
             InvalidArgument: called before `serving`, or a value is out of range.
         """
-        self._has_serving("a cap on what the device lends")
+        self._has_serving("the cap")
         if not (size_bytes >= 0 and ttl_ms >= 0):
             raise InvalidArgument(
                 f"size_bytes and ttl_ms must be at least 0, got {size_bytes} and {ttl_ms}"
@@ -390,7 +399,7 @@ class CoServing(Closing):
             )
 
     def reading(self) -> DeviceReading:
-        """Return serving's load and the loans now. Any thread; serving is not delayed.
+        """Return serving's load and the loans now, without delaying serving. For any thread.
 
         Raises:
             InvalidArgument: called before `serving` or after `close`.
@@ -398,7 +407,7 @@ class CoServing(Closing):
         """
         if self._is_closed:
             raise InvalidArgument("this device is closed: open another")
-        parts = self._has_serving("a reading of how it is")
+        parts = self._has_serving("the first reading")
         self._check_lends()
         arbiter, lender, state = self.arbiter, self.lender, self.lender.state
         serving = arbiter.snapshot().partitions[SERVING]
@@ -438,7 +447,7 @@ class CoServing(Closing):
         return None if cause is None else f"{type(cause).__name__}: {cause}"
 
     def _give_back(self, cause: BaseException) -> None:
-        """Stop launches, wait with a deadline, then reclaim all slabs; the mapping stays."""
+        """Stop the borrower, wait with a deadline, and reclaim all slabs; mappings stay."""
         self.lender.log.append_gave_back(f"{type(cause).__name__}: {cause}")
         self._stop_lending()
 
@@ -446,8 +455,8 @@ class CoServing(Closing):
         parts = self._parts
         if parts is None or (self._rollout is None and self._listener is None):
             return
-        # These run from the last line up, each even if one before it failed. The creditor goes
-        # first, as it could open the gate again.
+        # The stack runs these calls from the last to the first, and goes on if a call fails. The
+        # creditor is stopped before the gate is closed, because it could open the gate again.
         with ExitStack() as steps:
             steps.callback(self.gate.shut_down)
             steps.callback(self.lender.close)
@@ -459,9 +468,9 @@ class CoServing(Closing):
     def close(self) -> None:
         """Stop lending, take all loans back, and flush the certificate log. Idempotent.
 
-        Stop the engines first; views of the pool stay valid as long as someone holds them. If the
-        last certificates cannot be written, `gave_back` holds the error; the learned step times
-        are saved anyway.
+        Stop the engines first. Views of the pool stay valid as long as they are referenced. If the
+        last certificates cannot be written, `gave_back` has the error; the learned step times are
+        saved anyway.
         """
         if self._is_closed:
             return

@@ -24,7 +24,14 @@ class Keeper:
         every_ms: float,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """Prepare the thread; `tend` must not raise; if it does, `on_failure` gets the error."""
+        """Prepare the thread.
+
+        Args:
+            tend: function to call; it must not raise.
+            bell: arbiter whose bell rings when serving is short of memory or a cap was lowered.
+            every_ms: longest time between two calls, in milliseconds.
+            on_failure: function that receives the exception if `tend` raises; the thread then ends.
+        """
         self._tend = tend
         self._bell = bell
         self._every_ns = int(every_ms * NS_PER_MS)
@@ -46,7 +53,7 @@ class Keeper:
                 if not self._stop.is_set():
                     self._tend()
         finally:
-            self._bell.listen(self._rings, timeout_ns=0)  # The last call: nobody listens after it.
+            self._bell.listen(self._rings, timeout_ns=0)  # No thread listens after this last call.
 
     def stop(self) -> None:
         """Stop and join the thread."""

@@ -1,4 +1,4 @@
-"""Decide what is lent: certify every grant, and take it back before serving could need it."""
+"""Lend slabs under certificates, and take them back before serving could need them."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -35,11 +35,12 @@ _LEASE_IS_OVER: Final = (RenewAnswer.OVER, RenewAnswer.STALE_EPOCH)
 
 
 class Lender:
-    """The memory policy of one device; the arbiter holds the books.
+    """The memory policy of one device; the arbiter records who owns which slab.
 
-    Serving calls `supply`; the borrower `grow`, `renew` and `step_ended`; the keeper `tend`; the
-    owner of the cap `lend_at_most`. Any thread: `_lock` guards this object's own state, and is
-    never held while rose waits for slabs or calls the borrower.
+    Serving uses `supply`. The borrower calls `grow`, `renew` and `step_ended`. The keeper calls
+    `tend`. The owner of the cap calls `lend_at_most`. Any thread may call the methods: `_lock`
+    guards this object's own state, and is never held while rose waits for slabs or calls the
+    borrower.
     """
 
     takes_ranks = False  # A borrower in this process chooses slabs itself, in `on_revoke`.
@@ -81,7 +82,7 @@ class Lender:
         self._admission = CertifiedAdmission(serving, demand, log=log, serving=state)
         self._slab_count = arbiter.slab_count
         self._ttl_ns = int(policy.lease_ttl_ms * NS_PER_MS)
-        # The borrower whose segments may still run, even after it is gone.
+        # The newest borrower. Its segments may still run after it has disconnected.
         self.newest: Borrower | None = None
         self._lock = threading.Lock()  # Guards the fields below.
         self._leases: list[Grant] = []
@@ -95,19 +96,19 @@ class Lender:
         self.supply.load_changed()
 
     def forget_borrower(self) -> None:
-        """Drop the borrower and all its loans; another one may follow."""
+        """Drop the borrower and all its loans, so that another borrower may follow."""
         self.supply.borrower = None
         with self._lock:
             self._leases.clear()
 
     @property
     def lendable_slabs(self) -> int:
-        """Slabs of the pool outside serving's reserve."""
+        """Number of slabs of the pool outside serving's reserve."""
         return self._slab_count - self.arbiter.snapshot().partitions[self._serving].reserve_slabs
 
     @property
     def lent_slabs(self) -> int:
-        """Slabs on loan that are not being taken back."""
+        """Number of slabs on loan, except slabs being taken back."""
         borrower = self.supply.borrower
         lent = None if borrower is None else self.supply.lent(borrower)
         return 0 if lent is None else lent.held - lent.in_revocation
@@ -126,7 +127,7 @@ class Lender:
         self._cap(lambda: self.cap.set(slabs, ttl_ns=ttl_ns))
 
     def limit(self, slabs: int) -> None:
-        """Limit the loan to `slabs` besides any cap, until the next limit."""
+        """Set the operator's limit to `slabs` slabs, which applies in addition to a cap."""
         self._cap(lambda: self.cap.limit(slabs))
 
     def _cap(self, change: Callable[[], None]) -> None:
@@ -145,11 +146,11 @@ class Lender:
     def grow(self, blocks: int) -> Grant | Refusal:
         """Lend the borrower slabs for up to `blocks` more blocks, under a certificate.
 
-        The arbiter requests the certificate under its own lock, so its premises still hold when
-        the slabs change owner.
+        The arbiter requests the certificate under its own lock, so the certificate's terms are
+        still valid when the slabs change owner.
         """
         wait_ms = self.retry_after_ms()
-        with self._lock:  # Without it, a grant could follow the last revocation.
+        with self._lock:  # Without the lock, a grant could follow the revocations of `close`.
             borrower = self.supply.borrower
             if borrower is None or self.is_closed:
                 return Refusal(Reason.CLOSED)
@@ -183,7 +184,7 @@ class Lender:
         """Do nothing: the borrower chooses slabs in `on_revoke`."""
 
     def renew(self) -> None:
-        """Renew the borrower's leases for another TTL. Cheap when called often."""
+        """Renew the borrower's leases for another TTL. Frequent calls are cheap."""
         now_ns = self.clock.now_ns()
         if now_ns - self._renewed_ns < self._ttl_ns // 4:
             return
@@ -201,11 +202,11 @@ class Lender:
     # ---- the keeper's side ----------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Fence late slabs, revoke leases past their TTL, enforce the cap, and recheck the demand.
+        """Fence overdue slabs, revoke old leases, enforce the cap, and recheck the demand.
 
-        A borrower in this process cannot be stuck outside a step, so an idle or paused one keeps
-        its leases; within a step it renews them at its gates. A borrower in another process stamps
-        its mailbox.
+        The leases of a live borrower are renewed. A borrower in this process counts as live outside
+        a step, and renews its leases at gates within a step. A borrower in another process is live
+        if it wrote the time into its mailbox recently.
         """
         borrower = self.supply.borrower
         if borrower is not None and borrower.is_alive():
@@ -237,7 +238,7 @@ class Lender:
         lent = self.supply.lent(borrower)
         try:
             for revocation in self.collector.under_way():
-                borrower.revoke(revocation)  # Again, as the first call may have failed.
+                borrower.revoke(revocation)  # Repeated, because the first call may have failed.
             rest = lent.held - lent.in_revocation
             if rest > 0:
                 self.collector.revoke(borrower, rest, cause=Cause.CLOSING, lent=lent)

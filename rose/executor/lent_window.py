@@ -1,4 +1,4 @@
-"""A borrower's own mapping of its lent slabs, kept in step with its loans."""
+"""A borrower's own mapping of the pool, in which only the slabs lent to it are mapped."""
 
 import threading
 from contextlib import ExitStack
@@ -8,20 +8,21 @@ from rose._core import Attachment, MappedWindow
 from rose.closing import Closing
 from rose.memory import LentSlabs
 
-# Slabs unmapped in one go: a step that is about to start waits for at most this many.
+# Number of slabs that are unmapped at once. A step that is about to start waits for at most these.
 _SWEEP_SLABS: Final = 8
 
 
 class LentWindow(Closing):
     """Maps slabs when they are lent, and unmaps them gradually after they are taken back.
 
-    Any thread. The lock guards the mapping, and the rule that no step runs while GPU memory is
-    mapped or any slab is unmapped: a kernel faults if its page tables change. A step may start
-    while a slab request is in flight; slabs granted in the meantime are mapped after that step.
+    Any thread may call the methods. The lock guards the mapping, and this rule: no step runs while
+    GPU memory is mapped or any slab is unmapped, because a kernel faults if its page tables change.
+    A step may start while a slab request is in flight; slabs granted in the meantime are mapped
+    after that step.
     """
 
     def __init__(self, attachment: Attachment, window: MappedWindow) -> None:
-        """Take over `window`: nobody else may change its mapping."""
+        """Take over `window`; no other object may change its mapping."""
         self._attachment = attachment
         self._window = window
         self._lock = threading.Lock()
@@ -30,7 +31,7 @@ class LentWindow(Closing):
 
     @property
     def can_take(self) -> bool:
-        """True if slabs can be mapped now: GPU memory only between steps."""
+        """Whether slabs can be mapped now. GPU memory is mapped only between steps."""
         with self._lock:
             return self._is_still()
 
@@ -41,10 +42,10 @@ class LentWindow(Closing):
             lent: the slabs and their descriptors; this object takes ownership.
 
         Returns:
-            True if they are mapped now.
+            True if the slabs are mapped now; False if they will be mapped after the step.
 
         Raises:
-            RoseError: a slab could not be mapped; none of their blocks is used.
+            RoseError: a slab could not be mapped; no block of `lent` becomes usable.
         """
         with self._lock:
             if not self._is_still():
@@ -59,10 +60,10 @@ class LentWindow(Closing):
             self._is_in_step = True
 
     def step_ended(self) -> None:
-        """Map slabs granted during the step, and unmap revoked ones.
+        """Map slabs granted during the step, and unmap some revoked slabs.
 
         Raises:
-            RoseError: like `take`.
+            RoseError: as in `take`.
         """
         with self._lock, ExitStack() as lent:
             self._is_in_step = False
@@ -81,7 +82,7 @@ class LentWindow(Closing):
                 self._window.sweep(_SWEEP_SLABS)
 
     def close(self) -> None:
-        """Close the descriptors of unmapped slabs; the window owns the mapping itself."""
+        """Close the descriptors of slabs that were not mapped; the mapping itself stays."""
         with self._lock:
             while self._late:
                 self._late.pop().close()

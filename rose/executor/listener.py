@@ -32,9 +32,9 @@ from rose.whole_file import lock
 
 # A readable socket holds a whole message, so `receive` does not wait this long.
 _PATIENCE_S: Final = 2.0
-# Maximum connections without a first message; beyond it the oldest is closed.
+# Largest number of connections without a first message. One more closes the oldest of them.
 _SILENT_MAX: Final = 64
-# Maximum wait from killing a process until the kernel reports its end.
+# Longest wait between killing a process and the kernel's report of its end.
 _PARTING_MS: Final = 1000.0
 _BREATH_S: Final = 0.1
 
@@ -42,7 +42,7 @@ Admit = Callable[[Hello, Process], Tenancy]
 
 
 def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
-    """Listen at `path`, and hold the lock beside it. Replaces the socket of a dead process."""
+    """Listen at `path`, and take the lock file beside it. Replaces a dead process's socket."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     locked = None
     try:
@@ -50,7 +50,7 @@ def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
         if _is_abandoned(path):
             path.unlink()
         server.bind(str(path))
-        # Nobody can connect before `listen`, so the mode is set in time.
+        # No process can connect before `listen`, so the mode is set in time.
         path.chmod(0o600)
         server.listen()
     except OSError as error:
@@ -63,7 +63,7 @@ def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return True if `path` is a socket of this user, not a link, and nobody listens there."""
+    """Return True if `path` is a socket of this user, not a link, and no process listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
         # Connecting to a regular file is refused too, so check the type first.
         return _is_own_socket(path) and caller.connect_ex(str(path)) == errno.ECONNREFUSED
@@ -97,17 +97,17 @@ class Listener:
         """Listen at `path`.
 
         Args:
-            path: path of the socket; only this user can connect.
-            admit: makes a tenancy, or raises the reason for rejecting it.
-            why_refused: returns the name of the reason why the gate stays closed.
-            show: sends the ledger to an observer.
-            limit: limits the loans to a share of the pool.
-            on_failure: called with the failure of rose that ended the thread.
+            path: path of the socket to create; only the same user can connect.
+            admit: function that makes a borrower a tenant, or raises the reason for rejecting it.
+            why_refused: function that returns the name of the reason why the gate stays closed.
+            show: function that sends the ledger to an observer.
+            limit: function that limits the loans to a share of the pool.
+            on_failure: function that receives the exception that ended the thread.
 
         Raises:
-            InvalidArgument: the path is too long, empty, or has a zero byte.
-            Unavailable: someone listens at that path, it is not this user's socket, or a socket
-                cannot be created there.
+            InvalidArgument: the path is too long, is empty, or has a zero byte.
+            Unavailable: another process listens at `path`, a file there is not a socket of this
+                user, or a socket cannot be created there.
         """
         self.path = check_path(path)
         self._admit = admit
@@ -151,7 +151,7 @@ class Listener:
     def _meet(self) -> None:
         try:
             end, _ = self._server.accept()
-        except OSError:  # No descriptor is left; the selector would report it again at once.
+        except OSError:  # No descriptor is left. Wait, as the selector reports again at once.
             select.select([self._wake], [], [], _BREATH_S)
             return
         channel = Channel(end)
@@ -169,7 +169,7 @@ class Listener:
         self._selector.unregister(channel)
 
     def _greet(self, channel: Channel) -> None:
-        if channel not in self._silent:  # It was closed for a newer one in this round.
+        if channel not in self._silent:  # It was closed in this round to limit silent connections.
             return
         self._listen_no_more(channel)
         try:
@@ -179,10 +179,10 @@ class Listener:
             channel.close()
 
     def _is_kept(self, channel: Channel) -> bool:
-        """Answer the first question; True if the connection stays open."""
+        """Answer the first message of a connection; return True if the connection stays open."""
         _, uid = channel.peer()
         if uid != os.geteuid():
-            channel.send(Rejected(f"user {uid} may not attach to a device of another", True))
+            channel.send(Rejected(f"user {uid} may not use a device of user {os.geteuid()}", True))
             return False
         question, strays = channel.receive(timeout_s=_PATIENCE_S)
         close_all(strays)
@@ -194,10 +194,16 @@ class Listener:
                 self._show(channel)
             case Hello(format=number) if number != FORMAT:
                 channel.send(
-                    Rejected(f"messages of format {number}; this device has {FORMAT}", True)
+                    Rejected(
+                        f"messages must have format {FORMAT}, got {number}: use the device's "
+                        f"version of rose",
+                        True,
+                    )
                 )
             case Hello() if self._tenancy is not None or not self._is_free():
-                channel.send(Rejected("this device has a borrower already: one per device", False))
+                channel.send(
+                    Rejected("a device can have one borrower, and this device has one", False)
+                )
             case Hello():
                 return self._admit_tenant(question, channel)
             case _:
@@ -246,20 +252,20 @@ class Listener:
             self._part()
 
     def _part(self) -> None:
-        """End the tenancy, whichever side disconnected."""
+        """Disconnect from the tenant and end its tenancy."""
         channel, tenancy = self._channel, self._tenancy
         self._channel = self._tenancy = None
         if channel is not None:
             self._selector.unregister(channel)
             channel.close()
         if tenancy is not None:
-            self._parting = tenancy  # First: a failure below is retried at the next hello.
+            self._parting = tenancy  # Set first, so that a failure is retried at the next hello.
             with suppress(RoseError):
                 tenancy.end()
                 self._is_free()
 
     def _is_free(self) -> bool:
-        """True if all slabs of the previous borrower are back."""
+        """Return True if all slabs of the previous borrower are back."""
         if self._parting is not None and self._parting.is_over(wait_ms=_PARTING_MS):
             self._parting = None
         return self._parting is None
@@ -275,11 +281,11 @@ class Listener:
         for channel in list(self._silent):
             self._hang_up(channel)
         self._part()
-        if self._parting is not None:  # It was killed, but has not ended yet.
+        if self._parting is not None:  # Its process was killed, but has not ended yet.
             self._parting.let_go()
         self._selector.close()
         self._server.close()
         os.close(self._wake)
         if _is_own_socket(Path(self.path)):
             Path(self.path).unlink()
-        self._lock.close()  # Last: from now on others may listen here.
+        self._lock.close()  # Last, because from now on another process may listen here.

@@ -1,6 +1,6 @@
-"""Messages between a device and a tenant in another process, before and between loans.
+"""Messages between a device and a tenant or observer in another process.
 
-Urgent data goes through shared memory instead: see the ledger and the mailbox in
+Revocations and reports go through shared memory instead: see the ledger and the mailbox in
 `docs/protocol.md`.
 """
 
@@ -14,9 +14,9 @@ from rose.errors import CorruptData
 from rose.memory import KVGeometry
 
 FORMAT: Final = 2
-# Exceeds every message; a grant lists its slabs with seven bytes each.
+# Larger than every message.
 MESSAGE_BYTES_MAX: Final = 1 << 20
-# Limit of the kernel for one message. A pool of 140 GiB in objects of 1 GiB needs 140.
+# The kernel's limit for one message. A pool of 140 GiB in objects of 1 GiB needs 140.
 DESCRIPTORS_MAX: Final = 253
 
 # Ranges of the fields; `decode` checks them.
@@ -24,19 +24,19 @@ _INT32_MAX: Final = (1 << 31) - 1
 Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 Bytes = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Milliseconds = Annotated[float, Meta(ge=0)]  # infinite included, NaN not
+Milliseconds = Annotated[float, Meta(ge=0)]  # may be infinite, but not NaN
 Word = Annotated[str, Meta(max_length=64)]
 Sentence = Annotated[str, Meta(max_length=1 << 16)]
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A tenant asks to borrow.
+    """A process asks to become the borrower.
 
     Args:
-        geometry: KV layout of the tenant's model.
-        limit_bytes: maximum memory on loan.
-        format: version of these messages; a device accepts only its own.
+        geometry: KV layout of the borrower's model.
+        limit_bytes: largest size of the memory on loan.
+        format: version of these messages; a device accepts only its own version.
     """
 
     geometry: KVGeometry
@@ -46,23 +46,23 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The device admits the tenant. File descriptors come with this, in order of `descriptors`.
+    """The device admits the tenant. The message also carries file descriptors.
 
     Args:
         device: "cpu" or "cuda:<n>".
         partition: id of the tenant's partition.
         header_index: index of the tenant's own header slab.
         slab_bytes: size of a slab.
-        slab_count: lendable slabs of the pool.
-        header_slabs: slabs in front of the lendable ones.
-        isolation: "shared": the pool's memory objects come with this message. "mapped": only the
-            tenant's header slab does; each other slab comes with its grant.
-        object_bytes: size of each memory object that came, in order.
-        slabs_max: maximum slabs the tenant could ever hold.
-        gate_window: segments that may wait in the stream of a GPU.
-        has_gates: False makes each step one segment.
+        slab_count: number of lendable slabs of the pool.
+        header_slabs: number of header slabs, which precede the lendable slabs.
+        isolation: "shared": this message carries the pool's memory objects. "mapped": it carries
+            only the tenant's header slab; each other slab comes with its grant.
+        object_bytes: size of each memory object that this message carries, in order.
+        slabs_max: largest number of slabs that the tenant can ever hold.
+        gate_window: largest number of segments that wait in the stream of a GPU.
+        has_gates: whether a step is divided by gates; otherwise it is one segment.
         lease_ttl_ms: lifetime of a loan without renewal.
-        descriptors: name of each descriptor.
+        descriptors: name of each file descriptor that the message carries, in order.
     """
 
     device: Word
@@ -86,7 +86,7 @@ class Rejected:
 
     Args:
         sentence: the reason.
-        is_final: True if the same request will never succeed.
+        is_final: whether the same request can never succeed.
     """
 
     sentence: Sentence
@@ -107,7 +107,8 @@ class Granted:
     Args:
         lease_id: id of the loan.
         lease_epoch: epoch of the loan.
-        slabs: slabs whose descriptors come with this, in order; empty if the whole pool is mapped.
+        slabs: ids of the slabs whose descriptors this message carries, in order; empty if the
+            tenant maps the whole pool.
     """
 
     lease_id: Number
@@ -117,7 +118,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A `rose.events.Refusal`, its reason by name."""
+    """A `rose.events.Refusal`; `reason` is the name of its `Reason`."""
 
     reason: Word
     retry_after_ms: Milliseconds
@@ -138,7 +139,7 @@ class SetLimit:
     """An operator limits the loans; the answer is `Ledger`.
 
     Args:
-        share: maximum share of the pool on loan, until the next such message.
+        share: largest share of the pool on loan, 0 to 1; valid until the next such message.
     """
 
     share: Annotated[float, Meta(ge=0, le=1)]
@@ -146,14 +147,14 @@ class SetLimit:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The ledger's descriptor comes with this.
+    """The answer to an observer. The message carries the ledger's descriptor.
 
     Args:
         pid: id of serving's process.
-        cap: (maximum bytes on loan, remaining milliseconds): infinity until the device closes, 0
-            after the cap expired. None without a cap.
-        refusals: refused quanta so far, by reason.
-        binding: reason of the newest refused certificate, as a sentence.
+        cap: (largest number of bytes on loan, milliseconds until the cap expires). The time is
+            infinite if the cap never expires, and 0 if it has expired. None: there is no cap.
+        refusals: number of refused quanta so far, by reason.
+        binding: the condition that the newest refused certificate violated, as a sentence.
     """
 
     pid: Count
@@ -183,7 +184,7 @@ _KINDS: Final[dict[str, type]] = {
 
 
 def encode(message: Question | Answer) -> bytes:
-    """Encode a message as its kind and its fields in order."""
+    """Encode a message as the name of its kind and its fields."""
     return msgspec.msgpack.encode((type(message).__name__, message))
 
 
@@ -191,7 +192,7 @@ def decode(payload: bytes) -> Question | Answer:
     """Decode a message.
 
     Raises:
-        CorruptData: the bytes are no message, or a field is out of range.
+        CorruptData: the bytes are not a message, or a field is out of range.
     """
     try:
         kind, body = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])

@@ -17,14 +17,15 @@ def model_cost(
 ) -> ModelCost:
     """Return the cost of a step on one of `tp` devices, without communication.
 
-    A prior must not be optimistic. So a step reads every expert, although a small batch activates
-    fewer, and attention reads the whole context, even in sliding-window layers.
+    A prior must not be optimistic. So it is assumed that a step reads every expert, although a
+    small batch activates fewer, and that attention reads the whole context in every layer, although
+    sliding-window layers read less.
 
     Args:
         shape: shape of the model.
         kv: dtype of the KV cache.
-        tp: devices that share the model.
-        dtype: dtype of the weights; None: the published one.
+        tp: number of tensor-parallel devices.
+        dtype: dtype of the weights; None: as published.
 
     Raises:
         InvalidArgument: the model cannot be divided among `tp` devices.
@@ -39,8 +40,8 @@ def model_cost(
 
 
 def _unread_bytes(shape: ModelShape, dtype: WeightDtype | None, tp: int) -> int:
-    """Return the bytes of the embedding; a step reads only one row of it per token."""
-    if shape.is_tied:  # it is also the output matrix, which a step reads whole
+    """Return the bytes of an embedding of which a step reads only one row per token."""
+    if shape.is_tied:  # The embedding is also the output matrix, which a step reads whole.
         return 0
     element_bytes = _BF16_BYTES if dtype is WeightDtype.BF16 else shape.dtype_bytes
     return ceil_div(shape.vocab, tp) * shape.hidden * element_bytes

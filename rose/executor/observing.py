@@ -1,4 +1,4 @@
-"""Questions of an operator to a device in another process, one connection each."""
+"""Questions of an operator to a device in another process; each uses its own connection."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from rose.executor.messages import AskLedger, Ledger, Rejected, SetLimit
 def ask_device(
     socket_path: str | Path, question: AskLedger | SetLimit, *, timeout_s: float
 ) -> tuple[LedgerView, Ledger]:
-    """Send a question that is answered with the ledger, and return the answer.
+    """Send a question, and return the ledger and the message that came with it.
 
     Raises:
-        CorruptData: the listener is not a device of rose.
-        DeadlineExceeded: it does not answer in time.
-        Unavailable: nothing listens, or the device refuses.
+        CorruptData: a program that is not a device of rose listens at `socket_path`.
+        DeadlineExceeded: the device does not answer in time.
+        Unavailable: no device listens at `socket_path`, or the device rejects the question.
     """
     with Channel.connect(socket_path, timeout_s=timeout_s) as channel:
         channel.send(question)

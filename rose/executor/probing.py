@@ -1,4 +1,4 @@
-"""Decide when serving's engine runs a probe: a step that runs only to be measured."""
+"""Decides when serving's engine runs a probe, which is a step that runs only to be measured."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -11,27 +11,29 @@ ShapeName: TypeAlias = Literal["step", "chunk"]
 # Share of idle time for probes while every quantum is refused. It allows 200 steps of 100 ms within
 # 80 s, and saves three quarters of the device's energy and memory bandwidth.
 _SEARCH_SHARE: Final = 0.25
-# Share of idle time for probes otherwise: it keeps scores recent and detects a faster machine. This
-# is the cost to rollouts.
+# Share of idle time for probes otherwise. Rollouts lose this time; it keeps scores recent, and
+# detects when the machine becomes faster.
 RENEWAL_SHARE: Final = 0.02
-# Factor on the search share after a round without effect: the next is less likely to help.
+# Factor on the search share after a round without effect, because the next round is less likely to
+# help.
 _NEXT_ROUND: Final = 0.5
-# Maximum saved ration, so that probes never run in a burst after a long idle time.
+# Largest ration that can be saved, so that probes never run in a burst after a long idle time.
 _SAVED_NS: Final = 100 * NS_PER_MS
-# Maximum debt: four chunks of a second each. Warm-up probes count too, and must not delay the next
-# probe for longer.
+# Largest debt: four chunks of a second each. It limits the pause after warm-up, whose probes are
+# also charged.
 _DEBT_NS: Final = 4_000 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """State of the device at one look.
+    """State of the device at one moment.
 
     Args:
-        is_idle: True if no request is live and no step runs.
-        granted: quanta granted so far.
-        refused: refusals so far for an SLO at risk or missing evidence.
-        binding: step shape of the newest of these refusals; None if it concerned a segment.
+        is_idle: whether no request is live and no step runs.
+        granted: number of quanta granted so far.
+        refused: number of refusals so far for an SLO at risk or missing evidence.
+        binding: step shape whose bound caused the newest of these refusals; None if a segment
+            caused it.
     """
 
     is_idle: bool
@@ -43,15 +45,20 @@ class Seen:
 class ProbeRation:
     """Decides when a probe runs, and its shape. Pure; the caller reads the clock and counters.
 
-    The law: between two looks at an idle device the ration grows by at most a quarter of the time
-    between them, or 2 % while quanta are granted. A probe starts only while the ration is above
-    zero. So probes take at most this share of idle time, plus the saved ration, plus one probe.
+    The law: between two calls of `due` on an idle device the ration grows by at most a quarter of
+    the time between them, or by 2 % of it while quanta are granted. A probe starts only while the
+    ration is above zero. So probes take at most this share of idle time, plus the saved ration,
+    plus one probe.
 
-    One thread at a time.
+    For one thread at a time.
     """
 
     def __init__(self, *, wanted: int) -> None:
-        """Start with an empty ration; `wanted` probes of one shape are a full round."""
+        """Start with an empty ration.
+
+        Args:
+            wanted: number of probes of one shape in a full round.
+        """
         self._wanted = wanted
         self._level_ns = 0.0
         self._idle_since_ns: int | None = None
@@ -71,7 +78,7 @@ class ProbeRation:
         return self._searched or ("chunk" if self._last == "step" else "step")
 
     def stepped(self) -> None:
-        """Record that serving has work, so the time since the last look was not all idle."""
+        """Record that serving has work, so the time since the last `due` was not all idle."""
         self._idle_since_ns = None
 
     def probed(self, shape: ShapeName, took_ns: float) -> None:
@@ -97,7 +104,7 @@ class ProbeRation:
         self._idle_since_ns = now_ns if is_idle else None
 
     def _look(self, seen: Seen) -> None:
-        """Search while a shape causes refusals and nothing is granted; renew otherwise."""
+        """Choose a shape to search for evidence: one that causes refusals while none is granted."""
         if seen.granted != self._granted:
             self._search_share, self._searched, self._round = _SEARCH_SHARE, None, 0
         elif seen.refused != self._refused and seen.binding != self._searched:

@@ -1,4 +1,4 @@
-"""The report of a device to the broker that decides how much it lends."""
+"""The report of a device to the broker, which decides how much the device lends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from rose.executor.probing import ShapeName
 from rose.slo import SLO
 
 TokenCounts: TypeAlias = tuple[tuple[int, int], ...]
-"""Cumulative histogram: ascending pairs (nanoseconds, tokens that took at most that long).
+"""Cumulative histogram: ascending pairs (nanoseconds, number of tokens that took at most so long).
 
-The last pair counts all tokens. Counts start when the device opens: subtract two readings for the
-counts of an interval. A bucket is at most 1/32 of its upper bound wide.
+The last pair counts all tokens. Counts start when the device opens: subtract two readings to get
+the counts of an interval. The width of a bucket is at most 1/32 of its upper bound.
 """
 
 
@@ -29,9 +29,10 @@ class ShapeEvidence:
 
     Args:
         shape: "step" or "chunk".
-        scores: steps of this kind that were compared with a forecast.
-        wanted: scores that start-up collects.
-        missing: runs still needed for a bound from `wanted` scores; 0 if there is one.
+        scores: number of steps of this kind that were compared with a forecast.
+        wanted: number of scores that start-up collects.
+        missing: number of further steps until there is a bound from `wanted` scores; 0 if there is
+            such a bound.
         bound_ms: upper bound of the step time; None without evidence.
     """
 
@@ -44,15 +45,15 @@ class ShapeEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The condition that the newest refused certificate failed.
+    """The condition that the newest refused certificate violated.
 
     Args:
         shape: "step", "chunk" or "segment".
         predicted_ms: predicted time of that shape.
         bound_ms: upper bound of that time; None without evidence.
-        delay_ms: one rollout segment plus the time until it sees a close.
+        delay_ms: time of one rollout segment, plus the delay until the borrower sees a closed gate.
         target: "ttft", "tpot", "blocking" or "deadline".
-        target_ms: limit for the bound plus the delay.
+        target_ms: largest allowed sum of the bound and the delay.
     """
 
     shape: str
@@ -86,18 +87,19 @@ class DeviceReading:
         slab_bytes: unit of ownership.
         slo: serving's latency targets.
         used_share: share of the pool's blocks that serving's requests hold, 0 to 1.
-        running: requests with a first token.
-        waiting: requests without one; a step without a request counts as one while it runs.
+        running: number of requests that have their first token.
+        waiting: number of requests without a first token; a running step that belongs to no request
+            counts as a request.
         first_tokens: times from arrival to first token.
         later_tokens: times from one token to the next.
         lent_bytes: memory on loan, except slabs being taken back.
-        cap_bytes: maximum memory on loan now; without a cap, the pool.
-        revocations: revocations for serving's needs.
-        ebbs: (bytes on loan before, bytes after) of the last 64 of these, oldest first.
-        refusals: refused quanta by reason, a `Reason` in lower case.
+        cap_bytes: largest size of the memory on loan now; without a cap, the size of the pool.
+        revocations: number of revocations for serving's needs.
+        ebbs: (bytes on loan before, bytes after) of the last 64 of these revocations, oldest first.
+        refusals: number of refused quanta by reason, a `Reason` in lower case.
         refused_s: seconds in which rollouts wanted to run and were refused, by reason.
         granted_s: seconds in which rollouts had a quantum.
-        binding: failed condition of the newest refused certificate, if any.
+        binding: the condition that the newest refused certificate violated, if any.
         evidence: evidence for the two step shapes that certificates rely on.
     """
 
@@ -121,11 +123,11 @@ class DeviceReading:
     evidence: tuple[ShapeEvidence, ...] = ()
 
     def fallen_share(self, since: int) -> float | None:
-        """Return the share by which the loan fell in the revocations after the first `since`.
+        """Return the share by which the loan fell in all revocations after the first `since`.
 
-        It compares the largest loan before any of them with the smallest after any, so several
-        small revocations count as one large one. None without revocations, or if there are too
-        many to list.
+        The largest loan before one of these revocations is compared with the smallest loan after
+        one of them, so several small revocations count as a large one. None: there are no such
+        revocations, or more than `ebbs` lists.
         """
         count = self.revocations - since
         if not 0 < count <= len(self.ebbs):

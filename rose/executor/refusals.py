@@ -1,4 +1,4 @@
-"""Read from the core why rollouts wait: refusals, the binding condition, and the evidence."""
+"""Reads the causes of refusals from the core: counts, the violated condition and the evidence."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ REASONS: Final = {
     QuantumRefusal.BUDGET_SPENT: Reason.BUDGET_SPENT,
 }
 UNCERTIFIED: Final = (QuantumRefusal.SLO_AT_RISK, QuantumRefusal.NO_EVIDENCE)
-"""Refusals for want of a certificate, on a device that was not busy."""
+"""Refusals because no certificate was possible, although serving was not busy."""
 
 
 class Refusals(TypedDict):
@@ -32,7 +32,7 @@ class Refusals(TypedDict):
 
 
 def read_refusals(creditor: Creditor) -> Refusals:
-    """Return the counters of `creditor`."""
+    """Return the refusals that `creditor` has counted."""
     return {
         "refusals": {reason.name.lower(): creditor.refused(why) for why, reason in REASONS.items()},
         "refused_s": {
@@ -69,7 +69,7 @@ def _binding(creditor: Creditor) -> Binding | None:
 
 
 def read_evidence(model: LatencyModel, shape: ShapeName, features: Shape) -> ShapeEvidence:
-    """Return the evidence behind the bound of `shape`, a step with `features`."""
+    """Return the evidence behind the bound of a step of `shape`, whose features are `features`."""
     named = dict(zip(SHAPE_NAMES, features, strict=True))
     found = model.evidence(**named)
     return ShapeEvidence(

@@ -1,4 +1,4 @@
-"""A revocation as the borrower sees it."""
+"""Revocations, and the notices of them that the borrower's engine gets."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from rose.units import NS_PER_MS, NS_PER_S
 class Cause(Enum):
     """Reason for a revocation."""
 
-    PRESSURE = "serving needs them, or soon could"
+    PRESSURE = "serving needs the slabs, or could need them soon"
     EXPIRED = "the lease was not renewed"
-    CAPPED = "the device lends less, or the time that it was to lend for is over"
+    CAPPED = "the cap was lowered, or has expired"
     CLOSING = "the device stops lending"
 
 
 @dataclass(slots=True)
 class Notice:
-    """A revocation as the borrower's engine sees it, in serving's process or another.
+    """Notice of a revocation for the borrower's engine, in serving's process or in another.
 
     Args:
-        slabs: slabs to give back.
+        slabs: number of slabs to give back.
         deadline_ns: deadline on the device's clock, in nanoseconds.
         clock: the device's clock.
     """
@@ -32,10 +32,13 @@ class Notice:
     clock: Clock | Attachment
 
     def begin(self, preferred: Sequence[int]) -> None:
-        """Start the revocation, with the slabs the engine prefers to lose first.
+        """Start the revocation.
 
-        No effect if the arbiter is in another process: it has started already, by the ranks in the
-        mailbox.
+        If the arbiter is in another process this has no effect: that arbiter has already chosen the
+        slabs by the ranks in the mailbox.
+
+        Args:
+            preferred: ids of the slabs that the engine prefers to lose, the first choice first.
         """
 
     def remaining_s(self) -> float:
@@ -50,9 +53,9 @@ OnRevoke = Callable[[Notice], None]
 class Revocation(Notice):
     """Takes slabs back by a deadline, for serving or to make them unowned.
 
-    Its life: made → `begin` (slabs are chosen; idle ones change owner) → the borrower frees blocks
-    and drops pins; each slab leaves in the call that empties it → settled, or fenced at the
-    deadline.
+    Lifecycle: made → `begin` chooses slabs, and idle slabs change owner at once → the borrower
+    frees blocks and drops pins, and the call that empties a slab also changes its owner → settled,
+    or fenced at the deadline.
 
     Args:
         asked_ns: time of the request.
@@ -61,8 +64,9 @@ class Revocation(Notice):
         taker: partition that receives the slabs; None: they become unowned.
         cause: reason for the revocation.
 
-    `slabs_returned` came back; `slabs_fenced` missed the deadline and are quarantined. Both are as
-    of the last poll, and final once settled (the arbiter forgets old revocations).
+    `slabs_returned` is the number of slabs that came back, `slabs_fenced` the number of slabs that
+    missed the deadline and are quarantined. `slabs_pending` and `wait` update both until the
+    revocation is settled.
     """
 
     asked_ns: int
@@ -82,10 +86,11 @@ class Revocation(Notice):
         return self._id is not None
 
     def begin(self, preferred: Sequence[int]) -> None:
-        """Start: idle slabs leave at once, then `preferred` in order, then the emptiest.
+        """Choose the slabs: idle slabs first, then `preferred` in order, then the emptiest slabs.
 
-        A borrower calls this under the lock of its own books; otherwise the executor calls it. Only
-        the first call has an effect, as a borrower may be notified twice.
+        A borrower calls this under the lock that guards its own blocks; if it does not, the
+        executor calls this. Only the first call has an effect, because a borrower may be notified
+        twice.
         """
         if self.is_begun:
             return
@@ -104,7 +109,7 @@ class Revocation(Notice):
         return self
 
     def slabs_pending(self) -> int:
-        """Return the number of outstanding slabs; past the deadline this fences them."""
+        """Return the number of outstanding slabs. After the deadline these slabs are fenced."""
         if self._id is None:
             return self.slabs
         if self.settled_ns != 0:

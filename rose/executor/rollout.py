@@ -19,11 +19,11 @@ from rose.executor.ticket import Ticket
 from rose.executor.weight_bins import HostUpload, StreamUpload, Upload
 from rose.memory import KVGroups, KVSpace
 
-if TYPE_CHECKING:  # Messages between processes need an extra of this package.
+if TYPE_CHECKING:  # One of these modules needs an extra of the package.
     from rose.executor.attached_loans import AttachedLoans
     from rose.executor.lender import Lender
 
-# Longer than the creditor's answer takes, short enough to retry often.
+# Default wait for a quantum: longer than the creditor takes to answer, short enough to retry often.
 _ASK_MS: Final = 5.0
 # A parked borrower wakes up this often to renew its leases; an opening gate wakes it by a futex.
 _LOOK_UP_MS: Final = 50.0
@@ -33,8 +33,8 @@ _LOOK_UP_MS: Final = 50.0
 class Quantum:
     """The right to run one step, segment by segment. It ends with the `with` block.
 
-    Call `RolloutLane.gate` between segments. The engine must catch `StepAborted` from it and roll
-    the step back.
+    Call `RolloutLane.gate` between segments. If it raises `StepAborted`, the engine must catch that
+    and roll the step back.
     """
 
     lane: "RolloutLane"
@@ -55,8 +55,8 @@ class Quantum:
 class RolloutLane:
     """The borrower's API. One thread runs the steps; any thread may call the other methods.
 
-    The life of a step: `try_step` → `pin` → `gate`, `gate`, … → `finish` → `unpin` → end of the
-    quantum. A refusal is a value. `StepAborted` is the only exception of a normal run.
+    The calls of a step: `try_step` → `pin` → `gate`, `gate`, … → `finish` → `unpin` → end of the
+    quantum. A refusal is a value. Only the exception `StepAborted` is part of normal operation.
     """
 
     def __init__(
@@ -75,30 +75,31 @@ class RolloutLane:
         """Made by `CoServing.rollout`.
 
         Args:
-            groups: views of the pool, one per attention group of the borrower's model.
+            groups: KV space of each attention group of the borrower's model.
             gate: gate between segments.
-            loans: source of slabs.
+            loans: object that grants slabs.
             reporting: context manager for rose's own calls; it reports their failures.
-            on_revoke: called to free blocks when serving needs slabs; None: the arbiter picks
-                slabs.
-            why_refused: returns the reason why a step is refused.
-            slabs_max: maximum slabs, from the borrower's limit and serving's reserve.
-            gpu: device of the borrower's work; None on a CPU.
-            has_gates: False makes each step one segment, to measure the benefit of gates.
+            on_revoke: function that frees blocks when serving needs slabs; None: the arbiter
+                chooses the slabs.
+            why_refused: function that returns the reason why the gate stays closed.
+            slabs_max: largest number of slabs, given the borrower's limit and serving's reserve.
+            gpu: GPU of the borrower's work; None on a CPU.
+            has_gates: whether a step is divided by gates. False makes each step one segment, to
+                measure the benefit of gates.
         """
         self.groups = groups
-        self._gpu = gpu  # Owns the stream, which work may still use when the device is gone.
+        self._gpu = gpu  # Keeps the stream alive, since work may use it after the device is closed.
         # CUDA stream for all GPU work of the steps; None on a CPU.
         self.stream = None if gpu is None else gpu.rollout.handle
         self.device = None if gpu is None else gpu.device
-        # Copies host bytes into the pool, in that stream.
+        # Copies host bytes into the pool; on a GPU by the lane's stream.
         self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
         self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
         self.on_room: Callable[[], None] = lambda: None
-        # Called by the step's thread after each timed-out wait at a closed gate.
+        # The step's thread calls it after each timed-out wait at a closed gate.
         self.on_look: Callable[[], None] = lambda: None
         self.step_thread = 0
-        # Number of quanta and passed gates: while it is constant, no new segment starts.
+        # Number of quanta and passed gates. While it does not change, no new segment starts.
         self.passes = 0
         self._gate = gate
         # Whether the host may enqueue a segment behind a gate that the stream has not passed.
@@ -117,9 +118,10 @@ class RolloutLane:
         """Request a quantum for one step.
 
         Args:
-            batch: ignored: a certificate depends on serving's load only.
-            timeout_ms: maximum wait at a closed gate before a refusal. The creditor grants credit
-                only to a waiting borrower: with 0 a closed gate may never open.
+            batch: ignored, because a certificate depends on serving's load only.
+            timeout_ms: longest wait at a closed gate before a refusal, in milliseconds. The
+                creditor grants credit only to a waiting borrower, so with 0 a closed gate may never
+                open.
         """
         del batch
         self._renew()
@@ -129,7 +131,8 @@ class RolloutLane:
             self._gate.begin_step()
             verdict = self._gate.pass_(timeout_ms=timeout_ms)
             if verdict == Verdict.PASSED:
-                # Preparing the step waits for its stream, which must not be parked at a gate then.
+                # While an engine prepares a step it may wait for its stream, so the stream must not
+                # be parked at a gate.
                 verdict = self._gate.settle(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
@@ -155,50 +158,55 @@ class RolloutLane:
                 self.settle()
 
     def settle(self) -> None:
-        """Wait until every segment may run, so that none waits at a gate.
+        """Wait until every enqueued segment may run, so that none waits at a gate.
 
-        Call it after `gate` if the next segment waits for the stream on the host, as copies from
-        pageable memory do: behind a closed gate no abort would reach that wait.
+        Call this after `gate` if the host waits for the stream in the next segment, as it does in
+        copies from pageable memory. If the stream waited at a closed gate, an abort could not end
+        such a wait.
 
         Raises:
-            StepAborted, Unavailable: like `gate`.
+            StepAborted, Unavailable: as in `gate`.
         """
         self._until_passed(self._gate.settle)
 
     @property
     def has_stream_gates(self) -> bool:
-        """True if gates stop the stream, so that CUDA graphs can contain them; else the host."""
+        """Whether gates stop the stream, so that CUDA graphs can contain them.
+
+        Otherwise gates stop the host.
+        """
         return isinstance(self._gate, StreamGate)
 
     def capture_gate(self, stream: int | None = None) -> None:
-        """Add a gate to the graph that `stream` is being captured into, for `launch`.
+        """Add a gate to the CUDA graph that is being captured on `stream`, for use by `launch`.
 
-        Call it between two segments, outside a quantum, before serving starts.
+        Call this between two segments, outside a quantum, before serving starts.
 
         Args:
-            stream: CUDA stream under capture; None for the lane's.
+            stream: handle of the CUDA stream under capture; None: the lane's stream.
 
         Raises:
             InvalidArgument: the stream is not being captured.
-            Unavailable: the lane's gates stop the host; see `has_stream_gates`.
+            Unavailable: the lane's gates stop the host (see `has_stream_gates`).
         """
         if self._has_gates:
             at = self.stream if stream is None else stream
             self._gate_of_graphs().insert(at or 0)
 
     def launch(self, graph: CudaGraph) -> None:
-        """Launch a graph with gates in the lane's stream, once its gates may be enqueued.
+        """Launch a graph with gates on the lane's stream, as soon as its gates may be enqueued.
 
-        The running segment continues in the graph up to its first gate. Such a graph is only
-        launched here: its gates get new numbers each time.
+        The running segment continues in the graph up to the first gate of the graph. Launch such a
+        graph only by this method, because its gates need new numbers for each launch.
 
         Args:
-            graph: graph whose gates were captured by this lane; keep it until its work is done.
+            graph: graph whose gates were captured by this lane. Keep a reference to it until its
+                work is done.
 
         Raises:
             InvalidArgument: the graph has no gate of this lane.
-            StepAborted, Unavailable: like `gate`; after an abort the graph was not launched, or
-                it has run to its end.
+            StepAborted, Unavailable: as in `gate`. After an abort the graph was not launched, or
+                has run to its end.
         """
         if not self._has_gates:
             graph.launch(self.stream or 0)
@@ -211,38 +219,38 @@ class RolloutLane:
         if isinstance(self._gate, StreamGate):
             return self._gate
         raise Unavailable(
-            "the gates of this lane stop the host, which no graph can contain: capture each "
-            "segment as a graph of its own, and call gate() between two of them"
+            "the gates of this lane stop the host, and a CUDA graph cannot contain such gates: "
+            "capture each segment as a graph of its own, and call gate() between two graphs"
         )
 
     def set_launches(self, per_segment: int) -> None:
         """Let the host run ahead of its stream, by as many segments as the launch queue holds.
 
-        Until this call `gate` also waits until its segment may start: a launch into a full queue
-        would block the host inside the driver, where no abort reaches it. Without effect if gates
-        are not in a stream.
+        Before this call `gate` also waits until the next segment may start. Otherwise a launch into
+        a full queue could block the host inside the driver, where an abort cannot reach it. This
+        has no effect if gates are not in a stream.
 
         Args:
-            per_segment: launches of the longest segment, such as `LaunchMeasurement` finds; a
-                captured graph is one launch.
+            per_segment: number of launches in the longest segment, as `LaunchMeasurement` finds it;
+                a captured graph counts as one launch.
 
         Raises:
-            InvalidArgument: the queue cannot hold one such segment; the message has the longest
-                one that fits.
+            InvalidArgument: the queue has no room for such a segment; the message has the number of
+                launches that fit.
         """
         if isinstance(self._gate, StreamGate):
             self._gate.set_launches(per_segment)
         self.runs_ahead = True
 
     def finish(self) -> None:
-        """Wait for all segments; call it before you read results and unpin slabs.
+        """Wait until all segments have run; call this before you read results and unpin slabs.
 
-        This is one more gate, after the last segment. On a GPU the host runs ahead of its stream.
-        Here it waits until the stream passed that gate, and renews its leases; a wait inside the
-        engine could not be aborted.
+        This is one more gate after the last segment. On a GPU the host may run ahead of its stream.
+        So this call waits until the stream has passed that gate, and meanwhile renews the leases.
+        An abort can end this wait, unlike a wait inside the engine.
 
         Raises:
-            StepAborted, Unavailable: like `gate`.
+            StepAborted, Unavailable: as in `gate`.
         """
         if self._has_gates:
             self._until_passed(self._gate.pass_)
@@ -263,7 +271,7 @@ class RolloutLane:
             self.on_look()
 
     def _is_late(self) -> bool:
-        """True while slabs are overdue: steps are refused until they are empty."""
+        """Return True while slabs are overdue; then steps are refused until these are empty."""
         if self._loans.is_closed:
             return False
         with self._reporting:
@@ -274,7 +282,7 @@ class RolloutLane:
             self._loans.renew()
 
     def end_step(self) -> None:
-        """End the step; the quantum calls this."""
+        """End the step. Only `Quantum` calls this."""
         self.step_thread = 0
         self._gate.leave()
         self._gate.end_step()
@@ -288,34 +296,37 @@ class RolloutLane:
 
     @property
     def is_closed(self) -> bool:
-        """True after the device stopped lending: it was closed, or rose gave back."""
+        """Whether the device has stopped lending, because it was closed or rose failed."""
         return self._loans.is_closed
 
     # ---- memory ---------------------------------------------------------------------------------
 
     @property
     def kv(self) -> KVSpace:
-        """The borrower's view of the pool, or that of its first attention group."""
+        """The borrower's KV space; with several attention groups, that of the first group."""
         return self.groups.spaces[0]
 
     def ensure_groups(self, blocks: Sequence[int]) -> bool:
         """Ensure `blocks[i]` free blocks in every group i at once, with a grant if necessary.
 
+        Returns:
+            Whether the blocks are free now.
+
         Raises:
-            InvalidArgument: `blocks` does not have one number per group.
+            InvalidArgument: the length of `blocks` is not the number of groups.
         """
         missing = self.groups.missing_slabs(blocks)
         if missing == 0:
             return True
         with self._reporting:
-            # Loans are counted in blocks of the first group.
+            # Requests for slabs are counted in blocks of the first group.
             answer = self._loans.grow(missing * self.kv.blocks_per_slab)
         if isinstance(answer, Refusal):
             return False
         return self.groups.missing_slabs(blocks) == 0
 
     def ensure(self, blocks: int) -> bool:
-        """Ensure `blocks` free blocks, with a grant if necessary; False if it is refused."""
+        """Ensure `blocks` free blocks, with a grant if necessary; return False if refused."""
         return self.grow(blocks) is None
 
     def grow(self, blocks: int) -> Refusal | None:
@@ -335,7 +346,7 @@ class RolloutLane:
         """Reserve blocks for `tokens` tokens.
 
         Args:
-            tokens: tokens of one sequence, > 0.
+            tokens: number of tokens of one sequence, > 0.
 
         Returns:
             A ticket whose `commit` returns block ids, or a refusal.
@@ -350,40 +361,50 @@ class RolloutLane:
         return Ticket(self.kv.allocator, reservation)
 
     def alloc(self, blocks: int) -> list[int] | None:
-        """Take `blocks` free blocks; None, without taking any, if fewer are free."""
+        """Take `blocks` free blocks and return their ids; None if fewer are free."""
         return self.kv.allocator.alloc(blocks)
 
     def pin(self, blocks: Iterable[int]) -> int:
-        """Pin the slabs of `blocks` for a step, from its preparation to its completion."""
+        """Pin the slabs of `blocks` for a step, from its preparation to its completion.
+
+        Args:
+            blocks: ids of blocks.
+
+        Returns:
+            Id of the pin, for `unpin`.
+        """
         return int(self.kv.allocator.pin(list(blocks)))
 
     def unpin(self, pin: int) -> None:
-        """Release a pin; empty slabs under revocation leave inside this call."""
+        """Release a pin. Empty slabs under revocation change owner before this returns."""
         self.kv.allocator.unpin(pin)
 
     def slabs(self) -> list[int]:
-        """Return the slabs on loan, except those being taken back."""
+        """Return the ids of the slabs on loan, except slabs being taken back."""
         return self._books.lent(self._partition)
 
     def slabs_max(self) -> int:
-        """Return the maximum slabs it could ever hold, from its limit and serving's reserve."""
+        """Return the largest number of slabs on loan, by the limit and serving's reserve."""
         return self._slabs_max
 
     @property
     def takes_ranks(self) -> bool:
-        """True if the arbiter chooses slabs by `rank` instead of `on_revoke`."""
+        """Whether the arbiter chooses slabs by `rank` instead of `on_revoke`."""
         return self._loans.takes_ranks
 
     def rank(self, slabs: Sequence[int]) -> None:
-        """Set the order in which slabs are taken back; for lanes that take ranks.
+        """Set the order in which slabs are taken back. Only for lanes with `takes_ranks`.
 
-        A rank ends with its slab's loan. Idle slabs go before all others.
+        Idle slabs are taken before all others. A slab's rank is valid until its loan ends.
+
+        Args:
+            slabs: ids of slabs, in the order in which they are to be taken.
         """
         with self._reporting:
             self._loans.rank(slabs)
 
     def give_back_idle(self) -> int:
-        """Give back slabs without used blocks or pins; return their number."""
+        """Give back all slabs without used blocks and pins; return their number."""
         with self._reporting:
             return self._books.give_idle(self._partition)
 
@@ -392,5 +413,5 @@ class RolloutLane:
         return self._loans.retry_after_ms()
 
     def leaving(self) -> frozenset[int]:
-        """Return the slabs to empty: those being taken back and those already late."""
+        """Return the ids of slabs to empty: slabs being taken back, and overdue slabs."""
         return frozenset(self._books.leaving(self._partition))

@@ -1,4 +1,4 @@
-"""The one broad catch of rose: whatever fails, serving continues without rose."""
+"""The one place where rose catches all exceptions: serving continues whatever fails in rose."""
 
 import threading
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from types import TracebackType
 class Safety:
     """Stops lending, once, at the first failure inside rose.
 
-    A context manager around all code of rose in the serving lane: it suppresses an `Exception` and
-    passes it to `give_back`; `KeyboardInterrupt` and the like pass through. Any thread.
+    A context manager around all code of rose in the serving lane. It suppresses an `Exception` and
+    passes it to `give_back`; `KeyboardInterrupt` and the like are raised. For any thread.
     """
 
     def __init__(self, give_back: Callable[[BaseException], None]) -> None:
@@ -29,7 +29,7 @@ class Safety:
             if self._cause is not None:
                 return
             self._cause = failure
-        # A failure while giving back has no further handler: serving continues.
+        # A failure of `give_back` is ignored, so that serving continues.
         with suppress(Exception):
             self._give_back(failure)
 
@@ -52,7 +52,7 @@ class Safety:
 class Reporting:
     """Like `Safety`, for the rollout lane: reports a failure, then raises it to the borrower.
 
-    Wrap only rose's own calls, not errors of the caller.
+    Use it only around calls that fail by a fault of rose, not by an error of the caller.
     """
 
     def __init__(self, safety: Safety) -> None:

@@ -32,14 +32,14 @@ from rose.executor.ticket import Ticket
 from rose.slo.evidence import Shape, collect_evidence
 from rose.units import NS_PER_MS
 
-# Waits kept for reports.
+# Number of waits that are kept for reports.
 _BLOCKED_KEPT: Final = 65_536
-# Maximum tokens or sequences of a request or a step, by the latency model.
+# Largest number of tokens or sequences that the latency model accepts.
 _COUNT_MAX: Final = 1_000_000_000
-# While no borrower is attached, one step in this many is measured: protection, measurement and log
-# cost tens of microseconds, and a window of 200 steps is still renewed within 3,200.
+# While no borrower is attached, one of this many steps is measured, because protection, measurement
+# and log take tens of microseconds. A window of 200 steps is then still renewed within 3,200 steps.
 _ALONE_EVERY: Final = 16
-# Request id of a step without an announced request: it closes the gate like any request.
+# Request id of a step without an announced request. Such a step closes the gate like a request.
 _STEP: Final = "rose: a step without a request"
 
 
@@ -48,8 +48,8 @@ class ServingLimits:
     """Maximum sizes of serving's work.
 
     Args:
-        step_tokens: maximum tokens of one engine step; all prefills of a step share them.
-        request_tokens: maximum tokens of one prompt.
+        step_tokens: largest number of tokens in one engine step, all prefills together.
+        request_tokens: largest number of tokens in one prompt.
     """
 
     step_tokens: int
@@ -61,11 +61,11 @@ class StepBatch:
     """Shape of a serving step: the features of the latency model.
 
     Args:
-        decode_sequences: sequences that get one token.
-        context_tokens: KV tokens read, over all sequences.
-        prefill_tokens: prompt tokens processed.
-        requests: ids of the requests that get a token. If it holds every running request, the batch
-            counts as fixed, and no time is reserved in it for an arriving request.
+        decode_sequences: number of sequences that get one token.
+        context_tokens: number of KV tokens read, over all sequences.
+        prefill_tokens: number of prompt tokens processed.
+        requests: ids of the requests that get a token. If all running requests are listed, no
+            request can join the step, so no time is reserved in the step for an arriving request.
     """
 
     decode_sequences: int
@@ -86,11 +86,11 @@ class ServingStep:
         self.at_ns = 0  # time at which serving got the device
         self.lent_ms = 0.0  # time for which serving let rollouts run first
         self.blocked_ms = 0.0  # time for which serving then waited for a running segment
-        self.passed = 0  # segments started by then
-        self.is_probe = False  # True if no request was live
+        self.passed = 0  # number of segments that had started when the wait ended
+        self.is_probe = False  # whether no request was live at the beginning
 
     def __enter__(self) -> Self:
-        """Wait a bounded time until no rollout segment runs; with a batch, lend first."""
+        """Wait a bounded time until no rollout segment runs. If a batch is set, lend first."""
         try:
             self._lane.begin_step(self)
         except BaseException:  # Interrupted: a step that never began must not keep the gate closed.
@@ -101,7 +101,7 @@ class ServingStep:
     def commit(self, batch: StepBatch) -> None:
         """Fix the step's batch, and lend the slack that it leaves.
 
-        Call it between the preparation of the batch and its work. Requests that arrive later join
+        Call this after the batch was prepared and before it runs. Requests that arrive later join
         the next step, so no time is reserved for them here.
         """
         self.batch = batch
@@ -122,8 +122,9 @@ class ServingStep:
 class ServingLane:
     """The serving engine's API. Any thread may call any method.
 
-    After a failure of rose, every method answers like a device without borrowers. A number out of
-    range is the engine's error, not rose's: it is counted in `bad_calls`, and lending continues.
+    After a failure of rose, every method behaves as on a device without borrowers. A number out of
+    range is an error of the engine, not of rose: it is counted in `bad_calls`, and lending
+    continues.
     """
 
     def __init__(
@@ -143,14 +144,15 @@ class ServingLane:
             lender: memory policy of the device.
             model: latency model of serving's steps.
             safety: context manager for rose's own calls; it suppresses their failures.
-            watchdog: lets a parked rollout step proceed while serving waits for the whole device.
-            gpu: device of serving's work; None on a CPU.
-            limits: maximum sizes of serving's work.
+            watchdog: thread that lets a parked rollout step proceed while serving waits for the
+                whole device.
+            gpu: GPU of serving's work; None on a CPU.
+            limits: largest sizes of serving's work.
             slowdown: `SLO.slowdown`.
         """
         self.kv = kv = lender.kv
-        self._blocks_max = kv.lendable_bytes // kv.geometry.block_bytes  # free or not
-        self._gpu = gpu  # Owns the stream, which work may still use when the device is gone.
+        self._blocks_max = kv.lendable_bytes // kv.geometry.block_bytes  # used and free blocks
+        self._gpu = gpu  # Keeps the stream alive, since work may use it after the device is closed.
         # CUDA stream for serving's work; None on a CPU.
         self.stream = None if gpu is None else gpu.serving.handle
         self.bad_calls = 0
@@ -161,11 +163,11 @@ class ServingLane:
         self._lock = threading.Lock()
         self._live: dict[str, int] = {}  # Request id → slot.
         self._is_in_step = False
-        self._alone_steps = 0  # since the last measured one
-        self._has_evidence = False  # A window of evidence that was full once stays full.
+        self._alone_steps = 0  # number of steps since the last measured step
+        self._has_evidence = False  # Whether the window of evidence is full; it then stays full.
         self._creditor: Creditor | None = None
         self._closes_early = "early_close" not in lender.policy.without
-        # True for an engine that commits its batches: it lends then, not before the step.
+        # True if the engine calls `commit`: rose then lends at the commit, not before the step.
         self._knows_batches = False
         self._stuck_at: int | None = None
         self._gate = lender.gate
@@ -184,21 +186,21 @@ class ServingLane:
         self._clock = lender.clock
 
     def lend_by(self, creditor: Creditor | None) -> None:
-        """Let `creditor` lend before and within steps; None: nothing is lent there."""
+        """Let `creditor` lend before and within steps; None: steps lend nothing."""
         self._creditor = creditor
 
     # ---- requests -------------------------------------------------------------------------------
 
     def arrived(self, request_id: str, *, prompt_tokens: int, prefilled: bool = False) -> None:
-        """Announce a request, as early as possible: this closes the gate.
+        """Announce a request. Call this as early as possible, because it closes the gate.
 
         Args:
-            request_id: unique among live requests.
+            request_id: id that no other live request has.
             prompt_tokens: length of the prompt; a value out of range counts as the maximum.
-            prefilled: True if its KV comes from elsewhere, so that it decodes at once.
+            prefilled: whether the request's KV comes from elsewhere, so that it decodes at once.
         """
         with self.safety:
-            if self._closes_early:  # Before any lock, which another thread may hold.
+            if self._closes_early:  # This comes before any lock, which another thread may hold.
                 self._gate.close(CloseReason.ARRIVAL)
         if not _is_count(prompt_tokens):
             self.bad_calls += 1
@@ -218,7 +220,7 @@ class ServingLane:
         self.emitted_all((request_id,))
 
     def emitted_all(self, request_ids: Iterable[str]) -> None:
-        """Report one token of each request: the next one is due a TPOT target later.
+        """Report one token of each request. The next token is due within the TPOT target.
 
         Args:
             request_ids: ids of live requests; other ids are ignored.
@@ -230,9 +232,9 @@ class ServingLane:
                 self._state.emitted(slots)
 
     def finished(self, request_id: str) -> None:
-        """Report the end of a request; after the last one rollouts may get a quantum.
+        """Report the end of a request. When no request is left, rollouts may get a quantum.
 
-        An id that is not live is ignored, so a second call does no harm.
+        An unknown id is ignored, so a second call does no harm.
         """
         with self.safety, self._lock:
             if request_id in self._live:
@@ -246,19 +248,19 @@ class ServingLane:
         """Protect one engine step: `with serving.step(batch): run()`.
 
         Args:
-            batch: shape of the step, fixed from now on. With `SLO.slowdown` set, rollouts run first
-                while the running requests have budget and every token stays in time. None if the
-                shape is not known yet: call `ServingStep.commit`, or set `ServingStep.batch` before
-                the step ends.
+            batch: shape of the step, fixed from now on. If `SLO.slowdown` is above 0, rollouts run
+                first, as long as the running requests have budget and no token becomes late. None:
+                the shape is not known yet; call `ServingStep.commit`, or set `ServingStep.batch`
+                before the step ends.
         """
         return ServingStep(self, batch)
 
     def skips_step(self) -> bool:
         """Return True if no borrower is attached and the next step may run without `step`.
 
-        Only for an engine that ends requests between its steps: a borrower that attaches during
-        such a step gets no quantum, because the requests of the step are live until it ends.
-        Some steps are not skipped, so that the evidence stays recent.
+        Only for engines that end requests between steps. If a borrower attaches during a skipped
+        step, it gets no quantum, because the requests of that step are live until its end. For some
+        steps this returns False, so that the evidence stays recent.
         """
         self._alone_steps += 1
         if self._alone_steps >= _ALONE_EVERY:
@@ -270,7 +272,7 @@ class ServingLane:
         lender = self._lender
         return (
             self._has_evidence
-            and bool(self._live)  # A probe is a step without a live request.
+            and bool(self._live)  # A step without a live request is a probe, which is measured.
             and lender.supply.borrower is None
             and (lender.newest is None or not self._gate.is_running())
         )
@@ -279,10 +281,10 @@ class ServingLane:
     def blocking(self) -> Iterator[None]:
         """Declare a call that may wait for the whole device: `with serving.blocking(): free()`.
 
-        Examples: a free, a graph capture, the first launch of a kernel, a synchronise. The call
-        would wait for the borrower's step, and the step waits at a gate while serving is busy: a
-        deadlock. So during a declared call a parked step may proceed, by one segment per
-        `WATCHDOG_MS` without progress. Declarations may overlap.
+        Examples are a free, a graph capture, the first launch of a kernel and a device-wide
+        synchronisation. Such a call waits for the borrower's step, which waits at a gate while
+        serving is busy: a deadlock. So after each `WATCHDOG_MS` without progress of a declared
+        call, a parked step may run one more segment. Declarations may overlap.
         """
         is_declared = False
         with self.safety:
@@ -316,7 +318,7 @@ class ServingLane:
         step.at_ns = self._clock.now_ns()
 
     def lend_within(self, step: ServingStep, batch: StepBatch) -> None:
-        """Lend within a step after its batch is prepared; that time is not part of the step."""
+        """Lend within a step whose batch is prepared; the lent time is not part of the step."""
         self._knows_batches = True
         sound = self._sound(batch)
         from_ns = self._clock.now_ns()
@@ -346,19 +348,20 @@ class ServingLane:
         step.lent_ms += self._creditor.before_step(features, slots)
 
     def give_step_up(self) -> None:
-        """Record that no step is under way: it ended or never began."""
+        """Record that the step has ended, or never began."""
         with self.safety:
             self._is_in_step = False
             self._state.step_ended()
         self.finished(_STEP)
 
     def _wait_parked(self, step: ServingStep) -> None:
-        """Wait for a running segment, unless it is known to be stuck or its borrower ended."""
+        """Wait for a running segment, unless it is known to be stuck or its borrower is evicted."""
         segment = step.passed = self._gate.passed
         if not self._gate.is_running() or segment == self._stuck_at or self._gate.is_open():
             return
         borrower = self._lender.newest
-        if borrower is None or borrower.is_evicted:  # Its process ends, but may still write.
+        # The process of an evicted borrower is being ended, but may still write to the gate.
+        if borrower is None or borrower.is_evicted:
             return
         waited_ms = self._gate.wait_parked(timeout_ms=self._park_wait_ms)
         self._stuck_at = segment if waited_ms is None else None
@@ -402,9 +405,10 @@ class ServingLane:
                 self._probes.probed(shape, actual_ms * NS_PER_MS)
 
     def _learn(self, actual_ms: float, features: dict[str, int], step: ServingStep) -> Forecast:
-        """Return the forecast, and learn from the step unless it ran beside a late segment.
+        """Return the forecast, and learn from the step unless a late segment ran beside it.
 
-        With an unlimited slowdown most steps follow a loan, so they count as normal steps.
+        Steps after a loan are usually recorded as such. With an unlimited slowdown most steps
+        follow a loan, so they are recorded as normal steps.
         """
         is_beside = self._gate.passed != step.passed or self._gate.is_running()
         if self._creditor is None or not is_beside:
@@ -416,7 +420,7 @@ class ServingLane:
 
     @property
     def has_requests(self) -> bool:
-        """True while a request is live."""
+        """Whether a request is live."""
         return any(one != _STEP for one in list(self._live))
 
     def evidence(self) -> tuple[ShapeEvidence, ...]:
@@ -424,12 +428,12 @@ class ServingLane:
         return tuple(read_evidence(self._model, *named) for named in self._shapes.items())
 
     def warm_up(self, run: Callable[[StepBatch], None]) -> None:
-        """Run both step shapes until each has a bound; call it before the first request.
+        """Run both step shapes until each has a bound. Call this before the first request.
 
-        For engines without rose's prober. Call it in the thread that runs serving's steps.
+        For engines without rose's prober. Call this in the thread that runs serving's steps.
 
         Args:
-            run: runs one step of the given shape to its end; its time is measured.
+            run: function that runs one step of the given shape to its end; its time is measured.
 
         Raises:
             DeadlineExceeded: the step times vary too much for a bound.
@@ -446,9 +450,9 @@ class ServingLane:
     def probe_due(self) -> StepBatch | None:
         """Return a step to run now, only to measure it; None if no probe is due.
 
-        Call it about every 20 ms while no request is live. Run the step under `step`, commit its
-        batch, and announce no request for it; drop it as soon as a request arrives. Bounds need
-        probes at start-up, while a shape causes refusals, and occasionally otherwise.
+        Call this about every 20 ms while no request is live. Run the returned batch under `step`
+        and commit it, without announcing a request. If a request arrives first, drop the batch.
+        Bounds need probes at start-up, while a shape causes refusals, and occasionally otherwise.
         """
         with self.safety, self._lock:
             creditor = self._creditor
@@ -465,9 +469,12 @@ class ServingLane:
     # ---- memory ---------------------------------------------------------------------------------
 
     def ensure(self, blocks: int) -> bool:
-        """Ensure `blocks` free blocks, with a revocation if necessary; waits at most T.
+        """Ensure `blocks` free blocks, with a revocation if necessary. Waits at most T.
 
-        They stay serving's until it calls `settle`.
+        Until `settle` is called, serving keeps the slabs of these blocks.
+
+        Returns:
+            Whether the blocks are free now.
         """
         if not self._can_hold(blocks):
             return False
@@ -480,10 +487,10 @@ class ServingLane:
         return bool(self.kv.allocator.free_blocks >= blocks)
 
     def alloc(self, blocks: int) -> list[int] | None:
-        """Take `blocks` free blocks; None, without taking any, if fewer are free.
+        """Take `blocks` free blocks and return their ids; None if fewer are free.
 
-        If this leaves less than serving's demand, the revocation starts before the allocation. If
-        an engine calls its allocator directly, the allocation rings the keeper, which revokes.
+        If this would leave less than serving's demand, a revocation starts before the allocation.
+        If an engine calls its allocator directly, the keeper starts the revocation afterwards.
         """
         if not self._can_hold(blocks):
             return None
@@ -492,7 +499,7 @@ class ServingLane:
         return self.kv.allocator.alloc(blocks)
 
     def _can_hold(self, blocks: int) -> bool:
-        """True if the pool has that many blocks, free or used."""
+        """Return True if the pool has that many blocks, used and free."""
         if _is_count(blocks) and blocks <= self._blocks_max:
             return True
         self.bad_calls += 1
@@ -514,16 +521,17 @@ class ServingLane:
         return Ticket(self.kv.allocator, reservation)
 
     def settle(self) -> None:
-        """Offer slabs that serving does not need now; call it after freeing blocks.
+        """Offer slabs that serving does not need now. Call this after freeing blocks.
 
-        Those kept for a remembered burst are offered later, while no request is live.
+        Slabs kept because of a recent burst of requests are offered later, while no request is
+        live.
         """
         with self.safety:
             self._supply.offer_surplus()
 
 
 def _is_count(value: object) -> bool:
-    if type(value) is int:  # First: it takes a tenth of the time.
+    if type(value) is int:  # This check comes first, because it takes a tenth of the time.
         return 0 <= value <= _COUNT_MAX
-    # NumPy integers count too.
+    # NumPy integers are accepted too.
     return isinstance(value, Integral) and 0 <= int(value) <= _COUNT_MAX

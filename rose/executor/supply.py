@@ -1,4 +1,4 @@
-"""Serving's supply of memory: what it could need soon, and the slabs that it takes and offers."""
+"""Serving's supply of memory, its demand, and the slabs that it takes and offers."""
 
 import threading
 
@@ -15,11 +15,12 @@ class SupplyGuard:
     """Keeps serving's free blocks and the unowned slabs above its demand D(T).
 
     Serving calls `reclaim`, `foresee`, `recheck`, `load_changed`, `keep_surplus` and
-    `offer_surplus`; the keeper `recheck` and `offer_idle`. Any thread: `_lock` guards this object's
-    own state, and is never held while rose waits for slabs or calls the borrower.
+    `offer_surplus`. The keeper calls `recheck` and `offer_idle`. Any thread may call the methods:
+    `_lock` guards this object's own state, and is never held while rose waits for slabs or calls
+    the borrower.
 
-    While slabs are on loan the arbiter watches the demand: it refuses a grant that would leave
-    less, and rings the keeper when an allocation leaves less.
+    While slabs are on loan the arbiter watches the supply: it refuses a grant that would leave less
+    than the demand, and rings the keeper's bell when an allocation leaves less than the demand.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class SupplyGuard:
         self._collector = collector
         self._blocks_per_slab = demand.blocks_per_slab
         self.borrower: Borrower | None = None
-        self.is_closed = False  # Nothing is lent any more, so nobody watches the demand.
+        self.is_closed = False  # True after lending has ended; the demand is then not watched.
         self._lock = threading.Lock()  # Guards the field below.
-        self._has_settled = False  # Serving offered its surplus, and has asked for no slab since.
+        # Whether serving has offered its surplus and has not requested slabs since.
+        self._has_settled = False
 
     def lent(self, borrower: Borrower) -> PartitionSnapshot:
         """Return the borrower's partition now."""
@@ -53,16 +55,20 @@ class SupplyGuard:
 
     @property
     def demand_blocks(self) -> int:
-        """D(T) now: the blocks that serving could need before a loan is back."""
+        """D(T) now: the number of blocks that serving could need before a loan is back."""
         return self._demand.blocks(running=self._state.pending)
 
     def slack_blocks(self, snapshot: Snapshot) -> int:
-        """Return serving's available blocks minus its demand; negative when short."""
+        """Return the number of serving's available blocks minus its demand; may be negative."""
         free = snapshot.partitions[self._serving].free_blocks
         return int(free + snapshot.unowned * self._blocks_per_slab - self.demand_blocks)
 
     def _is_short(self, taking: int = 0) -> bool:
-        """Report the demand to the arbiter; True if taking `taking` blocks leaves less."""
+        """Report the demand to the arbiter.
+
+        Returns:
+            Whether the supply is below the demand once `taking` more blocks are taken.
+        """
         return self._arbiter.watch(
             self._serving,
             demand_blocks=0 if self.is_closed else self.demand_blocks,
@@ -71,10 +77,10 @@ class SupplyGuard:
         )
 
     def load_changed(self) -> None:
-        """Update the demand after a request came or went; ring the keeper if serving is short.
+        """Update the demand after a request arrived or ended; wake the keeper if serving is short.
 
-        The keeper revokes, not this call: it would delay the arriving request, as a borrower may
-        take up to T.
+        The keeper revokes instead of this call, because a revocation may take up to T and would
+        delay the arriving request.
         """
         if self.borrower is not None and self._is_short():
             self._arbiter.ring()
@@ -96,7 +102,8 @@ class SupplyGuard:
         borrower = self.borrower
         if borrower is None or not self._is_short(taking):
             return
-        # Must follow the watch: from here on an allocation that falls short rings.
+        # The snapshot must follow `watch`: from then on, an allocation that leaves serving short
+        # wakes the keeper.
         snapshot = self._arbiter.snapshot()
         lent = snapshot.partitions[borrower.partition]
         coming = lent.in_revocation * self._blocks_per_slab
@@ -108,9 +115,9 @@ class SupplyGuard:
     # ---- slabs ----------------------------------------------------------------------------------
 
     def reclaim(self, blocks: int) -> None:
-        """Free `blocks` more blocks for serving: in unowned slabs first, then from the borrower.
+        """Get `blocks` more free blocks for serving: unowned slabs first, then lent slabs.
 
-        Waits at most T for pinned slabs, including those of revocations under way.
+        Waits at most T for pinned slabs, including slabs of earlier revocations.
         """
         borrower = self.borrower  # A borrower in another process may end at any time.
         wanted = self._kv.allocator.free_blocks + blocks
@@ -124,7 +131,7 @@ class SupplyGuard:
         self._collector.wait(lambda: self._take(wanted))
 
     def _take(self, wanted: int) -> bool:
-        """Take unowned slabs for `wanted` free blocks in total; True if serving has them."""
+        """Take unowned slabs, up to `wanted` free blocks in total; return True if this suffices."""
         missing = wanted - self._kv.allocator.free_blocks
         if missing > 0:
             self._arbiter.take(self._serving, ceil_div(missing, self._blocks_per_slab))
@@ -138,23 +145,24 @@ class SupplyGuard:
     def offer_surplus(self) -> None:
         """Make slabs that exceed serving's demand unowned, and notify the borrower.
 
-        Slabs that serving keeps for a remembered burst follow when the demand has forgotten it.
+        Slabs kept because of a recent burst of requests are offered by `offer_idle`, once the
+        demand has fallen.
         """
         with self._lock:
             self._has_settled = True
         self._offer()
 
     def offer_idle(self) -> None:
-        """Offer the surplus again if no request is live: the demand falls as bursts are forgotten.
+        """Offer the surplus again if no request is live, since the demand falls after a burst.
 
-        Slabs of `keep_surplus` stay.
+        After `keep_surplus` nothing is offered.
         """
         if self._state.pending == 0:
             self._offer()
 
     def _offer(self) -> None:
         borrower = self.borrower
-        with self._lock:  # Without it, slabs could leave after `keep_surplus`.
+        with self._lock:  # Without the lock, slabs could be given away after `keep_surplus`.
             snapshot = self._arbiter.snapshot()
             own_free = snapshot.partitions[self._serving].free_blocks
             surplus = min(own_free, self.slack_blocks(snapshot)) // self._blocks_per_slab

@@ -1,4 +1,4 @@
-"""A borrower in another process, as serving's process sees it."""
+"""Serving's representation of a borrower in another process."""
 
 import os
 import threading
@@ -15,19 +15,20 @@ from rose.slo.policy import GATE_WINDOW
 from rose.units import NS_PER_MS, NS_PER_S
 
 _NAME: Final = "rollout"
-# Share of a lease's TTL within which a live tenant stamps its mailbox several times.
+# A tenant is alive if it wrote the time into its mailbox within this share of a lease's TTL. A live
+# tenant does so several times in that time.
 _FRESH_SHARE: Final = 0.5
 # After this many timed-out waits for its segments, a borrower is evicted.
 _PARK_TIMEOUTS_MAX: Final = 2
-# Older time-outs do not count: an occasional slow segment is no broken borrower, and costs serving
-# at most one `park_wait_ms` in this time.
+# Older time-outs do not count. A borrower with an occasional slow segment is not broken, and delays
+# serving by at most one `park_wait_ms` in this time.
 _PARK_MEMORY_NS: Final = 600 * NS_PER_S
 
 
 class Patience:
-    """Counts serving's timed-out waits for segments of one borrower. Any thread.
+    """Counts serving's timed-out waits for segments of one borrower. For any thread.
 
-    The borrower can write to the gate too, so the gate's state cannot end such waits.
+    The count is kept outside the gate, because the borrower can write to the gate.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """True once serving does not wait for the borrower any more."""
+        """Whether serving no longer waits for the borrower."""
         return self._timeouts >= _PARK_TIMEOUTS_MAX
 
     def timed_out(self, now_ns: int) -> None:
@@ -51,8 +52,9 @@ class Patience:
 class Tenancy:
     """One tenant from its admission to its end.
 
-    Its life: made → `grow`, `revoke`, … → `end`, when it disconnects or its process ends →
-    `is_over`, when its slabs are back. They come back through shared words or by its death.
+    Lifecycle: made → `grow`, `revoke`, … → `end`, when the tenant disconnects or its process ends →
+    `is_over` returns True, when all slabs are back. Slabs come back through the mailbox, or at the
+    end of the process.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Tenancy:
         partition = _partition(arbiter, limit_slabs)
         is_mapped = isolation == "mapped"
         with ExitStack() as owners, ExitStack() as sent:
-            owners.callback(arbiter.drop_partition, partition)  # A second drop changes nothing.
+            owners.callback(arbiter.drop_partition, partition)  # A second call has no effect.
             self.tenant = arbiter.add_tenant(
                 partition,
                 process,
@@ -98,7 +100,7 @@ class Tenancy:
                 ("to_tenant", self.tenant.to_tenant_fd),
                 ("gate", lender.gate.fileno()),
             ]
-            # Fills lent slabs with zeros.
+            # Fills slabs with zeros when they are lent.
             self._loans = MappedLoans(arbiter, partition) if is_mapped else None
             # `sent` closes the descriptors opened here, after they are sent.
             self.descriptors = tuple(descriptor for _, descriptor in named)
@@ -141,7 +143,7 @@ class Tenancy:
                 return Granted(grant.lease_id, grant.lease_epoch, tuple(lent.fds)), lent
 
     def revoke(self, revocation: Revocation) -> None:
-        """Begin at once: idle slabs change owner now, the others after the tenant reacts."""
+        """Begin at once: idle slabs change owner now, all others after the tenant has reacted."""
         revocation.begin(())
         self.tenant.ring()
 
@@ -151,20 +153,20 @@ class Tenancy:
 
     @property
     def is_evicted(self) -> bool:
-        """True after its process was ended because its segments did not stop."""
+        """Whether the tenant's process was killed because its segments did not stop."""
         return self._patience.is_over
 
     def park_timed_out(self) -> None:
-        """Count a timed-out wait for its segment; evict the tenant after too many."""
+        """Count a timed-out wait for a segment of the tenant; evict the tenant after too many."""
         self._patience.timed_out(self._lender.clock.now_ns())
         if self._patience.is_over:
             self.tenant.evict()
 
     def mind_late(self, late_slabs: int) -> None:
-        """Do nothing: the core's watch of its process ends a late tenant."""
+        """Do nothing: the core watches the tenant's process, and kills it if slabs are overdue."""
 
     def is_alive(self) -> bool:
-        """True if it stamped its mailbox recently; a frozen process does not."""
+        """Return True if the tenant wrote the time into its mailbox recently."""
         age_ns = self._lender.clock.now_ns() - self.tenant.heartbeat_ns
         ttl_ns = self._lender.policy.lease_ttl_ms * NS_PER_MS
         return self.tenant.is_alive and 0 <= age_ns <= _FRESH_SHARE * ttl_ns
@@ -174,31 +176,31 @@ class Tenancy:
         return int(now.held + now.quarantined)
 
     def end(self) -> None:
-        """Take everything back after it disconnected or its process ended.
+        """Take everything back, because the tenant disconnected or its process ended.
 
-        Slabs in use are late at once, and a late process is killed.
+        Slabs in use are overdue at once, so the process is killed if it still runs.
         """
         self._arbiter.drop_partition(self.partition)
         self._lender.forget_borrower()
 
     def is_over(self, *, wait_ms: float) -> bool:
-        """True if all slabs are back, so that another tenant can come; then close everything.
+        """Return True and close everything if all slabs are back, so that another tenant may come.
 
-        Call it until it is True: the watch of the process must outlive the process.
+        Call this until it returns True, because the process must be watched until its end.
 
         Args:
-            wait_ms: maximum wait for a killed process to end.
+            wait_ms: longest wait for the end of a killed process, in milliseconds.
         """
         if self._slabs() > 0 and not self.tenant.wait_lost(timeout_ms=wait_ms):
             return False
-        # The tenant may have written anything into the gate, and a process that only disconnected
-        # still can. So the next tenant gets another page.
+        # The tenant may have written anything into the gate's page, and still can if its process
+        # runs. So the next tenant gets another page.
         self._lender.gate.renew()
         self.let_go()
         return True
 
     def let_go(self) -> None:
-        """Close everything, even if its process still runs; nobody watches it any more."""
+        """Close everything and stop watching the tenant's process, even if it still runs."""
         self.sent.close()
         self._owners.close()
 
@@ -220,7 +222,7 @@ def _header(
 
 
 def _partition(arbiter: Arbiter, limit_slabs: int) -> int:
-    """Return a partition for the borrower: a new one, or that of the previous borrower."""
+    """Return a partition for the borrower: that of the previous borrower, or a new one."""
     for one in arbiter.snapshot().partitions:
         if one.name == _NAME and not one.is_live:
             arbiter.reopen_partition(one.id, limit_slabs=limit_slabs)

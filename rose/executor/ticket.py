@@ -8,7 +8,7 @@ from rose.events import Reason, Refusal
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A reservation: nobody else gets these blocks until it is committed or cancelled."""
+    """A reservation: no other sequence gets these blocks until it is committed or cancelled."""
 
     allocator: BlockAllocator
     reservation: int
@@ -16,8 +16,8 @@ class Ticket:
     def commit(self, blocks: int) -> list[int] | Refusal:
         """Turn `blocks` of the reserved blocks into block ids.
 
-        Refused if fewer are left: they were committed, or their slab was taken back. A ticket holds
-        no data, so it never delays a revocation.
+        This is refused if fewer reserved blocks are left, because they were committed or their slab
+        was taken back. Reserved blocks hold no data, so they never delay a revocation.
         """
         ids = self.allocator.commit(self.reservation, blocks)
         return Refusal(Reason.POOL_EMPTY) if ids is None else ids

@@ -12,15 +12,15 @@ from rose.executor.safety import Safety
 from rose.thread import Thread
 from rose.units import MS_PER_S
 
-# Period of checks without a ring: often enough to keep leases alive.
+# Longest time between two checks: short enough to keep leases alive.
 _LOOK_MS: Final = 50.0
 
 
 class Watcher:
     """Waits for the mailbox's bell, and notifies the engine.
 
-    It also stamps the mailbox while no step runs, so an idle borrower keeps its loans and a frozen
-    process loses them. Within a step the step's gates stamp it.
+    While no step runs it also writes the time into the mailbox, so an idle borrower keeps its loans
+    and a frozen process loses them. Within a step the gates do this.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Watcher:
         self._thread.start()
 
     def _run(self) -> None:
-        # It runs on after borrowing ended: slabs still held must be returned on revocation.
+        # After borrowing has ended, the thread still returns the remaining slabs on revocation.
         while not self._stop.is_set():
             with self._safety:
                 news = self._attachment.news(timeout_ms=_LOOK_MS)
                 if news.is_arbiter_gone or self._loans.is_gate_shut:
-                    self._loans.end("serving's process is gone, or lends no more")
+                    self._loans.end("serving's process has ended, or has stopped lending")
                     self._lane.on_room()  # Wakes an engine that waits for memory.
                     return
                 if not self._lane.is_in_step:
@@ -54,7 +54,7 @@ class Watcher:
                 self._report(news)
                 self._loans.tidy()
                 continue
-            self._stop.wait(_LOOK_MS / MS_PER_S)  # After a failure: do not retry at once.
+            self._stop.wait(_LOOK_MS / MS_PER_S)  # This is reached after a failure only.
 
     def _report(self, news: TenantNews) -> None:
         self._has_room |= news.was_rung

@@ -13,27 +13,28 @@ from rose.errors import InvalidArgument
 from rose.memory import DeviceArray, KVArray, KVSpace, pack_bins
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-# Maximum time for the copies in a stream; it only bounds a hang.
+# Longest wait for the copies in a stream. It is reached only if the stream hangs.
 _COPY_MS: Final = 60_000.0
 
 
 class HostUpload:
-    """Copies within host memory; NumPy releases the GIL for it."""
+    """Copies within host memory; NumPy releases the GIL during a copy."""
 
     def copy(self, to: KVArray, host: Bytes) -> None:
         """Copy `host` to `to`."""
         if isinstance(to, DeviceArray):
-            raise InvalidArgument("bytes on a device are written by a stream: use StreamUpload")
+            raise InvalidArgument("HostUpload cannot copy to a DeviceArray: use StreamUpload")
         np.copyto(to, host)
 
     def wait(self) -> None:
-        """Return: a copy is complete when it returns."""
+        """Do nothing: each `copy` is complete when it returns."""
 
 
 class StreamUpload:
     """Enqueues copies in a CUDA stream; page-locked host memory is fastest.
 
-    The bytes must not change until `wait` returns. No closed gate may block the stream then.
+    The host bytes must not change until `wait` returns. During `wait` no closed gate may block the
+    stream.
     """
 
     def __init__(self, stream: CudaStream) -> None:
@@ -42,7 +43,7 @@ class StreamUpload:
     def copy(self, to: KVArray, host: Bytes) -> None:
         """Enqueue a copy of `host` to `to`."""
         if not isinstance(to, DeviceArray):
-            raise InvalidArgument("bytes of the host are not written by a stream: use HostUpload")
+            raise InvalidArgument("StreamUpload can only copy to a DeviceArray: use HostUpload")
         self._stream.copy_from_host(to.address, host)
 
     def wait(self) -> None:
@@ -70,14 +71,14 @@ class TensorRange:
 class WeightBins:
     """Tensors on the host, packed into bins of slabs; some bins are also on the device.
 
-    A bin is on the device when it has a run of slabs, and filled when no piece of it is missing.
-    The caller locks.
+    A bin is on the device if it has a run of slabs, and is filled if all its pieces were copied.
+    The caller must guard all calls by a lock.
 
     Args:
-        kv: the borrower's view of the pool.
-        rows: contiguous bytes of each tensor.
-        upload: copies bytes into the pool.
-        piece_bytes: maximum size of one copy.
+        kv: the borrower's KV space.
+        rows: contiguous bytes of each tensor, (n,) uint8.
+        upload: object that copies bytes into the pool.
+        piece_bytes: largest size of one copy.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class WeightBins:
 
     @property
     def is_filled(self) -> bool:
-        """True if no piece of the bins on the device is missing."""
+        """Whether all pieces of the bins on the device were copied."""
         return not self._missing
 
     def absent(self) -> dict[int, int]:
@@ -119,7 +120,7 @@ class WeightBins:
         return {at: one.slabs for at, one in enumerate(self._bins) if at not in self._runs}
 
     def put(self, at: int, run: range) -> None:
-        """Place bin `at` in the slabs `run`; all its pieces are missing."""
+        """Place bin `at` in the slabs `run`. All its pieces must then be copied by `fill`."""
         self._runs[at] = run
         self._windows[at] = self._kv.slab_window(run)
         for place in self._bins[at].places:
@@ -133,7 +134,7 @@ class WeightBins:
         while self._missing and budget_bytes > 0:
             piece = self._missing[0]
             self._copy(piece)
-            self._missing.popleft()  # Only now: after a failed copy its bin counts as half filled.
+            self._missing.popleft()  # Only after the copy: if it fails, the bin is half filled.
             budget_bytes -= piece.stop - piece.start
 
     def write(self, start: int, stop: int) -> None:
@@ -143,7 +144,7 @@ class WeightBins:
                 self._copy(piece)
 
     def slabs_of(self, start: int, stop: int) -> frozenset[int]:
-        """Return the slabs of all bins with bytes of `start` to `stop`."""
+        """Return the ids of the slabs of all bins with bytes between `start` and `stop`."""
         bins = {self._place_of[piece.tensor][0] for piece in self._spans(start, stop)}
         return frozenset(slab for at in bins & self._runs.keys() for slab in self._runs[at])
 
@@ -151,7 +152,7 @@ class WeightBins:
         """Drop bins that touch `leaving`, are half filled, or exceed `keep_bytes` in total.
 
         Returns:
-            The slabs of the dropped bins, which the caller can free.
+            Runs of slab ids of the dropped bins, which the caller must free.
         """
         half_filled = {self._place_of[piece.tensor][0] for piece in self._missing}
         self._missing.clear()
@@ -166,7 +167,7 @@ class WeightBins:
         return dropped
 
     def window_of(self, tensor: int) -> KVArray:
-        """Return the bytes of a tensor on the device; its bin must be there."""
+        """Return the bytes of a tensor on the device, (n,) uint8; its bin must be there."""
         at, offset = self._place_of[tensor]
         return _part(self._windows[at], offset, offset + self._rows[tensor].nbytes)
 

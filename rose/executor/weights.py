@@ -14,18 +14,18 @@ from rose.executor.whole_slabs import WholeSlabs
 from rose.memory import KVArray
 from rose.units import MIB
 
-# Bytes copied between two gates: a millisecond or two on a slow host, but large enough that the
-# call overhead is negligible.
+# Number of bytes copied between two gates. A slow host copies them in a millisecond or two, and the
+# overhead of a call is still negligible.
 SLICE_BYTES: Final = 8 * MIB
 
 
 class WeightsState(Enum):
     """Location of the weights."""
 
-    DORMANT = "on the host; at most the bound is on the device"
-    ACTIVATING = "slabs are held, and being filled"
+    DORMANT = "on the host; up to dormant_bytes_max bytes are also on the device"
+    ACTIVATING = "being copied to slabs on the device"
     ACTIVE = "on the device, steps may run"
-    EVICTING = "to leave, but a step or a copy still uses them"
+    EVICTING = "about to leave the device, but a step or a copy still uses them"
 
 
 _MOVES: Final = frozenset(
@@ -42,10 +42,10 @@ _MOVES: Final = frozenset(
 class WeightsLease:
     """Weights in slabs that a borrower leased; the host's copy is authoritative.
 
-    Its life: DORMANT → `begin` → ACTIVATING → `advance`, `advance`, … → ACTIVE → EVICTING →
+    Lifecycle: DORMANT → `begin` → ACTIVATING → `advance`, `advance`, … → ACTIVE → EVICTING →
     DORMANT. `give_up` leads from ACTIVATING or ACTIVE to EVICTING, and to DORMANT as soon as the
     weights are not pinned: in the same call, or in the last `unpin`. Pin the slabs while you read
-    or fill them. A bin of tensors leaves as a whole.
+    or fill them. The tensors of a bin leave the device together.
 
     Only `write` changes weights on the device, and only to the host's values. Uploads through a
     stream complete later: wait for the stream before `unpin`.
@@ -55,14 +55,16 @@ class WeightsLease:
 
     Args:
         lane: the borrower's lane.
-        rows: contiguous bytes of each tensor on the host. The caller owns them, and must call
-            `write` after it changes them.
-        on_state: called on ACTIVE and DORMANT under the lease's lock; it must not call back.
-        dormant_bytes_max: maximum bytes on the device while DORMANT; whole bins are kept.
-        slice_bytes: bytes copied by one `advance`.
+        rows: contiguous bytes of each tensor on the host, (n,) uint8. The caller owns them, and
+            must call `write` after it changes them.
+        on_state: function that is called when the state becomes ACTIVE or DORMANT. It runs under
+            the lease's lock, so it must not call the lease.
+        dormant_bytes_max: largest number of bytes on the device while DORMANT; whole bins are kept.
+        slice_bytes: number of bytes that one `advance` copies.
 
     Raises:
-        InvalidArgument: there are no bytes, the bound is negative, or `slice_bytes` is below 1.
+        InvalidArgument: there are no bytes, `dormant_bytes_max` is negative, or `slice_bytes` is
+            below 1.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class WeightsLease:
         size_bytes = sum(row.nbytes for row in rows)
         if size_bytes == 0 or dormant_bytes_max < 0 or slice_bytes < 1:
             raise InvalidArgument(
-                f"weights of {size_bytes} bytes and slice_bytes {slice_bytes} must be at least 1, "
-                f"dormant_bytes_max {dormant_bytes_max} at least 0"
+                f"the size of the weights and slice_bytes must be at least 1, dormant_bytes_max at "
+                f"least 0, got {size_bytes}, {slice_bytes} and {dormant_bytes_max}"
             )
         self._lane = lane
         self._on_state = on_state
@@ -99,30 +101,30 @@ class WeightsLease:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of all tensors."""
+        """Total size of all tensors in bytes."""
         return self._bins.size_bytes
 
     @property
     def slabs_max(self) -> int:
-        """Number of slabs that they need."""
+        """Number of slabs that all weights need."""
         return self._bins.slabs_max
 
     @property
     def slabs(self) -> frozenset[int]:
-        """Slabs that hold weights now."""
+        """Ids of the slabs that hold weights now."""
         with self._lock:
             return self._whole.slabs
 
     @contextmanager
     def held(self) -> Iterator[WeightsState]:
-        """Keep the weights in place during a short read; any thread."""
+        """Keep the weights in place during a `with` block, for a short read in any thread."""
         with self._lock:
             yield self._state
 
     def window_of(self, tensor: int) -> KVArray:
-        """Return the bytes of one tensor on the device.
+        """Return the bytes of one tensor on the device, (n,) uint8.
 
-        Valid within `on_state` for ACTIVE, while pinned, or within `held`.
+        They are valid within `on_state` for ACTIVE, while pinned, or within `held`.
         """
         return self._bins.window_of(tensor)
 
@@ -132,7 +134,7 @@ class WeightsLease:
         """DORMANT → ACTIVATING: take slabs for all absent bins. No effect in another state.
 
         Returns:
-            None, or a refusal; after a refusal no new slabs are held.
+            None, or a refusal; after a refusal the weights hold no new slabs.
         """
         with self._lock:
             if self._state is not WeightsState.DORMANT:
@@ -140,7 +142,7 @@ class WeightsLease:
             absent = self._bins.absent()
             runs = self._whole.take(list(absent.values()))
             if isinstance(runs, Refusal):
-                self._lane.give_back_idle()  # Slabs that were granted, but do not suffice.
+                self._lane.give_back_idle()  # Return granted slabs, since they do not suffice.
                 return runs
             for at, run in zip(absent, runs, strict=True):
                 self._bins.put(at, run)
@@ -157,7 +159,7 @@ class WeightsLease:
             return True
 
     def unpin(self) -> None:
-        """Release the pin after all enqueued work is complete; EVICTING weights leave now."""
+        """Release the pin. All enqueued work must be complete. EVICTING weights leave now."""
         with self._lock:
             if self._pin is None:
                 return
@@ -173,7 +175,7 @@ class WeightsLease:
         """
         if self._state is not WeightsState.ACTIVATING:
             return False
-        check(self._pin is not None, "weights are copied to slabs that nobody pins")
+        check(self._pin is not None, "slabs must be pinned while weights are copied to them")
         is_copied = False
         try:
             # Without the lock, so that `give_up` does not wait.
@@ -227,22 +229,25 @@ class WeightsLease:
     def close(self) -> None:
         """Remove all weights from the device; they must not be pinned."""
         with self._lock:
-            check(self._pin is None, "weights are taken away from under a step")
+            check(self._pin is None, "weights must not be pinned when their lease is closed")
             self._leave(self._whole.slabs)
 
     # ---- any thread -----------------------------------------------------------------------------
 
     def give_up(self, leaving: frozenset[int]) -> bool:
-        """Evict if `leaving` has a slab of the weights; True if no step may use the weights.
+        """Evict the weights if `leaving` has one of their slabs. Never waits.
 
-        This never waits: pinned weights leave in `unpin`.
+        Pinned weights leave in `unpin`.
+
+        Returns:
+            Whether no step may use the weights now.
         """
         with self._lock:
             self._give_up(leaving & self._whole.slabs)
             return self._state in (WeightsState.EVICTING, WeightsState.DORMANT)
 
     def evict(self) -> None:
-        """Evict without a revocation; at most `dormant_bytes_max` stays on the device."""
+        """Evict without a revocation; up to `dormant_bytes_max` bytes stay on the device."""
         with self._lock:
             self._leave(frozenset())
 
@@ -259,7 +264,7 @@ class WeightsLease:
             self._settle(leaving)
 
     def _settle(self, leaving: frozenset[int]) -> None:
-        """Free leaving bins and those above the bound; the weights are not in use."""
+        """Free the bins in `leaving` slabs and those above the bound. No weights are in use."""
         for run in self._bins.drop(leaving, keep_bytes=self._dormant_bytes_max):
             self._whole.give(run)
         if self._state is WeightsState.EVICTING:

@@ -7,15 +7,15 @@ from rose.events import Reason, Refusal
 from rose.executor.rollout import RolloutLane
 from rose.memory import find_runs
 
-# Slabs can leave during the search; then it is repeated.
+# Slabs can leave during a search, which is then repeated up to this many times.
 _TRIES: Final = 4
 
 
 class WholeSlabs:
-    """Holds slabs by holding all their blocks, so that no sequence gets one.
+    """Holds whole slabs by taking all their blocks, so that no sequence gets a block of them.
 
     Such a slab is on loan like any other, with a certificate and a TTL. Its revocation waits until
-    `give` has freed the blocks and no pin is left. One thread at a time.
+    `give` has freed the blocks and no pin is left. For one thread at a time.
     """
 
     def __init__(self, lane: RolloutLane) -> None:
@@ -25,14 +25,17 @@ class WholeSlabs:
 
     @property
     def slabs(self) -> frozenset[int]:
-        """Held slabs."""
+        """Ids of the slabs held."""
         return frozenset(self._blocks)
 
     def take(self, lengths: Sequence[int]) -> list[range] | Refusal:
-        """Hold a run of adjacent slabs for each of `lengths`; grows the loan if necessary.
+        """Take a run of adjacent slabs for each of `lengths`; grows the loan if necessary.
+
+        Args:
+            lengths: number of slabs of each run.
 
         Returns:
-            All runs in the order of `lengths`, or a refusal.
+            Runs of slab ids in the order of `lengths`, or a refusal.
         """
         for _ in range(_TRIES):
             whole = self._take_free()
@@ -43,7 +46,7 @@ class WholeSlabs:
             if runs is not None:
                 self._blocks.update((slab, whole[slab]) for slab in chosen)
                 return runs
-            # Too few slabs, or not adjacent: a larger loan may bring adjacent ones.
+            # There are too few slabs, or too few adjacent slabs. A larger loan may bring more.
             missing = sum(lengths) - len(whole)
             refusal = self._grow(max(missing, *lengths))
             if refusal is not None:
@@ -55,7 +58,7 @@ class WholeSlabs:
         return self._lane.grow(self._allocator.free_blocks + blocks)
 
     def _take_free(self) -> dict[int, list[int]]:
-        """Take all blocks of entirely free slabs; return slab → blocks."""
+        """Take all blocks of entirely free slabs; return slab id → block ids."""
         blocks = self._allocator.alloc(self._allocator.free_blocks)
         by_slab: dict[int, list[int]] = {}
         for block in blocks or ():
@@ -68,6 +71,6 @@ class WholeSlabs:
         return by_slab
 
     def give(self, slabs: Collection[int]) -> None:
-        """Free all blocks of `slabs`; revoked slabs without a pin leave in this call."""
+        """Free all blocks of `slabs`. Revoked slabs without a pin change owner in this call."""
         for slab in slabs:
             self._allocator.free(self._blocks.pop(slab))

@@ -1,4 +1,4 @@
-"""Build the parts of a device, in order."""
+"""Build the parts of a device."""
 
 import os
 import resource
@@ -34,12 +34,12 @@ from rose.slo.prior import ModelCost, prior_ms
 from rose.units import GIB, MIB, ceil_div
 
 SERVING: Final = 0
-"""Serving's partition, and its header slab."""
+"""Id of serving's partition, and index of its header slab."""
 BORROWER: Final = 1
-"""The borrower's header slab."""
+"""Index of the borrower's header slab."""
 _TENANTS: Final = 2
-_SLABS_MAX: Final = (1 << 31) - 1  # The core counts them in 32 bits.
-_OTHER_DESCRIPTORS: Final = 64  # serving's sockets, bells and files
+_SLABS_MAX: Final = (1 << 31) - 1  # The core counts slabs in 32 bits.
+_OTHER_DESCRIPTORS: Final = 64  # descriptors of serving's sockets, bells and files
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a device with serving; the threads of lending are not started yet.
+    """The parts of a device with a serving engine. Its threads are not started yet.
 
     Args:
         slo: serving's latency targets.
         model: latency model of serving's steps.
-        identity: device, model and limits that `model` was learned on; a latency file with another
-            identity is ignored.
-        lender: the memory policy, with the books, the gate and the certificates.
-        creditor: grants quanta.
-        keeper: enforces deadlines.
+        identity: text that names the device, model and step size of the steps that `model` learned
+            from; a latency file with another identity is ignored.
+        lender: the memory policy, with the arbiter, the gate and the log of certificates.
+        creditor: thread that grants quanta.
+        keeper: thread that enforces deadlines.
         serving: serving's lane.
     """
 
@@ -91,17 +91,17 @@ def build(
     safety: Safety,
     tend: Callable[[], None],
 ) -> Parts:
-    """Lay out the pool and build all parts of serving; on an error nothing is left.
+    """Lay out the pool and build all parts of serving. On an error everything is released.
 
     Args:
         opened: arguments of `CoServing.open`.
         geometry: KV layout of serving's model.
         slo: serving's latency targets.
-        reserve_bytes: memory that serving can always have; None: the demand of an idle device.
-        limits: maximum sizes of serving's work.
-        cost: step cost of serving's model; None: the priors of the policy.
+        reserve_bytes: memory that is never lent; None: the demand of an idle device.
+        limits: largest sizes of serving's work.
+        cost: work of a step of serving's model; None: the priors of the policy.
         safety: context manager for rose's own calls; it suppresses their failures.
-        tend: called by the keeper.
+        tend: function that the keeper calls.
 
     Raises:
         InvalidArgument: the pool or the reserve does not fit.
@@ -200,7 +200,7 @@ def build(
 
 
 def _slab_count(opened: Opened, slab_bytes: int) -> int:
-    """Return the number of slabs besides the headers."""
+    """Return the number of slabs in the pool, not counting the headers."""
     slabs = opened.pool_bytes // slab_bytes - _TENANTS
     if slabs < 1:
         raise InvalidArgument(
@@ -218,8 +218,8 @@ def _slab_count(opened: Opened, slab_bytes: int) -> int:
     is_many = opened.isolation == "mapped" and opened.gpu is None
     if is_many and objects + _OTHER_DESCRIPTORS > limit:
         raise InvalidArgument(
-            f"isolation='mapped' keeps a descriptor for each of {objects} slabs, and this "
-            f"process may have {limit}: raise slab_bytes, or the limit (ulimit -n)"
+            f"isolation='mapped' keeps a file descriptor for each of {objects} slabs, but this "
+            f"process may have at most {limit}: raise slab_bytes, or the limit (ulimit -n)"
         )
     return slabs
 
@@ -232,8 +232,8 @@ def _reserve_slabs(
     reserve_slabs = ceil_div(reserve_bytes, slab_bytes)
     if not 0 <= reserve_slabs <= slabs:
         raise InvalidArgument(
-            f"a reserve of {reserve_bytes} bytes does not fit the {slabs * slab_bytes} bytes "
-            f"that a pool of {opened.pool_bytes} leaves: lower reserve_bytes or raise pool_bytes"
+            f"reserve_bytes must be from 0 to {slabs * slab_bytes}, the size of a pool of "
+            f"{opened.pool_bytes} bytes without its headers, got {reserve_bytes}"
         )
     return reserve_slabs
 
@@ -241,7 +241,7 @@ def _reserve_slabs(
 def _latency_model(
     opened: Opened, geometry: KVGeometry, step_tokens: int, cost: ModelCost | None
 ) -> tuple[LatencyModel, str]:
-    """Return the saved model of this identity, or a new one from a prior, and the identity."""
+    """Return the saved model of this identity, or else a new model, and the identity."""
     name = "cpu" if opened.gpu is None else opened.gpu.device.name
     cores = len(os.sched_getaffinity(0))
     identity = f"{name}, {cores} cores; {geometry}, {cost}; steps of {step_tokens} tokens"

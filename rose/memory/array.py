@@ -1,4 +1,4 @@
-"""Pool memory on a GPU as an array, which numpy cannot access."""
+"""Arrays in a GPU's pool memory, for torch and CuPy; NumPy cannot access them."""
 
 import math
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        """Describe the array, protocol version 3; the user synchronises its streams."""
+        """Describe the array by version 3 of the protocol; the caller synchronises streams."""
         return {
             "version": 3,
             "shape": self.shape,

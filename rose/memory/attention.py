@@ -1,4 +1,4 @@
-"""The attention groups of a model: layers that keep the same tokens, in blocks of their own."""
+"""The attention groups of a model: the layers of a group keep KV of the same tokens."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from rose.units import ceil_div
 class Reach(Enum):
     """The earlier tokens that a layer attends to.
 
-    FULL: all of them.
-    SLIDING: the last `window_tokens`, including the token itself.
-    CHUNKED: those since the last multiple of `window_tokens`.
+    FULL: all earlier tokens.
+    SLIDING: the last `window_tokens` tokens, including the token itself.
+    CHUNKED: the tokens since the last position that is a multiple of `window_tokens`.
     """
 
     FULL = "full"
@@ -28,14 +28,14 @@ class AttentionGroup:
     """Layers of one model that keep KV of the same tokens.
 
     A model is a tuple of groups. They share one pool: each group is a `KVSpace` of its own in the
-    tenant's partition. A slab belongs to one group at a time and is laid out for its layers alone.
-    Blocks that a window has passed are freed one by one; whole slabs then move to any other group
-    of either tenant.
+    tenant's partition. A slab belongs to one group at a time and is laid out for that group's
+    layers. Blocks that a window has passed are freed one by one; empty slabs may then move to any
+    other group of either tenant.
 
     Args:
-        reach: attention of its layers.
-        geometry: KV layout of its layers alone.
-        window_tokens: size of the window, >= 1; None for `FULL`.
+        reach: attention of the group's layers.
+        geometry: KV layout of the group's layers.
+        window_tokens: size of the window in tokens, >= 1; None for `FULL`.
     """
 
     reach: Reach
@@ -45,11 +45,11 @@ class AttentionGroup:
     def __post_init__(self) -> None:
         if (self.reach is Reach.FULL) != (self.window_tokens is None):
             raise InvalidArgument(
-                f"only attention with a window has window_tokens, got {self.window_tokens} for "
-                f"{self.reach.value} attention"
+                f"window_tokens must be None for full attention and a number otherwise, got "
+                f"{self.window_tokens} for {self.reach.value} attention"
             )
         if self.window_tokens is not None and self.window_tokens < 1:
-            raise InvalidArgument(f"window_tokens of {self.window_tokens} must be at least 1")
+            raise InvalidArgument(f"window_tokens must be at least 1, got {self.window_tokens}")
 
     def __str__(self) -> str:
         return (
@@ -59,14 +59,14 @@ class AttentionGroup:
         )
 
     def blocks_for(self, tokens: int, *, step_tokens: int = 1) -> int:
-        """Return the most blocks that a request of up to `tokens` tokens holds at any time.
+        """Return the largest number of blocks that a request holds at any time.
 
-        Blocks that a window has passed are freed, so a long request holds the window, the tokens of
-        one step, and one more block because the window need not begin at a block.
+        Blocks that a window has passed are freed. So a long request holds the blocks of the window
+        and of one step's tokens, and one more because the window may begin within a block.
 
         Args:
-            tokens: length of the request, prompt and answer.
-            step_tokens: most tokens that one step adds; above 1 in prefill.
+            tokens: largest length of the request, prompt and answer.
+            step_tokens: largest number of tokens that one step adds; above 1 in prefill.
         """
         blocks = self.geometry.blocks_for(tokens)
         if self.window_tokens is None:
@@ -78,7 +78,7 @@ class AttentionGroup:
 def slabs_for(
     groups: Sequence[AttentionGroup], *, requests: int, tokens: int, slab_bytes: int
 ) -> int:
-    """Return the slabs that `requests` decoding requests of `tokens` tokens each need."""
+    """Return the number of slabs for `requests` decoding requests of `tokens` tokens each."""
     return sum(
         ceil_div(requests * group.blocks_for(tokens), group.geometry.blocks_per_slab(slab_bytes))
         for group in groups
@@ -88,7 +88,7 @@ def slabs_for(
 def requests_within(
     groups: Sequence[AttentionGroup], *, slabs: int, tokens: int, slab_bytes: int
 ) -> int:
-    """Return the number of decoding requests of `tokens` tokens (>= 1) that fit in the slabs."""
+    """Return how many decoding requests of `tokens` tokens (>= 1) fit in `slabs` slabs."""
     at_most = min(
         slabs * group.geometry.blocks_per_slab(slab_bytes) // group.blocks_for(tokens)
         for group in groups

@@ -1,7 +1,7 @@
-"""Packing of a model's tensors into slabs: bins of neighbouring slabs, filled tensor by tensor.
+"""Packing of a model's tensors into bins; a bin is a run of slabs with consecutive ids.
 
-A tensor is contiguous, and slabs are adjacent in the address space only if their ids are. So a
-tensor larger than a slab needs a run of neighbouring ones.
+A tensor is contiguous, and slabs are adjacent in the address space only if their ids are
+consecutive. So a tensor larger than a slab needs a run of slabs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ class TensorPlace:
     """Position of one tensor.
 
     Args:
-        tensor: index in the packed list.
-        offset: offset of its first byte in the bin, a multiple of `ALIGN_BYTES`.
+        tensor: index of the tensor in the list that was packed.
+        offset: offset in bytes of the tensor in its bin, a multiple of `ALIGN_BYTES`.
     """
 
     tensor: int
@@ -28,20 +28,21 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Tensors side by side in `slabs` neighbouring slabs."""
+    """Tensors side by side in a run of `slabs` slabs."""
 
     slabs: int
     places: tuple[TensorPlace, ...]
 
 
 def pack_bins(sizes: Sequence[int], slab_bytes: int) -> tuple[Bin, ...]:
-    """Put tensors of `sizes` bytes into bins of whole slabs, the largest first.
+    """Put tensors of `sizes` bytes into bins of whole slabs, the largest tensor first.
 
-    Small tensors fill the last slab of large ones. A tensor larger than a slab opens its own bin,
-    so a bin is never longer than its largest tensor: short runs are easier to find.
+    A tensor larger than a slab opens its own bin, and small tensors fill the rest of that bin's
+    last slab. So no bin has more slabs than its largest tensor needs: short runs are easier to
+    find.
 
     Returns:
-        Bins with one place for each tensor; those with the most slabs first.
+        Bins that hold every tensor once, the bins with the most slabs first.
     """
     room: list[int] = []  # free bytes of each bin
     slabs: list[int] = []
@@ -59,14 +60,18 @@ def pack_bins(sizes: Sequence[int], slab_bytes: int) -> tuple[Bin, ...]:
 
 
 def find_runs(lengths: Sequence[int], slabs: Iterable[int]) -> list[range] | None:
-    """Choose for each of `lengths` a run of that many neighbouring slabs of `slabs`.
+    """Choose a run of consecutive slabs for each of `lengths`.
 
-    The longest is placed first, each in the shortest free run that fits. It always succeeds if the
-    slabs form one run of the total length, or if all lengths are 1.
-    in one run that is as long as all together, and when all lengths are 1.
+    The longest run is placed first, and each in the shortest free run that fits. This always
+    succeeds if `slabs` is one run of the total length, or if all lengths are 1 and there are enough
+    slabs.
+
+    Args:
+        lengths: number of slabs of each run.
+        slabs: ids of the slabs to choose from.
 
     Returns:
-        Disjoint runs in the order of `lengths`; None if some do not fit.
+        Disjoint runs of slab ids in the order of `lengths`; None if some do not fit.
     """
     free = _runs_of(slabs)
     found: dict[int, range] = {}
@@ -83,7 +88,7 @@ def find_runs(lengths: Sequence[int], slabs: Iterable[int]) -> list[range] | Non
 
 
 def _runs_of(slabs: Iterable[int]) -> list[range]:
-    """Return the maximal runs of neighbouring slabs."""
+    """Return the maximal runs of consecutive slab ids."""
     runs: list[range] = []
     for slab in sorted(slabs):
         if runs and runs[-1].stop == slab:

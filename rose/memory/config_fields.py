@@ -1,4 +1,4 @@
-"""Checked access to the fields of foreign JSON."""
+"""Checked access to the fields of a JSON object from a file."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -66,18 +66,18 @@ class ConfigFields:
         return bool(value)
 
     def name(self, name: str, *, among: tuple[str, ...]) -> str:
-        """Return a word of `among`."""
+        """Return the field's value, which must be in `among`."""
         return self._one_of(name, self._fields.get(name), among)
 
     def names(self, name: str, *, among: tuple[str, ...], length: int) -> list[str]:
-        """Return a list of `length` words of `among`."""
+        """Return a list of `length` strings, each of which must be in `among`."""
         words = self._list(name)
         if len(words) != length:
             raise self.error(f"{name} has {len(words)} entries instead of {length}")
         return [self._one_of(name, word, among) for word in words]
 
     def integers(self, name: str) -> list[int]:
-        """Return a list of whole numbers; an empty one if absent."""
+        """Return a list of whole numbers; an empty list if absent."""
         numbers = self._list(name) if self.has(name) else []
         if not all(isinstance(one, int) for one in numbers):
             raise self.error(f"{name} is {numbers!r}, not a list of whole numbers")

@@ -12,16 +12,16 @@ from rose.units import MIB, ceil_div
 PAGE_BYTES: Final = 2 * MIB  # the driver's unit of physical memory
 SLAB_BYTES_MAX: Final = 128 * MIB
 WASTE_MAX: Final = 0.0625
-# Upper limits; products of them stay far below 2**63.
+# Upper limits; a block has at most 2**60 bytes, which fits 64-bit integers.
 _SIZES_MAX: Final = {"layers": 1 << 16, "block_tokens": 1 << 20, "bytes_per_token": 1 << 40}
 NULL_BLOCKS_MIN: Final = 2  # one to read zeros from, one to write padding to
 
 
 class Layout(Enum):
-    """The meaning of a block id.
+    """The order of a slab's bytes.
 
-    LAYER_MAJOR: a slab has one region per layer; an id names one block in every layer, at a
-        constant distance between layers. Stock paged-attention kernels accept it unchanged.
+    LAYER_MAJOR: a slab has one region per layer, and a block has a part in every region, always at
+        the same distance. Stock paged-attention kernels accept this layout unchanged.
     BLOCK_MAJOR: a block's layers are side by side, as transformers stores them.
     """
 
@@ -34,9 +34,9 @@ class KVGeometry:
     """Sizes of one model's KV cache.
 
     Args:
-        layers: attention layers that keep KV.
+        layers: number of attention layers that keep KV.
         block_tokens: tokens per block.
-        bytes_per_token: bytes of K and V over all layers, with scales beside them.
+        bytes_per_token: bytes of K and V per token over all layers, including their scales.
         layout: layout of blocks in a slab.
     """
 
@@ -48,12 +48,11 @@ class KVGeometry:
     def __post_init__(self) -> None:
         for name, most in _SIZES_MAX.items():
             if not 1 <= getattr(self, name) <= most:
-                raise InvalidArgument(
-                    f"{name} of {getattr(self, name)} must be at least 1 and at most {most}"
-                )
+                raise InvalidArgument(f"{name} must be from 1 to {most}, got {getattr(self, name)}")
         if self.block_bytes % self.layers:
             raise InvalidArgument(
-                f"a block of {self.block_bytes} bytes does not divide into {self.layers} layers"
+                f"bytes_per_token x block_tokens must be a multiple of layers, got "
+                f"{self.block_bytes} bytes for {self.layers} layers"
             )
 
     @classmethod
@@ -78,10 +77,10 @@ class KVGeometry:
             head_dim: elements per head.
             dtype_bytes: bytes per element: 2 for bf16, 1 for FP8.
             block_tokens: tokens per block.
-            tp: devices that share the model; the result is for each of them.
-            scale_bytes: bytes of scales inside the block, per token and head, for K and V each. 4
-                for vLLM's `fp8_per_token_head`; 0 for its `fp8` and SGLang's, which keep one scale
-                per layer outside the pool.
+            tp: number of tensor-parallel devices; the result is for one of them.
+            scale_bytes: bytes of scales inside the block, per token and head, for K and V each: 4
+                for vLLM's `fp8_per_token_head`; 0 for `fp8` of vLLM and SGLang, which keep one
+                scale per layer outside the pool.
             layout: layout of blocks in a slab.
 
         Raises:
@@ -139,10 +138,11 @@ class KVGeometry:
         return self.layer_block_bytes if self.layout is Layout.LAYER_MAJOR else self.block_bytes
 
     def blocks_per_slab(self, slab_bytes: int) -> int:
-        """Return the number of blocks in every slab, wherever it is.
+        """Return the number of blocks that fit in any slab of the pool.
 
-        If the slab is not a multiple of the id distance, its first id starts up to `skew` bytes
-        late: a slab may hold one more block in `BLOCK_MAJOR`, but never fewer.
+        Block ids count from the tenant's header slab. If `slab_bytes` is not a multiple of
+        `id_bytes`, the first id within a slab starts up to `skew` bytes after the slab's start. In
+        `BLOCK_MAJOR` some slabs hold one block more than this, but none holds fewer.
         """
         skew = self.id_bytes - math.gcd(self.id_bytes, slab_bytes)
         return max(0, slab_bytes - skew) // self.block_bytes
@@ -159,14 +159,17 @@ class KVGeometry:
 def shard_heads(kv_heads: int, tp: int) -> int:
     """Return the KV heads on each of `tp` devices.
 
-    Heads are divided among devices; with more devices than heads, several devices keep the same
-    head.
+    Heads are divided among the devices. With more devices than heads, several devices keep a copy
+    of the same head.
 
     Raises:
         InvalidArgument: neither number divides the other.
     """
     if tp < 1 or (kv_heads % tp and tp % kv_heads):
-        raise InvalidArgument(f"{kv_heads} KV heads cannot be divided among {tp} devices")
+        raise InvalidArgument(
+            f"{kv_heads} KV heads cannot be divided among {tp} devices: choose a divisor or a "
+            f"multiple of {kv_heads}"
+        )
     return max(1, kv_heads // tp)
 
 
@@ -175,15 +178,20 @@ def choose_slab_bytes(
     page_bytes: int = PAGE_BYTES,
     at_most: int = SLAB_BYTES_MAX,
 ) -> int:
-    """Return the smallest multiple of `page_bytes` that wastes little in every geometry.
+    """Return the smallest slab size that wastes at most 6.25 % of a slab in every geometry.
 
-    Small slabs make fine-grained loans; the largest block limits how small they can be. Pass one
-    geometry per attention group of all models, since any slab may move to any group of either
-    tenant. Each header slab must hold the null blocks.
+    With small slabs, loans are fine-grained; the largest block limits how small a slab can be. A
+    slab must also have room for the null blocks.
+
+    Args:
+        geometries: geometry of each attention group of all models that share the pool, since any
+            slab may move to any group of either tenant.
+        page_bytes: the size is a multiple of this.
+        at_most: largest size in bytes.
 
     Raises:
-        InvalidArgument: no size up to `at_most` suits all; the message names the worst geometry and
-            its least waste.
+        InvalidArgument: no size up to `at_most` suits all geometries; the message names the worst
+            geometry and its least waste.
     """
     sizes = range(page_bytes, at_most + 1, page_bytes)
     for slab_bytes in sizes:
@@ -199,13 +207,13 @@ def _why_not(geometries: Sequence[KVGeometry], sizes: range) -> str:
     least = [(min((_loss(one, size) for size in sizes), default=1.0), one) for one in geometries]
     waste, worst = max(least, key=lambda pair: pair[0])
     if waste <= WASTE_MAX:
-        return "each has sizes that suit it alone, and none of them suits the others"
+        return "each of them has a suitable size, but no size suits all of them"
     if not any(worst.blocks_per_slab(size) >= NULL_BLOCKS_MIN for size in sizes):
         return (
-            f"{worst} has blocks of {worst.block_bytes} bytes, and {NULL_BLOCKS_MIN} must fit a "
-            f"slab for null blocks"
+            f"{worst} has blocks of {worst.block_bytes} bytes, and a slab must hold at least "
+            f"{NULL_BLOCKS_MIN} of them as null blocks"
         )
-    return f"{worst} wastes at least {waste:.1%} of a slab alone, {WASTE_MAX:.1%} are allowed"
+    return f"{worst} alone wastes at least {waste:.1%} of a slab, {WASTE_MAX:.1%} are allowed"
 
 
 def _loss(geometry: KVGeometry, slab_bytes: int) -> float:

@@ -10,30 +10,32 @@ from rose.units import ceil_div
 
 
 def groups_of(geometry: KVGeometry | Sequence[KVGeometry]) -> tuple[KVGeometry, ...]:
-    """Return the geometries of a lane, one for each attention group.
+    """Return the geometries of an engine, one for each attention group.
 
     Raises:
         InvalidArgument: the sequence is empty.
     """
     groups = (geometry,) if isinstance(geometry, KVGeometry) else tuple(geometry)
     if not groups:
-        raise InvalidArgument("a lane needs the geometry of at least one group of layers")
+        raise InvalidArgument("an engine needs at least one KVGeometry, got an empty sequence")
     return groups
 
 
 class KVGroups:
-    """One `KVSpace` per group of layers; they share the partition, its slabs and its header.
+    """One `KVSpace` per attention group; all share the partition, its slabs and its header.
 
-    A slab belongs to one group at a time, and changes group when it is empty: memory freed by a
+    A slab belongs to one group at a time, and may change groups when it is empty: memory freed by a
     sliding window becomes room for full-attention layers, and vice versa. Each group has its own
     ids and allocator.
 
     Args:
         arbiter: arbiter of the pool, or an attachment to it in another process.
         partition: partition of the tenant.
-        geometries: KV layout of each group's layers; several must be block-major.
+        geometries: KV layout of each group's layers; if there are several groups, all must be
+            block-major.
         header_index: index of the tenant's header slab.
-        window: the tenant's own mapping of the pool, if it has one.
+        window: the tenant's own mapping of the pool, which backs its views; None: the mapping of
+            `arbiter`.
 
     Raises:
         InvalidArgument: a geometry does not fit, or null blocks do not fit the header.
@@ -72,14 +74,14 @@ class KVGroups:
         )
 
     def missing_slabs(self, blocks: Sequence[int]) -> int:
-        """Return the further slabs needed for `blocks[i]` free blocks in every group i.
+        """Return how many slabs must be added so that every group i has `blocks[i]` free blocks.
 
         Raises:
-            InvalidArgument: `blocks` has not one number per group.
+            InvalidArgument: the length of `blocks` is not the number of groups.
         """
         if len(blocks) != len(self.spaces):
             raise InvalidArgument(
-                f"blocks needs {len(self.spaces)} numbers, one per group, got {len(blocks)}"
+                f"blocks must have {len(self.spaces)} numbers, one per group, got {len(blocks)}"
             )
         if len(self.spaces) > 1:
             return int(self.arbiter.missing_slabs(self.partition, list(blocks)))
@@ -88,7 +90,10 @@ class KVGroups:
         return ceil_div(max(0, missing), space.blocks_per_slab)
 
     def pin(self, blocks: Sequence[Iterable[int]]) -> tuple[int, ...]:
-        """Pin the slabs of `blocks[i]` of every group i, like `BlockAllocator.pin`; all or none."""
+        """Pin the slabs of the blocks `blocks[i]` of every group i, as in `BlockAllocator.pin`.
+
+        On an error nothing is pinned.
+        """
         pins: list[int] = []
         try:
             for space, ids in zip(self.spaces, blocks, strict=True):
@@ -99,29 +104,30 @@ class KVGroups:
         return tuple(pins)
 
     def unpin(self, pins: Iterable[int]) -> None:
-        """Drop pins; empty slabs under revocation leave inside this call."""
+        """Drop pins. Empty slabs under revocation leave the partition before this returns."""
         for space, pin in zip(self.spaces, pins, strict=False):
             space.allocator.unpin(pin)
 
 
 def _null_offsets(geometries: Sequence[KVGeometry], *, header_bytes: int) -> list[int]:
-    """Return the start of each group's ids in the header, so that no two share a null block.
+    """Return the offset in bytes of each group's ids in the header; null blocks do not overlap.
 
-    Each starts at a multiple of its block size, so that slabs are filled as without other groups.
+    Each offset is a multiple of the group's block size, so the group's blocks have the same
+    positions in a slab as without other groups.
     """
     offsets: list[int] = []
     end = 0
     for geometry in geometries:
         if geometry.layout is not Layout.BLOCK_MAJOR:
             raise InvalidArgument(
-                "a lane with several groups needs block-major geometries: pass those, or open "
-                "one lane per group"
+                f"with several attention groups every geometry must be block-major, got layout "
+                f"{geometry.layout.value}"
             )
         offsets.append(ceil_div(end, geometry.id_bytes) * geometry.id_bytes)
         end = offsets[-1] + NULL_BLOCKS_MIN * geometry.id_bytes
     if end > header_bytes:
         raise InvalidArgument(
-            f"the null blocks of {len(geometries)} groups take {end} bytes, and the header has "
-            f"{header_bytes}: raise slab_bytes"
+            f"slab_bytes must be at least {end}, the size of the null blocks of "
+            f"{len(geometries)} groups, got {header_bytes}"
         )
     return offsets

@@ -1,11 +1,11 @@
 """Loans that a borrower maps one by one: `isolation="mapped"`.
 
-Serving maps the whole pool permanently. A borrower maps a slab when it is lent, finds zeros in it,
+Serving maps the whole pool permanently. A borrower maps each slab when it is lent, finds it zeroed,
 and unmaps it lazily after its return. So a stray access of the borrower faults instead of reaching
-another tenant's data, and a revocation costs serving nothing more.
+another tenant's data, and a revocation takes serving no more time than with `isolation="shared"`.
 
-The borrower's own process removes the mapping. It cannot reach slabs that it was never lent,
-whatever code it runs; but only well-behaved code gives up slabs that were lent once.
+The borrower's own process removes the mapping. Whatever code runs there, it cannot reach slabs that
+it was never lent. But a slab that was lent once stays reachable until that code unmaps it.
 """
 
 import os
@@ -24,7 +24,7 @@ class LentSlabs(Closing):
     """Descriptors of single slabs, closed when the `with` block ends.
 
     Args:
-        fds: descriptor by slab, on this side of the socket; owned by this object.
+        fds: slab id → file descriptor in this process; owned by this object.
     """
 
     def __init__(self, fds: Mapping[int, int]) -> None:
@@ -37,11 +37,11 @@ class LentSlabs(Closing):
 
 
 class MappedLoans:
-    """Serving's side: a lent slab is zeroed before it can be mapped.
+    """Serving's side of mapped loans: a lent slab is zeroed before the borrower can map it.
 
-    A slab being zeroed has not left serving: if serving reclaims it, it waits for one scrub, and
-    never finds its new data overwritten. After a scrub that timed out the slab is quarantined,
-    because the device may still write.
+    If serving reclaims a slab that is being zeroed, serving waits for the end of that scrub, so the
+    zeros never overwrite its new data. If a scrub times out, the slab is quarantined, because the
+    device may still write to it.
 
     Args:
         arbiter: arbiter of a pool with one slab per memory object (`object_bytes_max=slab_bytes`).
@@ -57,13 +57,13 @@ class MappedLoans:
         self._partition = partition
 
     def lend(self, slabs: Iterable[int]) -> LentSlabs:
-        """Zero granted slabs, before the borrower uses any block of them.
+        """Zero granted slabs, before the borrower uses any of their blocks.
 
         Returns:
-            The slabs that are still the borrower's, without those revoked meanwhile.
+            Descriptors of the zeroed slabs, except slabs that were revoked in the meantime.
 
         Raises:
-            InvalidArgument: an unknown slab, or one that the borrower may be using.
+            InvalidArgument: a slab is unknown, or the borrower may be using it.
             DeadlineExceeded: the device did not write the zeros in time.
         """
         lent = LentSlabs({})

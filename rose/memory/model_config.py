@@ -1,4 +1,4 @@
-"""Reads a model's `config.json`, by the rules of its family's config class."""
+"""Reading of a model's `config.json`, by the rules of its family's config class in transformers."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,7 +8,7 @@ from rose.memory.attention import Reach
 from rose.memory.config_fields import ConfigFields
 from rose.memory.model_shape import Experts, Family, Latent, ModelShape
 
-# Defaults of transformers that a family's config.json leaves out.
+# Defaults in transformers of fields that config.json files of a family may leave out.
 _DEFAULTS: Final[Mapping[Family, Mapping[str, Any]]] = {
     Family.QWEN3: {"head_dim": 128},
     Family.MISTRAL: {"sliding_window": 4096},
@@ -23,14 +23,14 @@ _DEFAULTS: Final[Mapping[Family, Mapping[str, Any]]] = {
     },
     Family.DEEPSEEK_V3: {"first_k_dense_replace": 3, "n_shared_experts": 1},
 }
-_LAYERS_MAX: Final = 10_000  # each gets its own entry
+_LAYERS_MAX: Final = 10_000  # bounds `ModelShape.windows`, which has an entry per layer
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 _REACHES: Final = {
     "full_attention": Reach.FULL,
     "sliding_attention": Reach.SLIDING,
     "chunked_attention": Reach.CHUNKED,
 }
-# Fields that multimodal models write beside `text_config`, though they apply to their text too.
+# Fields that multimodal models write beside `text_config`, but that apply to the text part too.
 _OF_THE_WHOLE: Final = ("torch_dtype", "dtype", "tie_word_embeddings", "quantization_config")
 
 
@@ -119,7 +119,7 @@ def _experts(fields: ConfigFields, family: Family, layers: int) -> Experts | Non
         return None
     if not routed:
         return None
-    # Both families' config classes default to eight.
+    # The config classes of both families default to eight.
     per_token = min(fields.count("num_experts_per_tok", default=8), count)
     return Experts(count, fields.count("moe_intermediate_size"), shared, len(routed), per_token)
 

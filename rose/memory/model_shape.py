@@ -28,7 +28,7 @@ class Experts:
         count: routed experts per layer.
         intermediate: width of one expert.
         shared: experts per layer that every token uses.
-        layers: number of layers with experts; the others are dense.
+        layers: number of layers with experts; all other layers are dense.
         per_token: routed experts per token.
     """
 
@@ -46,8 +46,8 @@ class Latent:
     Args:
         query_rank: rank of compressed queries; None if not compressed.
         kv_rank: elements kept per token, besides `rope_dim`.
-        nope_dim: elements of a head's query and key without position.
-        rope_dim: elements of a head's query and key with position.
+        nope_dim: elements of a head's query and key without position encoding.
+        rope_dim: elements of a head's query and key with position encoding.
         value_dim: elements of a head's value.
     """
 
@@ -76,19 +76,19 @@ class ModelShape:
     """Sizes of a text model, or of the text part of a larger one.
 
     Args:
-        name: name for messages.
-        family: family, which determines the weights.
-        layers: decoder layers, without those for multi-token prediction.
+        name: model name for messages.
+        family: model family, which determines the set of weight matrices.
+        layers: number of decoder layers, without layers for multi-token prediction.
         hidden: width between layers.
         heads: query heads.
         kv_heads: KV heads; fewer than `heads` in grouped-query attention.
-        head_dim: elements per head; in latent attention, of its value.
+        head_dim: elements per head; in latent attention, elements of a head's value.
         intermediate: width of a dense feed-forward network.
         vocab: rows of the embedding.
         is_tied: whether the embedding is also the output matrix.
-        has_attention_bias: whether attention has biases, if the family leaves it to the config.
-        has_mlp_bias: whether MLPs have biases; likewise.
-        windows: (reach, window) of each layer.
+        has_attention_bias: whether attention has biases; ignored for families that fix it.
+        has_mlp_bias: whether MLPs have biases; used for the Llama family only.
+        windows: (reach, window in tokens) of each layer.
         experts: mixture of experts; None for a dense model.
         latent: latent attention; None for plain attention.
         dtype_bytes: bytes per weight that is not quantised.
@@ -123,7 +123,7 @@ class ModelShape:
         tp: int = 1,
         layout: Layout = Layout.LAYER_MAJOR,
     ) -> tuple[AttentionGroup, ...]:
-        """Return the attention groups on one of `tp` devices, the one with most layers first.
+        """Return the attention groups on one of `tp` devices, the group with most layers first.
 
         Raises:
             InvalidArgument: the KV heads cannot be divided among `tp` devices.

@@ -19,7 +19,7 @@ _NORMS_OF_LAYER: Final = 2  # before attention and before the feed-forward netwo
 
 
 class Split(Enum):
-    """The part of a matrix on one device of a tensor-parallel group."""
+    """The part of a matrix that one tensor-parallel device holds: all, or some rows or columns."""
 
     ALL = auto()
     ROWS = auto()
@@ -27,7 +27,7 @@ class Split(Enum):
 
 
 class WeightDtype(Enum):
-    """Storage of weights. FP8 applies to matrices inside layers; the others keep their dtype."""
+    """Storage of weights. FP8 applies to matrices inside layers; all others keep their dtype."""
 
     BF16 = "bf16"
     FP8 = "fp8"
@@ -35,15 +35,16 @@ class WeightDtype(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Equal matrices of a model; a vector is a matrix of one column.
+    """Matrices of a model with equal sizes; a vector is a matrix of one column.
 
     Args:
-        rows: outputs.
-        columns: inputs.
-        copies: number of such matrices.
-        split: part on one device.
-        ways: most parts that it can be divided into; None for any number.
-        can_be_fp8: whether FP8 checkpoints store it as FP8.
+        rows: number of rows, the outputs.
+        columns: number of columns, the inputs.
+        copies: number of such matrices in the model.
+        split: how tensor parallelism divides the matrix.
+        ways: largest number of parts; with more devices, several hold the same part. None: no
+            limit.
+        can_be_fp8: whether FP8 checkpoints store the matrix as FP8.
     """
 
     rows: int
@@ -59,7 +60,7 @@ class Matrix:
         return self.rows * self.columns * self.copies
 
     def bytes_of_shard(self, *, tp: int, dtype_bytes: int, is_fp8: bool) -> int:
-        """Return the bytes on one of `tp` devices, scales included."""
+        """Return the bytes of all copies on one of `tp` devices, scales included."""
         parts = tp if self.ways is None else min(tp, self.ways)
         rows = ceil_div(self.rows, parts) if self.split is Split.ROWS else self.rows
         columns = ceil_div(self.columns, parts) if self.split is Split.COLUMNS else self.columns
@@ -85,7 +86,7 @@ def matrices(shape: ModelShape) -> Iterator[Matrix]:
 
 
 def parameters(shape: ModelShape) -> int:
-    """Return the number of parameters, without layers for multi-token prediction."""
+    """Return the number of parameters, except in layers for multi-token prediction."""
     return sum(matrix.parameters for matrix in matrices(shape))
 
 
@@ -94,8 +95,9 @@ def weight_bytes(shape: ModelShape, *, dtype: WeightDtype | None = None, tp: int
 
     Args:
         shape: sizes of the model.
-        dtype: storage of the weights; None for the published one.
-        tp: devices that share the model. Engines may pad the vocabulary by some rows.
+        dtype: storage of the weights; None: as published.
+        tp: number of tensor-parallel devices. Some engines pad the vocabulary, which is not
+            counted.
 
     Raises:
         InvalidArgument: the model cannot be divided among `tp` devices.
@@ -119,13 +121,13 @@ def _check_divides(shape: ModelShape, tp: int) -> None:
         widths["intermediate_size"] = shape.intermediate
     for what, width in widths.items():
         if tp < 1 or width % tp:
-            raise InvalidArgument(f"{shape.name}: {what} of {width} cannot be divided by tp {tp}")
+            raise InvalidArgument(f"{shape.name}: {what} ({width}) cannot be divided by tp {tp}")
     if shape.latent is None:
         shard_heads(shape.kv_heads, tp)
 
 
 def _norms_of_layer(family: Family) -> int:
-    # Gemma 3 has one more after each of the two.
+    # Gemma 3 also has norms after attention and after the feed-forward network.
     return 2 * _NORMS_OF_LAYER if family is Family.GEMMA3 else _NORMS_OF_LAYER
 
 
@@ -154,10 +156,10 @@ def _latent_attention(shape: ModelShape, latent: Latent) -> Iterator[Matrix]:
         yield Matrix(query, hidden, layers, Split.ROWS, can_be_fp8=True)
     else:
         yield Matrix(latent.query_rank, hidden, layers, can_be_fp8=True)
-        yield Matrix(latent.query_rank, 1, layers)  # its norm
+        yield Matrix(latent.query_rank, 1, layers)  # norm of the compressed query
         yield Matrix(query, latent.query_rank, layers, Split.ROWS, can_be_fp8=True)
     yield Matrix(compressed, hidden, layers, can_be_fp8=True)
-    yield Matrix(latent.kv_rank, 1, layers)  # its norm
+    yield Matrix(latent.kv_rank, 1, layers)  # norm of the compressed KV
     keys_and_values = heads * (latent.nope_dim + latent.value_dim)
     yield Matrix(keys_and_values, latent.kv_rank, layers, Split.ROWS, can_be_fp8=True)
     yield Matrix(hidden, heads * latent.value_dim, layers, Split.COLUMNS, can_be_fp8=True)

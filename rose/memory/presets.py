@@ -10,7 +10,7 @@ from rose.memory.model_config import read_shape
 from rose.memory.model_shape import ModelShape
 from rose.whole_file import read_input
 
-# A config.json has some KiB.
+# A usual config.json has a few KiB.
 _FILE_BYTES_MAX: Final = 1 << 20
 
 
@@ -23,7 +23,8 @@ def find_model(named: str) -> ModelShape:
     """Return the shape of a model.
 
     Args:
-        named: name of a built-in model, in any case, or the path of a `config.json` or its folder.
+        named: name of a built-in model, in upper or lower case, or the path of a `config.json` or
+            its folder.
 
     Raises:
         InvalidArgument: there is no such model, or its file is invalid.
@@ -36,7 +37,7 @@ def find_model(named: str) -> ModelShape:
         path /= "config.json"
     if not path.is_file():
         raise InvalidArgument(
-            f"no model '{named}'; name a config.json, its folder, or one of "
+            f"no model '{named}'; name a config.json, its folder, or one of the built-in models: "
             f"{', '.join(preset_names())}"
         )
     return read_shape(_read(path), name=named)
@@ -56,5 +57,5 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise InvalidArgument(f"{path} is not JSON") from None
     if not isinstance(config, dict):
-        raise InvalidArgument(f"{path} holds no JSON object")
+        raise InvalidArgument(f"{path} must contain a JSON object")
     return config

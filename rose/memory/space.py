@@ -11,26 +11,27 @@ from rose.errors import InvalidArgument
 from rose.memory.array import DeviceArray
 from rose.memory.geometry import NULL_BLOCKS_MIN, KVGeometry, Layout
 
-# numpy's on a CPU, with DLPack; rose's on a GPU, with the CUDA array interface.
+# On a CPU a NumPy array (with DLPack), on a GPU a `DeviceArray` (with the CUDA array interface).
 KVArray: TypeAlias = "npt.NDArray[Any] | DeviceArray"
 
 
 class KVSpace:
-    """One tenant's window on the pool.
+    """The block ids, allocator and views of one tenant.
 
     Block ids count from the tenant's own header slab, so the first ids are its private null blocks:
-    they are never lent, and no other tenant's ids reach them. All views share the memory of the
-    pool and keep it alive.
+    they are never lent, and no id of another tenant refers to them. All views share the memory of
+    the pool and keep it alive.
 
     Args:
         arbiter: arbiter of the pool, or an attachment to it in another process.
         partition: partition of the tenant.
         geometry: KV layout of the tenant's model.
         header_index: index of the tenant's header slab; each tenant needs its own.
-        window: the tenant's own mapping of the pool, if it has one, for its views.
-        group: index of the attention group, if there are several; they are created in order and
-            share the slabs.
-        offset_bytes: start of the group's ids in the header slab.
+        window: the tenant's own mapping of the pool, which backs its views; None: the mapping of
+            `arbiter`.
+        group: index of the attention group; create the groups in this order. None: the model has
+            one group.
+        offset_bytes: offset in bytes of the group's first id in the header slab.
 
     Raises:
         InvalidArgument: the geometry does not fit the slabs, or the header slab does not exist.
@@ -50,14 +51,14 @@ class KVSpace:
         slab_bytes = arbiter.slab_bytes
         if not 0 <= header_index < arbiter.header_slabs:
             raise InvalidArgument(
-                f"header_index {header_index} must be from 0 to {arbiter.header_slabs - 1}, "
-                "a header slab of the pool"
+                f"header_index must be the index of a header slab, from 0 to "
+                f"{arbiter.header_slabs - 1}, got {header_index}"
             )
         blocks_per_slab = geometry.blocks_per_slab(slab_bytes)
         if blocks_per_slab < NULL_BLOCKS_MIN:
             raise InvalidArgument(
-                f"a slab must hold at least {NULL_BLOCKS_MIN} blocks of {geometry.block_bytes} "
-                f"bytes of {geometry}, got slab_bytes {slab_bytes}"
+                f"slab_bytes must have room for at least {NULL_BLOCKS_MIN} blocks of "
+                f"{geometry.block_bytes} bytes, got {slab_bytes} for {geometry}"
             )
         layer_major = geometry.layout is Layout.LAYER_MAJOR
         self._arbiter = arbiter
@@ -66,7 +67,7 @@ class KVSpace:
         self.geometry = geometry
         self.origin_bytes = header_index * slab_bytes + offset_bytes
         self.blocks_per_slab = blocks_per_slab
-        # The null blocks of the next group follow.
+        # With several groups, the next group's null blocks follow in the same header slab.
         self.null_blocks = range(blocks_per_slab if group is None else NULL_BLOCKS_MIN)
         make = arbiter.add_group if group else arbiter.allocator
         self.allocator = make(
@@ -78,7 +79,7 @@ class KVSpace:
 
     @property
     def null_block(self) -> int:
-        """Return the id of the null block to read."""
+        """Return the id of the null block that is read where there is no KV."""
         return self.null_blocks[0]
 
     @property
@@ -87,7 +88,7 @@ class KVSpace:
         return self._arbiter.slab_count * self._arbiter.slab_bytes
 
     def _window(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> KVArray:
-        """Return an array of `shape` that starts at the tenant's byte `start`."""
+        """Return an array of `shape` that starts `start` bytes after the tenant's id 0."""
         start += self.origin_bytes
         dtype = np.dtype(dtype)
         if not self._mapping.is_on_host:
@@ -100,12 +101,15 @@ class KVSpace:
         return self._arbiter.pool_bytes - self.origin_bytes
 
     def flat(self) -> KVArray:
-        """Return all bytes from id 0 on, up to the last whole id."""
+        """Return all bytes of the pool from id 0 to the last whole id, (n,) uint8."""
         ids = self._window_bytes // self.geometry.id_bytes
         return self._window(0, (ids * self.geometry.id_bytes,), np.uint8)
 
     def slab_window(self, slabs: range) -> KVArray:
-        """Return all bytes of neighbouring slabs, for a tenant that holds every block of them."""
+        """Return all bytes of consecutive slabs, (n,) uint8.
+
+        The tenant must hold every block of these slabs.
+        """
         header_bytes = self._arbiter.header_slabs * self._arbiter.slab_bytes
         start = header_bytes + slabs.start * self._arbiter.slab_bytes - self.origin_bytes
         return self._window(start, (len(slabs) * self._arbiter.slab_bytes,), np.uint8)
@@ -116,13 +120,13 @@ class KVSpace:
         return int(self._arbiter.slab_bytes)
 
     def views(self, dtype: npt.DTypeLike = np.uint8) -> list[KVArray]:
-        """Return one array per layer; row `id` of each is block `id` in that layer.
+        """Return one array per layer; row `id` of each array is block `id` in that layer.
 
-        Rows of different layers overlap only at ids that this tenant never gets; ids of its
-        allocator and its null blocks stay inside their slab.
+        Rows of different layers overlap only at ids that this tenant never receives: ids of its
+        allocator and its null blocks never cross the end of a slab.
 
         Args:
-            dtype: dtype of the elements; its size must divide a layer's block.
+            dtype: dtype of the elements; its size must divide the bytes of a layer's block.
 
         Returns:
             `layers` arrays of shape (ids, elements in a layer's block): numpy's on a CPU,
@@ -132,12 +136,15 @@ class KVSpace:
             InvalidArgument: the layout has no layer views, or the dtype does not divide a block.
         """
         if self.geometry.layout is not Layout.LAYER_MAJOR:
-            raise InvalidArgument(f"layout {self.geometry.layout.value} has no view per layer")
+            raise InvalidArgument(
+                f"views need layout layer_major, got {self.geometry.layout.value}: use flat()"
+            )
         stride = self.geometry.layer_block_bytes
         itemsize = np.dtype(dtype).itemsize
         if stride % itemsize:
             raise InvalidArgument(
-                f"elements of {itemsize} bytes do not divide a layer's block of {stride} bytes"
+                f"the size of a dtype must divide a layer's block of {stride} bytes, got "
+                f"{itemsize} bytes"
             )
         layer_bytes = self.blocks_per_slab * stride
         ids = (self._window_bytes - (self.geometry.layers - 1) * layer_bytes) // stride

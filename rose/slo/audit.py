@@ -1,4 +1,4 @@
-"""The cause of each missed token: the rules of `docs/certificates.md`, applied to a log."""
+"""The cause of each late token, by the rules of `docs/certificates.md`, from a certificate log."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -13,7 +13,15 @@ from rose.units import NS_PER_MS
 
 
 class Part(Enum):
-    """A part of the time of a missed token."""
+    """A part of the time before a late token.
+
+    ESTIMATOR: time of steps beyond their upper estimate.
+    BLOCKING: time of waits for a segment beyond its promised length.
+    LENT: time lent to rollouts beyond the slack.
+    HOST: time outside steps that was neither lent nor spent waiting for a segment.
+    LOAD: time of steps for other requests, and of the token's own steps beyond the target.
+    PROMISED: the rest, which the certificates allow for.
+    """
 
     ESTIMATOR = "estimator"
     BLOCKING = "blocking"
@@ -23,7 +31,7 @@ class Part(Enum):
     PROMISED = "promised"
 
 
-# If parts are equal, the first is the cause.
+# The cause is the largest of these parts; if several are equal, the first of them.
 CAUSES: Final = (Part.ESTIMATOR, Part.BLOCKING, Part.LENT, Part.HOST, Part.LOAD)
 
 
@@ -32,12 +40,13 @@ class Miss:
     """A token that came later than its target.
 
     Args:
-        request: arrival number, from 0, among the requests with a prompt.
+        request: arrival number of the token's request, from 0; requests without a prompt are not
+            counted.
         token: number of the token within its request; 1 is the first.
-        began_ns: time of the request's last token, or its arrival.
+        began_ns: time of the request's previous token, or of its arrival.
         came_ns: time of the token.
         target_ms: the missed target, TTFT or TPOT.
-        parts_ns: time by part; sums to `came_ns` - `began_ns`.
+        parts_ns: nanoseconds of each part; the sum is `came_ns` - `began_ns`.
         cause: one of `CAUSES`.
     """
 
@@ -51,7 +60,7 @@ class Miss:
 
     @property
     def took_ms(self) -> float:
-        """Return the time that the token took."""
+        """Return the milliseconds before the token."""
         return (self.came_ns - self.began_ns) / NS_PER_MS
 
 
@@ -71,17 +80,17 @@ class _Gap:
     request: _Request
     began_ns: int
     came_ns: int
-    is_first: bool  # of a request whose prompt was not prefilled
+    is_first: bool  # whether TTFT applies: first token of a request that came without prefill
     token: int
 
 
 def audit(log: str | Path, *, met_alone: Collection[int] | None = None) -> list[Miss]:
-    """Find every missed token of a log, and its one cause.
+    """Find every token of a log that missed its target, and the cause of each miss.
 
     Args:
-        log: log file, possibly truncated between two records.
+        log: log file; it may end early, but not within a record.
         met_alone: arrival numbers of the requests that meet their targets without rollouts; only
-            their misses are excess. None for all misses.
+            misses of these requests are returned. None: all misses.
 
     Returns:
         Misses in the order of their tokens.
@@ -169,7 +178,7 @@ def _miss(gap: _Gap, target_ms: float, line: StepLine) -> Miss:
 
 
 def _own_steps(gap: _Gap, line: StepLine, stretches: Sequence[Stretch]) -> frozenset[int]:
-    """Return the steps that a token needs itself, as far as the log shows."""
+    """Return the indices of the steps that compute this token, as far as the log shows."""
     ran = sorted({one.step for one in stretches if one.use in (Use.STEP, Use.OVERRUN)})
     if not gap.is_first:
         return frozenset(ran[-1:])

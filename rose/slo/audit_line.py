@@ -1,4 +1,4 @@
-"""Serving's time line: the use of each nanosecond, by the STEP records of a log."""
+"""Serving's time line: the use of each nanosecond, from the STEP records of a log."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -9,18 +9,18 @@ from typing import Any, Final
 from rose.slo.log_file import LogRecord
 from rose.units import NS_PER_MS
 
-# Centuries: more than the times of any log span.
+# Centuries: longer than any log.
 _LONGEST_MS: Final = 1e13
 
 
 class Use(Enum):
-    """Use of a stretch of serving's time. Time outside all stretches is the host's."""
+    """Use of a stretch of serving's time. Time outside all stretches counts as host time."""
 
-    LENT = "lent"  # before a step
-    WAITED = "waited"  # for a segment, within its promised length
-    BLOCKED = "blocked"  # by a segment beyond that
-    STEP = "step"  # within its upper estimate
-    OVERRUN = "overrun"  # above what was promised of it
+    LENT = "lent"  # lent to rollouts before a step
+    WAITED = "waited"  # wait for a segment, up to its promised length
+    BLOCKED = "blocked"  # rest of that wait, beyond the promised length
+    STEP = "step"  # step, up to its upper estimate
+    OVERRUN = "overrun"  # rest of the step, beyond the upper estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Stretch:
     """A part of one step's time, including the waits before it; stretches do not overlap.
 
     Args:
-        begin_ns: first nanosecond.
-        end_ns: end, > `begin_ns`, exclusive.
+        begin_ns: time of the beginning.
+        end_ns: time of the end, > `begin_ns`, exclusive.
         use: use of the time.
-        step: index of the step in the line's steps.
+        step: index of the step in `StepLine.steps`.
     """
 
     begin_ns: int
@@ -42,12 +42,12 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The fields of a STEP record for an audit.
+    """The fields of a STEP record that an audit needs.
 
     Args:
         began_ns: start of the step itself, after the waits.
-        upper_ns: upper estimate.
-        prefill_tokens: prompt tokens processed.
+        upper_ns: upper estimate of its duration.
+        prefill_tokens: number of prompt tokens that it processed.
     """
 
     began_ns: int
@@ -56,7 +56,7 @@ class Step:
 
 
 def nanoseconds(duration_ms: float) -> int:
-    """Convert a duration of a log; values not above 0 become 0, infinity a very long time."""
+    """Convert a duration of a log. NaN and negative values become 0, infinity a very long time."""
     return round(min(duration_ms, _LONGEST_MS) * NS_PER_MS) if duration_ms > 0 else 0
 
 
@@ -67,8 +67,8 @@ class StepLine:
         """Lay out the STEP records of `records`.
 
         Args:
-            records: records of the whole log, since a STEP is written when it has ended.
-            signal_ms: delay until the borrower sees a close, part of every promise.
+            records: records of the whole log, since the record of a STEP follows its end.
+            signal_ms: delay until the borrower sees a closed gate; part of every promised wait.
         """
         steps = [record.fields for record in records if record.kind == "STEP"]
         steps.sort(key=lambda fields: fields["began_ns"])
@@ -88,7 +88,7 @@ class StepLine:
         self._begins = [stretch.begin_ns for stretch in self._stretches]
 
     def between(self, begin_ns: int, end_ns: int) -> Iterator[tuple[Stretch, int]]:
-        """Yield each stretch that overlaps a period, and the nanoseconds of the overlap."""
+        """Yield each stretch that overlaps the given period, with the nanoseconds of overlap."""
         first = max(bisect_right(self._begins, begin_ns) - 1, 0)
         for stretch in self._stretches[first : bisect_right(self._begins, end_ns)]:
             part_ns = min(stretch.end_ns, end_ns) - max(stretch.begin_ns, begin_ns)
@@ -97,7 +97,7 @@ class StepLine:
 
 
 class _Promises:
-    """The longest wait for a segment that each QUANTUM of a log allows."""
+    """The longest wait for a segment that each QUANTUM record of a log allows."""
 
     def __init__(self, records: Sequence[LogRecord], *, signal_ms: float) -> None:
         quanta = [record for record in records if record.kind == "QUANTUM"]
@@ -107,13 +107,13 @@ class _Promises:
         ]
 
     def before(self, time_ns: int) -> int:
-        """Return the wait allowed by the last quantum granted by then; 0 without one."""
+        """Return the wait in ns that the last quantum until `time_ns` allows; 0 if none was."""
         count = bisect_right(self._granted_ns, time_ns)
         return self._waits_ns[count - 1] if count else 0
 
 
 def _stretches(fields: dict[str, Any], index: int, wait_ns: int) -> Iterator[Stretch]:
-    """Yield the stretches of one step, as if it were alone; some may be empty."""
+    """Yield the stretches of one step; they may be empty, or overlap those of other steps."""
     lent_ns, waited_ns = nanoseconds(fields["lent_ms"]), nanoseconds(fields["blocked_ms"])
     actual_ns, upper_ns = nanoseconds(fields["actual_ms"]), nanoseconds(fields["upper_ms"])
     at_ns = fields["began_ns"] - waited_ns - lent_ns

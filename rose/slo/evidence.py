@@ -1,4 +1,4 @@
-"""Evidence for bounds before the first promise: step shapes are run until there is enough."""
+"""Collection of evidence before the first promise: step shapes run until each has a bound."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
@@ -11,12 +11,13 @@ Shape: TypeAlias = tuple[float, float, float]
 
 SHAPE_NAMES: Final = ("decode_sequences", "context_tokens", "prefill_tokens")
 
-# A stationary engine needs one round; four allow for a few misses, which cost evidence.
+# One round suffices if step times do not drift. Further rounds make up for steps above their bound,
+# because each such step raises the number of runs that a bound needs.
 _ROUNDS_MAX: Final = 4
 
 
 def missing_runs(model: LatencyModel, shape: Shape) -> int:
-    """Return the number of further runs of `shape` until it has a bound; 0 if it has one."""
+    """Return the number of runs after which `shape` has a bound; 0 if it already has one."""
     return int(model.evidence(**dict(zip(SHAPE_NAMES, shape, strict=True))).missing)
 
 
@@ -42,5 +43,5 @@ def collect_evidence(
         if missing_runs(model, shape) > 0:
             raise DeadlineExceeded(
                 f"{runs_max} runs of the step shape {shape} gave no bound: their times vary too "
-                f"much, or the model does not learn from them"
+                f"much, or `run` does not let the model observe them"
             )

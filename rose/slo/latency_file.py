@@ -35,8 +35,9 @@ def new_latency_model(
 
     Args:
         policy: source of the parameters.
-        step_tokens: most tokens of one engine step, which distinguishes full chunks.
-        prior_ms: the five coefficients of `rose.slo.prior`; None for those of `policy`.
+        step_tokens: largest number of tokens in one engine step; a step with nearly as many is a
+            full chunk, which has its own bound.
+        prior_ms: the five coefficients of `rose.slo.prior`; None: `policy.latency_prior_ms`.
     """
     return LatencyModel(
         prior_ms=policy.latency_prior_ms if prior_ms is None else prior_ms,
@@ -53,7 +54,7 @@ def save_text(model: LatencyModel, *, identity: str) -> str:
 
     Args:
         model: model to save.
-        identity: name of the device, model and step size of the measured steps.
+        identity: text that names the device, model and step size of the measured steps.
     """
     state = model.state()
     learned = {name: getattr(state, name) for name in _FIELDS}
@@ -70,9 +71,9 @@ def save_text(model: LatencyModel, *, identity: str) -> str:
 def load_text(text: str, policy: Policy, *, identity: str | None = None) -> LatencyModel | None:
     """Return the model that `text` was saved from, or None if it has another identity.
 
-    Its predictions are those of the saved model; its bounds count once fresh steps confirm them.
-    With another window the newest residuals that fit are kept; with another epsilon the level of
-    each bound starts anew.
+    The model makes the same predictions as the saved one, and its bounds apply once new steps
+    confirm them. If the window of this version of rose is shorter, the newest residuals are kept.
+    If `policy` has another epsilon, the level of each bound is reset.
 
     Args:
         text: output of `save_text`.
@@ -95,7 +96,8 @@ def load_text(text: str, policy: Policy, *, identity: str | None = None) -> Late
         is_sound = False
     if not is_sound:
         raise CorruptData(
-            f"this is not a latency model that rose saved (version {_VERSION}), or it was changed"
+            f"this is not a saved latency model of version {_VERSION}, or it was changed after "
+            f"rose saved it"
         )
     if identity not in {None, document["identity"]}:
         return None
@@ -120,18 +122,18 @@ def save_latency_model(model: LatencyModel, path: Path, *, identity: str) -> Non
     except OSError as error:
         raise InvalidArgument(
             f"cannot write the latency model to {path}: {error.strerror or error}; "
-            f"name a file in a directory that can be written"
+            f"choose a file in a directory that can be written"
         ) from None
 
 
 def load_latency_model(
     path: Path, policy: Policy, *, identity: str | None = None
 ) -> LatencyModel | None:
-    """Return the model that was saved to `path`; None without a file, or for another identity.
+    """Return the model saved at `path`; None if no file exists or the identity differs.
 
     Raises:
         InvalidArgument: the file cannot be read.
-        CorruptData: the file is damaged, or not a saved model; the message says how to go on.
+        CorruptData: the file is damaged, or not a saved model; the message has a remedy.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -31,9 +31,9 @@ class LogRecord:
     """One record.
 
     Args:
-        kind: START, ARRIVED, ... as in the table of the protocol.
+        kind: name of the record's kind, such as START, from the table in `docs/protocol.md`.
         time_ns: time on CLOCK_BOOTTIME.
-        fields: payload, by name.
+        fields: values of the payload by field name.
     """
 
     kind: str
@@ -53,12 +53,12 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[LogRecord]]:
 
 
 def stream_log(path: Path) -> tuple[dict[str, Any], Iterator[LogRecord]]:
-    """Return the header's fields, and an iterator of records, as a log may exceed memory.
+    """Return the header's fields and an iterator over the records, as a log may exceed memory.
 
     Raises:
         InvalidArgument: the file does not exist, or is not a log of this version.
-        CorruptData: the file is damaged; the message names the record. Raised here for the header,
-            and by the iterator for records.
+        CorruptData: the file is damaged; the message names the record. If a record is damaged, the
+            iterator raises this.
     """
     try:
         with open_input(path) as file:
@@ -108,19 +108,19 @@ def _records(path: Path, header: bytes) -> Iterator[LogRecord]:
             raise _damage(path, start, f"is cut off after {len(row)} bytes")
         chain = zlib.crc32(row[:CRC_AT], chain)
         if chain != int.from_bytes(row[CRC_AT:], "little"):
-            raise _damage(path, start, f"has another checksum, at byte {start + CRC_AT}")
+            raise _damage(path, start, f"has a wrong checksum, at byte {start + CRC_AT}")
         kind, zero, sequence, stamp = RECORD.form.unpack_from(row)
         if not 1 <= kind <= len(KINDS):
             raise _damage(path, start, f"has the unknown kind {kind}")
         if sequence != number:
-            raise _damage(path, start, f"has the sequence number {sequence}")
+            raise _damage(path, start, f"has the sequence number {sequence}, not {number}")
         if stamp < time_ns:
             raise _damage(path, start, "is earlier than the record before it")
         time_ns = stamp
         name, layout = KINDS[kind - 1]
         used = PAYLOAD_AT + layout.form.size
         if zero or row[used:CRC_AT] != _NOTHING[used:CRC_AT]:
-            raise _damage(path, start, "has bytes other than 0 where nothing is stored")
+            raise _damage(path, start, "has bytes other than 0 outside its fields")
         yield LogRecord(name, stamp, layout.read(row, PAYLOAD_AT))
 
 

@@ -1,6 +1,6 @@
-"""The layout of a certificate log: the tables of `docs/protocol.md`, restated.
+"""The layout of a certificate log, from the tables of `docs/protocol.md`.
 
-Written twice on purpose: nothing here is shared with the C++ code that writes logs.
+On purpose nothing here is shared with the C++ code that writes logs, which has its own tables.
 """
 
 import struct
@@ -31,7 +31,7 @@ class RecordLayout:
 
 
 def _layout(*runs: str) -> RecordLayout:
-    """Make a layout from runs of one type: a code of `struct`, then field names."""
+    """Make a layout. Each of `runs` is a type code of `struct`, then the fields of that type."""
     codes: list[str] = []
     names: list[str] = []
     for run in runs:

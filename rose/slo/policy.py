@@ -6,27 +6,31 @@ from typing import Any, Final
 
 from rose.errors import InvalidArgument
 
-# Segments that may wait in a GPU's stream. One would leave the GPU idle between segments; each more
-# is one more to run to its end when a step is aborted.
+# Segments that may wait in a GPU's stream. With a single segment the GPU would idle between
+# segments; an aborted step still runs all waiting segments.
 GATE_WINDOW: Final = 2
-# Slabs revoked beyond the missing ones, so that the next request does not start another revocation.
+# Number of slabs revoked in addition to the missing ones, so that the next request does not start
+# another revocation.
 REVOKE_AHEAD_SLABS: Final = 1
-# The time estimate of a segment is this quantile of recent segments.
+# The upper estimate of a segment's time is this quantile of the times of recent segments.
 SEGMENT_SHARE: Final = 0.99
-# Longest time between two checks of the creditor without an event. A missed event costs this.
+# Longest time between two checks of the creditor without an event; it is also the longest delay
+# that a missed event causes.
 POLL_MS: Final = 5.0
-# Retry interval of the creditor after a refusal; when serving becomes idle it is woken at once.
+# Retry interval of the creditor after a refusal; the creditor is woken at once when serving becomes
+# idle.
 RETRY_MS: Final = 2.0
-# Longest mutual wait of a parked step and a serving call declared as blocking, before one segment
-# is let through. Longer than such a call takes by itself.
+# A parked step and a serving call declared as blocking may wait for each other this long before one
+# segment is let through. It must exceed the normal duration of such a call.
 WATCHDOG_MS: Final = 50.0
-# Weight of a measured step after one more: a memory of 500 steps, seconds of serving.
+# Factor on the weight of older steps at every new step: a memory of about 500 steps, which are
+# seconds of serving.
 FORGETTING: Final = 0.998
-# Shift of an upper estimate's level by one miss, as a share of epsilon. With a half, 3 to 5 of 100
+# A miss lowers the level of an upper estimate by this share of epsilon. With a half, 3 to 5 of 100
 # steps of a steady machine have no bound; with a fifth, less than one. Both keep epsilon. With a
 # tenth, lending may take over a minute to return after a neighbour's burst.
 ADAPTATION_SHARE: Final = 0.2
-# Residuals, speeds and prompts to keep. Quantiles need at least 1 / epsilon of them.
+# Number of residuals, speeds and prompts that are kept. A quantile needs at least 1 / epsilon.
 RESIDUAL_WINDOW: Final = 512
 
 # Zero means "none" for these; every other parameter must be above 0.
@@ -43,35 +47,39 @@ class Policy:
     Args:
         without: names of `MECHANISMS` to switch off. For measurements only: certificates of such a
             device prove nothing.
-        max_segments: the quantum: segments that the borrower may run ahead of serving's permission.
-            Two suffice; eight tolerate a creditor that is late by several segments on a busy
-            machine.
-        heartbeat_ttl_ms: silence after which a serving host counts as frozen. Longer than its
-            longest step and than a garbage collection of Python.
-        signal_ms: delay until the borrower sees a close. On a CPU it is one store; the default
-            covers a thread that was briefly descheduled.
-        blocking_ms: longest delay of serving by a whole quantum, if a close goes unseen.
+        max_segments: size of the quantum: number of segments that may be granted at once. Two
+            suffice; with eight the borrower does not stall on a busy machine, where the creditor
+            may run several segments late.
+        heartbeat_ttl_ms: age of the last heartbeat from which serving's host counts as frozen. Must
+            exceed its longest step and a garbage collection of Python.
+        signal_ms: delay until the borrower sees that its gate is closed. On a CPU this takes one
+            store; the default covers a thread that was briefly descheduled.
+        blocking_ms: longest delay of serving by a whole quantum, in case the borrower misses the
+            closing of its gate.
         segment_prior_ms: estimated time of a segment before any measurement.
-        park_wait_ms: longest wait of a serving step for the running segment. After it serving goes
-            on, whatever the borrower does.
+        park_wait_ms: longest wait of a serving step for the running segment. After this time
+            serving goes on, whatever the borrower does.
         epsilon: share of serving steps that may exceed the upper estimate of their time or speed,
-            and of prompts that may be longer than certificates assume.
+            and share of prompts that may be longer than certificates assume.
         latency_prior_ms: milliseconds per step, decoding sequence, context token, prefill token,
             and prefill token times context token, before any measurement.
-        revoke_ms: T, the longest duration of a revocation: an abort at the next gate, with room for
-            a thread that was briefly descheduled.
-        regrow_after_ms: pause after a revocation before new loans; slabs that come and go would
-            abort step after step.
-        aborts_per_s: average rate of steps that may be aborted for their slabs; bursts of one
-            second's worth are free. Each further abort delays new loans until the rate is met
-            again; revocations never wait. Five leave a 100 ms step half of its time.
-        lease_ttl_ms: time after which a loan that is not renewed is revoked, and a borrower in
-            serving's process that is late is removed.
-        burst_requests: least number of requests assumed to arrive within T besides the largest one;
-            the number seen within T counts if larger.
-        arrival_memory_ms: time for which the most arrivals within T count. A shorter time lends
-            again sooner after a storm, and is surprised by the next one.
-        tend_every_ms: interval of deadline checks; well below lease and heartbeat TTL.
+        revoke_ms: T, the longest duration of a revocation. The default covers an abort at the next
+            gate and a thread that was briefly descheduled.
+        regrow_after_ms: pause between a revocation and new loans. Without a pause, slabs that come
+            and go would abort step after step.
+        aborts_per_s: average rate of steps that may be aborted for their slabs; a burst of one
+            second's worth is allowed. Each further abort delays new loans until the rate is met
+            again; revocations never wait. At five aborts per second, steps of 100 ms lose at most
+            half of the time.
+        lease_ttl_ms: lifetime of a loan that is not renewed; then it is revoked. A borrower in
+            serving's process that is overdue by this time is removed.
+        burst_requests: smallest number of requests assumed to arrive within T besides the largest
+            request; a larger number counts if it was observed.
+        arrival_memory_ms: time for which an observed peak of arrivals within T counts. With a
+            shorter time lending resumes sooner after a burst of requests, but demand is
+            underestimated if another burst follows.
+        tend_every_ms: interval of deadline checks; must be well below `lease_ttl_ms` and
+            `heartbeat_ttl_ms`.
     """
 
     without: frozenset[str] = frozenset()
@@ -103,18 +111,30 @@ class Policy:
         for field in fields(self):
             if not _is_in_range(field.name, getattr(self, field.name)):
                 raise InvalidArgument(
-                    f"Policy({field.name}={getattr(self, field.name)}) is out of range"
+                    f"Policy({field.name}={getattr(self, field.name)}) is out of range: it must be "
+                    f"{_range_of(field.name)}"
                 )
 
     @property
     def has_gates(self) -> bool:
-        """Whether a rollout step has gates within it."""
+        """Whether a rollout step is divided by gates; otherwise it is a single segment."""
         return "gate" not in self.without
 
     @property
     def without_bits(self) -> int:
         """The switched-off mechanisms, as bits of the log's header."""
         return sum(1 << MECHANISMS.index(name) for name in self.without)
+
+
+def _range_of(name: str) -> str:
+    """Return the rule of `_is_in_range` for the parameter `name`."""
+    if name == "without":
+        return f"a frozenset of {', '.join(MECHANISMS)}"
+    if name == "latency_prior_ms":
+        return "five finite numbers of at least 0"
+    if name == "epsilon":
+        return "above 0 and at most 1"
+    return "finite and " + ("at least 0" if name in _MAY_BE_ZERO else "above 0")
 
 
 def _is_in_range(name: str, value: Any) -> bool:

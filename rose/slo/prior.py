@@ -1,4 +1,4 @@
-"""Estimated step times before any measurement: a roofline of device and model."""
+"""Estimated step times before any measurement, from a roofline of device and model."""
 
 import json
 import math
@@ -13,19 +13,19 @@ from rose.units import MS_PER_S
 
 PriorMs = tuple[float, float, float, float, float]
 
-# A slice of a GPU (MIG) has the name of the whole GPU.
+# The driver's name of a MIG slice contains this word and the name of the whole GPU.
 _SLICE: Final = "mig"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """The work of one device for a model; with several devices, its share.
+    """The work of one device for a model; with tensor parallelism, the share of one device.
 
     Args:
         weight_bytes: bytes of weights read per step.
-        token_flops: FLOPs of the matrices, per token.
+        token_flops: FLOPs of the weight matrices per token.
         context_token_bytes: bytes of KV read per context token.
-        pair_flops: FLOPs of attention, per prefill token and context token.
+        pair_flops: FLOPs of attention per pair of a prefill token and a context token.
     """
 
     weight_bytes: float
@@ -50,7 +50,7 @@ class Roofline:
     """Attainable performance of a device.
 
     Args:
-        device: name in the table.
+        device: name of the device in `priors.json`.
         flops_per_s: attainable rate of matrix products, below the peak.
         bytes_per_s: attainable memory bandwidth.
         launch_ms: time of an empty step.
@@ -68,9 +68,9 @@ class Roofline:
     def prior_ms(self, model: ModelCost) -> PriorMs:
         """Return the five initial coefficients of `LatencyModel`.
 
-        The estimate of a step is at least the roofline, the larger of compute and memory time, and
-        at most twice that, launch aside: a high prior costs a few loans, a low one a broken
-        promise.
+        The sum of compute time and memory time is used, not their maximum. So without launch time
+        an estimate is one to two times the roofline: a high prior costs a few loans, but a low
+        prior would break a promise.
         """
         ms_per_flop = MS_PER_S / self.flops_per_s
         ms_per_byte = MS_PER_S / self.bytes_per_s
@@ -88,19 +88,18 @@ def prior_ms(device_name: str, model: ModelCost) -> PriorMs:
     """Return milliseconds per step, decoding sequence, context token, prefill token and pair.
 
     Args:
-        device_name: the driver's name ("NVIDIA A100-SXM4-80GB"); "cpu" or a CPU's own name.
+        device_name: the driver's name ("NVIDIA A100-SXM4-80GB"), "cpu", or the name of a CPU. A
+            device that is not in `priors.json` is assumed to be as slow as the slowest GPU there.
         model: cost of one step.
-
-    A device that is not in the table is taken to be as slow as the slowest GPU in it.
     """
     return find_roofline(device_name).prior_ms(model)
 
 
 def find_roofline(device_name: str) -> Roofline:
-    """Return the roofline of the table's most specific entry for a device name.
+    """Return the roofline of the entry in `priors.json` that matches a device name best.
 
-    MIG slices and unknown devices get the slowest value of all GPUs in each respect, and a
-    `notice`: the first measured steps replace the guess.
+    MIG slices and unknown devices get the slowest value of all GPUs in each field, and a `notice`
+    that tells the user so. The first measured steps replace these values.
     """
     words, table = _words(device_name), _table()
     fitting = [
@@ -146,6 +145,6 @@ def _slowest_gpu(device_name: str, table: Sequence[dict[str, Any]]) -> Roofline:
         flops_per_s=min(gpu.flops_per_s for gpu in gpus),
         bytes_per_s=min(gpu.bytes_per_s for gpu in gpus),
         launch_ms=max(gpu.launch_ms for gpu in gpus),
-        notice=f"no figures for the device '{device_name}': until steps are measured, it is taken "
-        f"to be as slow as the slowest GPU known",
+        notice=f"the device '{device_name}' is not in the table of priors: until steps are "
+        f"measured, it is assumed to be as slow as the slowest GPU there",
     )

@@ -5,7 +5,7 @@ from typing import Final
 
 from rose.errors import InvalidArgument
 
-# In nanoseconds it must fit 64 bits.
+# The target in nanoseconds must fit 64 bits.
 _TARGET_MAX_MS: Final = 9e12
 
 
@@ -14,11 +14,11 @@ class SLO:
     """Latency targets of serving's requests.
 
     Args:
-        ttft_ms: time from a request's arrival to its first token.
-        tpot_ms: time from a token to the next.
+        ttft_ms: longest time in milliseconds from a request's arrival to its first token.
+        tpot_ms: longest time in milliseconds between two tokens of a request.
         slowdown: share by which rollouts may lengthen the time between a running request's tokens,
             compared with serving alone. 0: rollouts run only while serving has no request.
-            Infinite: they may use all slack of the two targets.
+            Infinite: rollouts may use all slack of the two targets.
     """
 
     ttft_ms: float
@@ -34,6 +34,6 @@ class SLO:
         for name in ("ttft_ms", "tpot_ms"):
             value = getattr(self, name)
             if not 0 < value <= _TARGET_MAX_MS:
-                raise InvalidArgument(f"{name}={value} must be above 0 and at most 9e12")
+                raise InvalidArgument(f"{name} must be above 0 and at most 9e12, got {value}")
         if not self.slowdown >= 0:
-            raise InvalidArgument(f"slowdown={self.slowdown} must be 0 or more")
+            raise InvalidArgument(f"slowdown must be 0 or more, got {self.slowdown}")

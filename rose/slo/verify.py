@@ -20,7 +20,7 @@ from rose.slo.verify_requests import LiveRequests
 
 _CERTIFICATES: Final = frozenset({"QUANTUM", "ADMISSION"})
 _MARKS: Final = frozenset({"START", "END"})
-# Header fields; tpot_ms has its own rule.
+# Header fields that must be finite and not negative; tpot_ms has its own rule.
 _TIMES: Final = ("ttft_ms", "signal_ms", "blocking_ms", "heartbeat_ttl_ns", "revoke_ms")
 _Rules: TypeAlias = dict[str, Callable[[LogRecord], list[str]]]
 
@@ -31,14 +31,14 @@ class Verification:
 
     Args:
         records: number of records, without the header.
-        granted: number of certificates: quanta and admissions.
+        granted: number of certificates, which are quanta and admissions.
         verified: number of certificates without a violation.
         violations: one sentence per violation, in log order.
         kinds: number of records by kind.
         coverage: share of serving steps within their upper estimate; None without steps.
-        epsilon: share of steps that may exceed it.
+        epsilon: share of serving steps that may exceed their upper estimate.
         is_complete: whether the log ends with END.
-        without: names of switched-off mechanisms; such a log is no proof.
+        without: names of switched-off mechanisms; unless it is empty, the log proves nothing.
     """
 
     records: int
@@ -72,15 +72,21 @@ def _header(header: dict[str, Any], first: LogRecord | None) -> list[str]:
     began_ns = header["started_ns"] if first is None else first.time_ns
     return [
         *(
-            f"{name} is {header[name]}"
+            f"{name} must be finite and not negative, is {header[name]}"
             for name in _TIMES
             if not (math.isfinite(header[name]) and header[name] >= 0)
         ),
         *broken(
-            (0 < header["epsilon"] < 1, lambda: f"epsilon is {header['epsilon']}"),
+            (
+                0 < header["epsilon"] < 1,
+                lambda: f"epsilon must be in (0, 1), is {header['epsilon']}",
+            ),
             (
                 0 <= header["started_ns"] <= began_ns,
-                lambda: f"started_ns is {header['started_ns']}, the first record is at {began_ns}",
+                lambda: (
+                    f"started_ns must be from 0 to the time of the first record, {began_ns}, "
+                    f"is {header['started_ns']}"
+                ),
             ),
         ),
     ]
@@ -106,9 +112,9 @@ def _frame(first: LogRecord | None, marks: list[tuple[int, str]], count: int) ->
 
 
 def _counts(end: LogRecord, kinds: Counter[str], number: int) -> list[str]:
-    """Compare END's counts with the records, which reveals missing records."""
+    """Compare END's counts with the numbers of records, which reveals missing records."""
     return [
-        f"record {number}: END: counts {count} {kind}, the log has {kinds[kind]}"
+        f"record {number}: END: {kind} is counted {count} times, the log has {kinds[kind]} of them"
         for kind, count in end.fields.items()
         if count != kinds[kind]
     ]
@@ -119,7 +125,7 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
 
     Args:
         path: log file.
-        allow_open: accept a log without END, left by a killed process.
+        allow_open: accept a log without END, as a killed process leaves it.
 
     Raises:
         InvalidArgument: the file does not exist, or is not a log of this version.

@@ -12,7 +12,7 @@ from rose.units import NS_PER_MS
 # In the order of their bits in the header's `without`.
 _MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "margin")
 _WRAP: Final = 1 << 32
-# Finite fields of a STEP; its upper estimate may be infinite, which means none.
+# Fields of a STEP that must be finite. Its upper_ms may be infinite, which means no estimate.
 _MEASURED: Final = (
     "predicted_ms",
     "actual_ms",
@@ -33,14 +33,15 @@ class ComputeReplay:
     """Replays serving's work and the rollouts' credit from the records."""
 
     def __init__(self, header: dict[str, Any], requests: LiveRequests) -> None:
-        """Begin with a closed gate; this replay updates `requests`."""
+        """Begin with a closed gate. This replay updates `requests`."""
         self.steps = 0
         self.steps_within = 0
         self._header = header
         self._requests = requests
         self._without = frozenset(switched_off(header))
         self._rules = QuantumRules(header, requests, self._without)
-        # (passed, segments that may start from then on); None before the first record of them.
+        # (segments that passed, segments that may still start), from the last QUANTUM or FORCED;
+        # None before the first.
         self._credited: tuple[int, int] | None = None
         self._epoch: int | None = None  # close epoch of the newest quantum
 
@@ -49,11 +50,14 @@ class ComputeReplay:
         slowdown, without = self._header["slowdown"], self._header["without"]
         tpot_ms = self._header["tpot_ms"]
         return broken(
-            (0 <= tpot_ms <= TPOT_MS_MAX, lambda: f"tpot_ms is {tpot_ms}"),
-            (slowdown >= 0, lambda: f"slowdown is {slowdown}"),
+            (
+                0 <= tpot_ms <= TPOT_MS_MAX,
+                lambda: f"tpot_ms must be from 0 to {TPOT_MS_MAX:g}, is {tpot_ms}",
+            ),
+            (slowdown >= 0, lambda: f"slowdown must not be negative, is {slowdown}"),
             (
                 without >> len(_MECHANISMS) == 0,
-                lambda: f"without {without:#x} has bits of no mechanism",
+                lambda: f"without {without:#x} has bits that stand for no mechanism",
             ),
         )
 
@@ -69,14 +73,14 @@ class ComputeReplay:
         return self._requests.finished(record.fields["slot"])
 
     def tokens(self, record: LogRecord) -> list[str]:
-        """Record a token for each request of a batch."""
+        """Record one token for each request of a TOKENS record."""
         fields = record.fields
         return self._requests.got_tokens(
             fields["first_slot"], fields["count"], fields["bitmap"], time_ns=record.time_ns
         )
 
     def quantum(self, record: LogRecord) -> list[str]:
-        """Check a grant of credit against targets, heartbeat and replayed state."""
+        """Check a grant of credit against the targets, the heartbeat and the replayed state."""
         terms = record.fields
         return self._credit(terms) + self._rules.broken_by(terms, record.time_ns)
 
@@ -88,18 +92,20 @@ class ComputeReplay:
         return wrong
 
     def step(self, record: LogRecord) -> list[str]:
-        """Check a step, and count those within their bounds."""
+        """Check a step, and count whether it stayed within its upper estimate."""
         fields = record.fields
         predicted_ms, upper_ms = fields["predicted_ms"], fields["upper_ms"]
         self.steps += 1
         self.steps_within += fields["actual_ms"] <= upper_ms
         wrong = [
-            f"{name} is {fields[name]}" for name in _MEASURED if not 0 <= fields[name] < math.inf
+            f"{name} must be finite and not negative, is {fields[name]}"
+            for name in _MEASURED
+            if not 0 <= fields[name] < math.inf
         ]
         if wrong:
             return wrong
         actual_ms, lent_ms = fields["actual_ms"], fields["lent_ms"]
-        # After a loan a step is slower, which also counts as a cost of rollouts.
+        # A step after a loan is slower than predicted, which also counts as a cost of rollouts.
         own_ms = min(predicted_ms, actual_ms) if lent_ms > 0 else actual_ms
         self._requests.stepped(
             earned_ms=self._header["slowdown"] * own_ms,
@@ -109,16 +115,16 @@ class ComputeReplay:
         return broken(
             (
                 0 < predicted_ms <= upper_ms,
-                lambda: f"upper_ms {upper_ms} under predicted_ms {predicted_ms}",
+                lambda: f"upper_ms {upper_ms} is below predicted_ms {predicted_ms}, or both are 0",
             ),
             (
                 ended_ns <= record.time_ns + ROUNDING_NS,
-                lambda: f"ended at {ended_ns}, after its record",
+                lambda: f"the step ended at {ended_ns} ns, after its record",
             ),
         )
 
     def _started(self, passed: int) -> tuple[list[str], int]:
-        """Compare started segments with the credit; also returns the credit left."""
+        """Compare the segments started so far with the credit; also returns the credit left."""
         before, credit = self._credited or (passed, 0)
         started = (passed - before) % _WRAP
         if started <= credit or "credit" in self._without:
@@ -126,7 +132,7 @@ class ComputeReplay:
         return [f"{started} segments started on a credit of {credit}"], 0
 
     def _goes_back(self, close_epoch: int) -> bool:
-        """Whether an epoch is before that of an earlier quantum: there is one decider at a time."""
+        """Return whether an epoch is before that of an earlier quantum, which must never happen."""
         before, self._epoch = self._epoch, close_epoch
         return before is not None and (close_epoch - before) % _WRAP > _WRAP // 2
 
@@ -137,9 +143,9 @@ class ComputeReplay:
         self._credited = (terms["passed"], segments)
         return wrong + broken(
             (not goes_back, "its close_epoch is before that of an earlier quantum"),
-            (1 <= segments <= most, lambda: f"{segments} segments, {most} are allowed"),
+            (1 <= segments <= most, lambda: f"grants {segments} segments, 1 to {most} are allowed"),
             (
                 terms["outstanding"] < segments or "credit" in self._without,
-                "all of its segments were outstanding already",
+                "as many segments as it grants were already outstanding",
             ),
         )

@@ -1,10 +1,10 @@
-"""Serving's requests by the records of a log: waiting, running, and the next deadline."""
+"""The state of serving's requests, replayed from the records of a log."""
 
 from typing import Final
 
 NO_SLOT: Final = (1 << 32) - 1
 _SLOTS_MAX: Final = 1 << 20
-# Entries of `_tokens` allowed beyond twice the number needed at the last cleanup.
+# `_tokens` may have this many entries more than twice the number left by its last cleanup.
 _TOKENS_KEPT: Final = 4096
 
 
@@ -19,8 +19,8 @@ class LiveRequests:
         self.has_prefilled = False  # whether any request arrived prefilled
         self._live = 0
         self._waiting = 0
-        self._slotless = 0  # all of them wait until they finish
-        self._tokens: list[tuple[int, int]] = []  # (time_ns, slots), in the order of time
+        self._slotless = 0  # requests without a slot, which count as waiting until they finish
+        self._tokens: list[tuple[int, int]] = []  # (time_ns, slots that got a token), ascending
         self._tokens_max = _TOKENS_KEPT
         self._balance_ms = 0.0
         self._promised_ms = 0.0
@@ -32,7 +32,7 @@ class LiveRequests:
         return self._waiting != 0 or self._slotless > 0
 
     def arrived(self, slot: int, *, prefilled: int, time_ns: int) -> list[str]:
-        """Add a request; return violations, with which it is not added."""
+        """Add a request. If the record breaks a rule, return the violations and add nothing."""
         if prefilled not in (0, 1):
             return [f"prefilled is {prefilled}, not 0 or 1"]
         self.has_prefilled = self.has_prefilled or prefilled == 1
@@ -41,10 +41,10 @@ class LiveRequests:
             self.pending += 1
             return []
         if slot >= _SLOTS_MAX:
-            return [f"slot {slot} is beyond the {_SLOTS_MAX} there can be"]
+            return [f"slot {slot} must be below {_SLOTS_MAX}"]
         bit = 1 << slot
         if self._live & bit:
-            return [f"slot {slot} was given to a second request"]
+            return [f"slot {slot} was given to a second request while its first request was live"]
         self.pending += 1
         self._live |= bit
         if prefilled:
@@ -63,25 +63,27 @@ class LiveRequests:
             self._waiting &= ~(1 << slot)
             self._began_ms.pop(slot, None)
         else:
-            return [f"a request finished that had not arrived, in slot {slot}"]
+            return [f"slot {slot} has no request that could finish"]
         self.pending -= 1
         return []
 
     def got_tokens(self, first_slot: int, count: int, bitmap: bytes, *, time_ns: int) -> list[str]:
-        """Record one token for each request of a bitmap; tokens of no request are violations."""
+        """Record one token for each slot of a bitmap. A slot without a request is a violation."""
         bits = int.from_bytes(bitmap, "little")
         wrong = []
         if bits.bit_count() != count:
-            wrong.append(f"count is {count}, the bitmap has {bits.bit_count()}")
+            wrong.append(f"count is {count}, but the bitmap has {bits.bit_count()} slots")
         if bits == 0:
             return wrong
         if first_slot + bits.bit_length() > _SLOTS_MAX:
-            return [*wrong, f"names slots beyond the {_SLOTS_MAX} there can be"]
+            return [*wrong, f"slots must be below {_SLOTS_MAX}"]
         slots = bits << first_slot
         strays = slots & ~self._live
         if strays:
             first = (strays & -strays).bit_length() - 1
-            wrong.append(f"{strays.bit_count()} tokens of no request, the first in slot {first}")
+            wrong.append(
+                f"{strays.bit_count()} tokens belong to no request, the first is in slot {first}"
+            )
             slots &= self._live
         firsts = self._waiting & slots
         while firsts:
@@ -95,25 +97,28 @@ class LiveRequests:
         return wrong
 
     def stepped(self, *, earned_ms: float, paid_ms: float) -> None:
-        """Count what a step earned for rollouts, and what rollouts cost it."""
+        """Add a step to the balance: the delay it allows rollouts, less the delay they caused."""
         self._balance_ms += earned_ms - paid_ms
         self._promised_ms = 0.0
 
     def promised(self, delay_ms: float) -> None:
-        """Count the possible cost of a quantum in mode slack to the next step."""
+        """Count the delay that a quantum in mode slack may cause before the next STEP."""
         self._promised_ms += delay_ms
 
     def budget_ms(self) -> float:
-        """Return the delay that rollouts may still cause each running request; 0 without any."""
+        """Return the delay in ms that rollouts may still cause each running request; 0 if none."""
         if not self._began_ms:
             return 0.0
         return self._balance_ms - max(self._began_ms.values()) - self._promised_ms
 
     def oldest_token_ns(self) -> int | None:
-        """Return the time of the last token of the running request that waits longest for one.
+        """Return the last token's time of the running request whose last token is the oldest.
 
-        Only entries that hold some request's last token are kept, so the next call visits at most
-        the running requests and the tokens since.
+        Only entries with the last token of some request are kept, so the next call visits at most
+        one entry per running request and the entries added since.
+
+        Returns:
+            Time in nanoseconds; None if no request runs.
         """
         missing = self._live & ~self._waiting
         kept = []

@@ -62,7 +62,7 @@ async def test_openai_reads_errors_and_whole_answers() -> None:
         assert whole.usage.completion_tokens == COUNT
         with pytest.raises(openai.BadRequestError, match="top_p"):
             await client.completions.create(**WANTED, top_p=0.5)
-        with pytest.raises(openai.NotFoundError, match="is not served"):
+        with pytest.raises(openai.NotFoundError, match="model must be"):
             await client.completions.create(**{**WANTED, "model": "gpt"})
         conflict = {**WANTED, "extra_body": {"weight_version": {"min": 3}}}
         with pytest.raises(openai.ConflictError, match="at least 3"):

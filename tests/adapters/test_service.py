@@ -125,7 +125,7 @@ async def test_a_sequence_runs_only_on_weights_that_it_accepts(wanted, version) 
 )
 async def test_versions_that_nobody_has_are_refused_with_those_that_are_there(wanted) -> None:
     async with bare() as rig:
-        with pytest.raises(VersionConflict, match="workers have: 0"):
+        with pytest.raises(VersionConflict, match="versions of workers: 0"):
             rig.service.generate([ask(versions=wanted)])
         assert rig.service.sequence_count() == 0
 
@@ -136,7 +136,7 @@ async def test_a_sequence_of_one_version_fails_when_its_worker_commits_another()
         await until(lambda: holder(rig))
         rig.step()
         rig.workers[0].commit(1)
-        with pytest.raises(VersionConflict, match="exactly 0; workers have: 1"):
+        with pytest.raises(VersionConflict, match="exactly 0; versions of workers: 1"):
             await rig.play(answer)
         await rig.until_empty()
         (other,) = await rig.play(finishing(rig, [ask(4)]))

@@ -99,7 +99,7 @@ async def test_a_sampling_that_workers_do_not_have_is_refused() -> None:
             with pytest.raises(rose.InvalidArgument, match="top_p"):
                 await asyncio.to_thread(rollouts, ["ab"], trainer(top_p=0.5))
             talk = [{"role": "user", "content": "ab"}]
-            with pytest.raises(rose.InvalidArgument, match="must be a text"):
+            with pytest.raises(rose.InvalidArgument, match="must be a string"):
                 await asyncio.to_thread(rollouts, [talk], trainer())
 
 
@@ -107,5 +107,5 @@ async def test_a_service_without_workers_is_asked_until_its_time_is_over() -> No
     async with rigged(0) as rig, listening(rig.app) as url:
         with rose.publish(trl_weights(Model(0.0))) as publisher:
             rollouts = TrlRollouts(TrlWeightTransfer(url, publisher, commit_s=0.3))
-            with pytest.raises(rose.Unavailable, match="workers have: none"):
+            with pytest.raises(rose.Unavailable, match="versions of workers: none"):
                 await asyncio.to_thread(rollouts, ["ab"], trainer())

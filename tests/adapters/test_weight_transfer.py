@@ -82,7 +82,7 @@ async def test_a_transfer_that_cannot_end_says_why() -> None:
         with rose.publish(trl_weights(Model(1.0))) as publisher:
             transfer = TrlWeightTransfer(url, publisher, commit_s=0.05)
             with pytest.raises(
-                rose.DeadlineExceeded, match=r"version 2 within 0\.05 s; 1 have not"
+                rose.DeadlineExceeded, match=r"version 2 within 0\.05 s; 1 of them did not"
             ):
                 await asyncio.to_thread(transfer.send_weights, Model(2.0).named_parameters())
             refused = TrlWeightTransfer(url + "/nowhere", publisher)

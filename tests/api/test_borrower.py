@@ -53,7 +53,7 @@ def test_the_device_lends_no_more_after_its_close(open_rig) -> None:
     rig = open_rig()
     sequence = rig.sequence(8)
     rig.device.close()
-    with pytest.raises(rose.Unavailable, match="lends no more"):
+    with pytest.raises(rose.Unavailable, match="has stopped lending"):
         next(rig.borrower.steps([sequence]))
 
 

@@ -62,10 +62,10 @@ def test_one_serving_engine_comes_first_then_one_borrower() -> None:
         with pytest.raises(rose.InvalidArgument, match="serving engine first"):
             device.borrower(ROLLOUT_KV)
         device.serving(SERVING_KV, **LIMITS)
-        with pytest.raises(rose.InvalidArgument, match="one per device"):
+        with pytest.raises(rose.InvalidArgument, match="already has a serving engine"):
             device.serving(SERVING_KV, **LIMITS)
         device.borrower(ROLLOUT_KV)
-        with pytest.raises(rose.InvalidArgument, match="one per device"):
+        with pytest.raises(rose.InvalidArgument, match="a device can have one borrower"):
             device.borrower(ROLLOUT_KV)
 
 

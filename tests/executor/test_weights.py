@@ -230,7 +230,7 @@ def test_close_leaves_nothing_whatever_the_bound(open_rig) -> None:
     weights.lease.close()
     weights.lease.activate()
     weights.lease.pin()
-    with pytest.raises(InternalError, match="from under a step"):
+    with pytest.raises(InternalError, match="must not be pinned"):
         weights.lease.close()
     weights.lease.unpin()
 

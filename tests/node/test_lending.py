@@ -230,7 +230,7 @@ def test_a_device_that_gave_back_is_one_that_cannot_be_read(open_world) -> None:
     world.rig.device.safety.report(RuntimeError("planted"))
     assert world.lent == 0
     kept = world.round()
-    assert kept.why == "not renewed: this device lends no more: RuntimeError: planted"
+    assert kept.why == "not renewed: this device has stopped lending: RuntimeError: planted"
     assert world.rounds(13)[-1].move is LoanChange.REFUSE  # its loan has run out
     assert world.rig.serving.ensure(SLABS * 4)
 

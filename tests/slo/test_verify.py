@@ -106,7 +106,7 @@ def forge(log_path: Path, records: list[bytes]) -> list[str]:
 @pytest.mark.parametrize(
     ("offset", "form", "value", "says"),
     [
-        (24, "Q", 1, "without an admission"),
+        (24, "Q", 1, "has no admission"),
         (32, "d", 5000.0, "horizon_ms differs"),
         (32, "d", float("nan"), "out of range"),
         (40, "d", 600.0, "demand_blocks is not"),
@@ -114,19 +114,19 @@ def forge(log_path: Path, records: list[bytes]) -> list[str]:
         (48, "d", 2000.0, "demand_blocks is not"),
         (48, "d", 2e8, "out of range"),
         (56, "q", 7, "slack_blocks is not"),
-        (64, "I", 7, "7 of 6 unowned"),
-        (64, "I", 2, "admitted were 2 to 1"),
-        (68, "I", 0, "size 0"),
+        (64, "I", 7, "grants 7 slabs with 6 unowned"),
+        (64, "I", 2, "but admissions were for 2 to 1"),
+        (68, "I", 0, "block_tokens must be above 0"),
         (68, "I", 32, "block_tokens differs"),
         (72, "I", 0, "slack_blocks is not"),
         (76, "I", 9, "admitted with 9 unowned slabs"),
         (76, "I", 5, "admitted with 5 unowned slabs"),
-        (80, "I", 1, "still lent"),
-        (84, "I", 0, "knows of 0 requests, 1 were running"),
-        (84, "I", 90, "blocks are left for a demand"),
+        (80, "I", 1, "revocable_blocks must be 0"),
+        (84, "I", 0, "running_requests is 0, but 1 requests"),
+        (84, "I", 90, "blocks is below the demand of 90"),
         (88, "I", 1, "max_request_tokens differs"),
         (92, "I", 64, "max_batch_tokens differs"),
-        (96, "I", 0, "burst_requests is under"),
+        (96, "I", 0, "burst_requests is below"),
         (96, "I", 3, "demand_blocks is not"),
         (100, "I", 9, "demand_blocks is not"),
         (104, "I", 1, "demand_blocks is not"),
@@ -152,12 +152,12 @@ def test_free_blocks_that_serving_had_no_slabs_for_are_a_violation(log_path: Pat
 @pytest.mark.parametrize(
     ("offset", "value", "says"),
     [
-        (16, float("inf"), "ttft_ms is inf"),
-        (32, 1.0, "epsilon is 1.0"),
-        (32, float("nan"), "epsilon is nan"),
-        (40, -1.0, "signal_ms is -1.0"),
-        (48, float("nan"), "blocking_ms is nan"),
-        (104, float("inf"), "revoke_ms is inf"),
+        (16, float("inf"), "ttft_ms must be finite and not negative, is inf"),
+        (32, 1.0, "epsilon must be in (0, 1), is 1.0"),
+        (32, float("nan"), "epsilon must be in (0, 1), is nan"),
+        (40, -1.0, "signal_ms must be finite and not negative, is -1.0"),
+        (48, float("nan"), "blocking_ms must be finite and not negative, is nan"),
+        (104, float("inf"), "revoke_ms must be finite and not negative, is inf"),
     ],
 )
 def test_a_header_of_impossible_numbers_is_a_violation(log_path, offset, value, says) -> None:
@@ -177,11 +177,14 @@ def test_a_revocation_that_may_take_longer_than_t_is_a_violation(log_path: Path)
 def test_slabs_that_serving_gets_without_asking_are_a_violation(log_path: Path) -> None:
     records = split(log_path)
     at = first(records, REVOKE_BEGUN)
-    for slabs, says in ((1, "serving gets 2 slabs, it asked for 1"), (0, "asks for no slab")):
+    for slabs, says in (
+        (1, "serving gets 2 slabs, but was still waiting for 1"),
+        (0, "revokes no slab"),
+    ):
         forged = [*records[:at], put(records[at], 32, "I", slabs), *records[at + 1 :]]
         assert any(says in one for one in forge(log_path, forged))
     del records[at]
-    assert any("it asked for 0" in one for one in forge(log_path, records))
+    assert any("was still waiting for 0" in one for one in forge(log_path, records))
 
 
 def test_a_loan_that_calls_itself_a_take_is_a_violation(log_path: Path) -> None:
@@ -198,24 +201,24 @@ def test_a_loan_that_calls_itself_a_take_is_a_violation(log_path: Path) -> None:
 def test_a_loan_without_an_admission_is_a_violation(log_path: Path) -> None:
     records = split(log_path)
     del records[first(records, ADMISSION)]
-    assert any("without an admission" in one for one in forge(log_path, records))
+    assert any("has no admission" in one for one in forge(log_path, records))
 
 
 @pytest.mark.parametrize(
     ("skip", "field", "says"),
     [
-        (0, (48, "I", 11), "gives 11 slabs, has 10"),
-        (2, (48, "I", 4), "gives 4 slabs, has 3"),
+        (0, (48, "I", 11), "gives 11 slabs, but holds 10"),
+        (2, (48, "I", 4), "gives 4 slabs, but holds 3"),
         (0, (44, "i", 2), "partition 2 does not exist"),
         (0, (40, "i", -3), "partition -3 does not exist"),
-        (2, (32, "Q", 3), "epoch 3 after 3"),
+        (2, (32, "Q", 3), "epoch 3 follows epoch 3"),
         (2, (48, "I", 0), "moves 0 slabs"),
-        (1, (32, "Q", 4), "epoch 4 after 2"),
+        (1, (32, "Q", 4), "epoch 4 follows epoch 2"),
         (0, (52, "I", 6), "no move of kind 6 goes from nobody to serving"),
         (2, (52, "I", 2), "no move of kind 2 goes from a borrower to serving"),
-        (0, (24, "Q", 1), "a move of kind 0 from nobody to serving with lease 1"),
-        (1, (24, "Q", 2), "lease 2 is granted after 0"),
-        (2, (24, "Q", 2), "lease 2 gives 2 slabs, has 0"),
+        (0, (24, "Q", 1), "a move of kind 0 from nobody to serving has no lease, lease_id is 1"),
+        (1, (24, "Q", 2), "lease 2 follows lease 0"),
+        (2, (24, "Q", 2), "lease 2 gives 2 slabs, but holds 0"),
         (3, (44, "i", 1), "goes from a borrower to a borrower"),
     ],
 )
@@ -254,5 +257,5 @@ def test_a_record_that_is_missing_without_another_trace_shows_in_the_counts(log_
     del records[first(records, STEP)]
     log_path.write_bytes(reseal(records))
     assert verify_log(log_path).violations == [
-        f"record {len(records) - 1}: END: counts 3 STEP, the log has 2"
+        f"record {len(records) - 1}: END: STEP is counted 3 times, the log has 2 of them"
     ]

@@ -76,7 +76,7 @@ def test_slack_is_the_time_to_the_earliest_deadline_and_no_more(tmp_path):
         slack(log, tokens_ms_ago=ago_ms, pending=2)
         found = violations(log, tmp_path)
         assert (found == []) is is_in_time
-        assert is_in_time or "takes 30.0 ms, the earliest deadline is in 29.9 ms" in found[0]
+        assert is_in_time or "takes 30.0 ms, but the earliest deadline is in 29.9 ms" in found[0]
 
 
 def test_behind_a_committed_batch_the_next_request_is_set_aside_for_its_first_token_only(tmp_path):
@@ -115,8 +115,8 @@ def test_a_deadline_may_be_rounded(tmp_path):
     ("slowdown", "mode", "says"),
     [
         (0.0, SLACK, "granted in mode slack at a slowdown of 0"),
-        (-1.0, SLACK, "slowdown is -1.0"),
-        (math.nan, IDLE, "slowdown is nan"),
+        (-1.0, SLACK, "slowdown must not be negative, is -1.0"),
+        (math.nan, IDLE, "slowdown must not be negative, is nan"),
         (1.0, 2, "mode 2 does not exist"),
         (1.0, 2**32 - 1, "mode 4294967295 does not exist"),
     ],
@@ -131,25 +131,25 @@ def test_a_mode_that_the_header_does_not_allow_is_a_violation(tmp_path, slowdown
     ("terms", "says"),
     [
         ({"segment_upper_ms": 25.0}, "delays serving by 101.0 ms"),
-        ({"segment_upper_ms": 0.0}, "a segment of no length"),
+        ({"segment_upper_ms": 0.0}, "segment_upper_ms must be above 0"),
         ({"segment_upper_ms": float("nan")}, "delays serving"),
         ({"quantum_ms": 19.0}, "quantum_ms is not 20.0"),
-        ({"step_upper_ms": 480.0}, "a next request takes 501.0 ms"),
-        ({"chunk_upper_ms": 480.0}, "a next request takes 501.0 ms"),
-        ({"step_upper_ms": float("nan")}, "a decode step of no length"),
-        ({"chunk_upper_ms": float("nan")}, "a next request takes nan"),
-        ({"chunk_upper_ms": 0.0}, "a prefill chunk of no length"),
-        ({"budget_ms": 30.0}, "budget_ms is 30.0, the steps leave inf"),
+        ({"step_upper_ms": 480.0}, "the next request would take 501.0 ms"),
+        ({"chunk_upper_ms": 480.0}, "the next request would take 501.0 ms"),
+        ({"step_upper_ms": float("nan")}, "step_upper_ms must be above 0"),
+        ({"chunk_upper_ms": float("nan")}, "the next request would take nan"),
+        ({"chunk_upper_ms": 0.0}, "chunk_upper_ms must be above 0"),
+        ({"budget_ms": 30.0}, "budget_ms is 30.0, but the STEP records leave inf"),
         ({"budget_ms": float("nan")}, "budget_ms is nan"),
         ({"heartbeat_age_ns": 100 * MS + 1}, "heartbeat"),
         ({"heartbeat_age_ns": -1}, "heartbeat"),
-        ({"segments": 5}, "5 segments, 4 are allowed"),
-        ({"segments": 0}, "0 segments, 4 are allowed"),
-        ({"outstanding": 4}, "outstanding already"),
+        ({"segments": 5}, "grants 5 segments, 1 to 4 are allowed"),
+        ({"segments": 0}, "grants 0 segments, 1 to 4 are allowed"),
+        ({"outstanding": 4}, "were already outstanding"),
         ({"committed": 2}, "committed is 2"),
-        ({"committed": 1, "step_upper_ms": 471.0}, "a next request takes 501.0 ms"),
-        ({"pending": 0}, "reports that 0 requests were pending, 1 were"),
-        ({"pending": 2}, "reports that 2 requests were pending, 1 were"),
+        ({"committed": 1, "step_upper_ms": 471.0}, "the next request would take 501.0 ms"),
+        ({"pending": 0}, "pending is 0, but 1 requests were pending"),
+        ({"pending": 2}, "pending is 2, but 1 requests were pending"),
     ],
 )
 def test_a_forged_term_is_a_violation(tmp_path, terms, says):
@@ -214,10 +214,10 @@ def test_a_segment_that_the_watchdog_forced_is_one_more_and_only_one(tmp_path):
         ("finished", (1,), "had not arrived, in slot 1"),
         ("finished", (NO_SLOT,), "had not arrived"),
         ("finished", (SLOTS,), "had not arrived"),
-        ("arrived", (0,), "slot 0 was given to a second request"),
-        ("arrived", (SLOTS,), "is beyond the 1048576"),
-        ("arrived", (NO_SLOT - 1,), "is beyond the 1048576"),
-        ("tokens", (0, 3, 5), "2 tokens of no request, the first in slot 3"),
+        ("arrived", (0,), "slot 0 was given to a second request while"),
+        ("arrived", (SLOTS,), "must be below 1048576"),
+        ("arrived", (NO_SLOT - 1,), "must be below 1048576"),
+        ("tokens", (0, 3, 5), "2 tokens belong to no request, the first is in slot 3"),
     ],
 )
 def test_slots_that_are_wrong_are_violations(tmp_path, name, arguments, says):
@@ -236,8 +236,8 @@ def test_tokens_are_counted_and_stay_within_the_slots(tmp_path):
     log.tokens(NO_SLOT + 1, first_slot=NO_SLOT)
     found = violations(log, tmp_path)
     assert len(found) == 4
-    assert "count is 2, the bitmap has 1" in found[0]
-    assert all("beyond the 1048576" in one for one in found[1:])
+    assert "count is 2, but the bitmap has 1" in found[0]
+    assert all("must be below 1048576" in one for one in found[1:])
 
 
 def test_prefilled_is_a_yes_or_a_no(tmp_path):
@@ -254,15 +254,17 @@ def test_a_step_has_no_impossible_number(tmp_path, name):
     for value in (-1.0, float("nan"), float("inf")):
         log = LogBytes()
         log.step(**({"actual_ms": 5.0, "began_ns": log.now_ns} | {name: value}))
-        assert violations(log, tmp_path) == [f"record 2: STEP: {name} is {value}"]
+        assert violations(log, tmp_path) == [
+            f"record 2: STEP: {name} must be finite and not negative, is {value}"
+        ]
 
 
 @pytest.mark.parametrize(
     ("terms", "says"),
     [
-        ({"began_ns": 996 * MS}, "ended at 1001000000.0, after its record"),
-        ({"upper_ms": 9.0, "predicted_ms": 9.5}, "upper_ms 9.0 under predicted_ms 9.5"),
-        ({"predicted_ms": 0.0}, "upper_ms 10.0 under predicted_ms 0.0"),
+        ({"began_ns": 996 * MS}, "the step ended at 1001000000.0 ns, after its record"),
+        ({"upper_ms": 9.0, "predicted_ms": 9.5}, "upper_ms 9.0 is below predicted_ms 9.5"),
+        ({"predicted_ms": 0.0}, "upper_ms 10.0 is below predicted_ms 0.0, or both are 0"),
     ],
 )
 def test_a_step_is_over_before_its_record_and_its_bound_is_above_its_prediction(
@@ -292,7 +294,7 @@ def test_running_requests_pay_with_a_share_of_their_steps(tmp_path):
         log.quantum(SLACK, deadline_ns=deadline_ns, pending=1, budget_ms=budget_ms)
         found = violations(log, tmp_path)
         assert (found == []) is is_paid
-        assert is_paid or "delays requests by 21.0 ms, their budget is 20.5 ms" in found[0]
+        assert is_paid or "delays requests by 21.0 ms, but their budget is 20.5 ms" in found[0]
 
 
 def test_a_request_pays_only_for_what_was_earned_since_its_first_token(tmp_path):
@@ -307,20 +309,22 @@ def test_a_request_pays_only_for_what_was_earned_since_its_first_token(tmp_path)
         log.quantum(SLACK, deadline_ns=deadline_ns, pending=1, budget_ms=25.0)
         found = violations(log, tmp_path)
         assert (found == []) is (budget_ms == 25.0)
-        assert second is None or "budget_ms is 25.0, the steps leave 0.0" in found[0]
+        assert second is None or "budget_ms is 25.0, but the STEP records leave 0.0" in found[0]
 
 
 def test_in_idle_mode_there_is_no_budget(tmp_path):
     log = LogBytes()
     log.quantum(IDLE, budget_ms=1.0)
-    assert violations(log, tmp_path) == ["record 2: QUANTUM: budget_ms is 1.0 in mode idle"]
+    assert violations(log, tmp_path) == [
+        "record 2: QUANTUM: budget_ms must be 0 in mode idle, is 1.0"
+    ]
 
 
 @pytest.mark.parametrize("tpot_ms", [float("nan"), float("inf"), -1.0, 1e303])
 def test_a_target_that_is_no_number_is_a_violation(tmp_path, tpot_ms):
     log = running(0, tpot_ms=tpot_ms)
     log.quantum(SLACK, deadline_ns=log.now_ns, pending=1)
-    assert violations(log, tmp_path)[0] == f"header: tpot_ms is {tpot_ms}"
+    assert violations(log, tmp_path)[0] == f"header: tpot_ms must be from 0 to 1e+13, is {tpot_ms}"
 
 
 # ---- what was switched off -----------------------------------------------------------------------
@@ -355,7 +359,7 @@ def test_switched_off_mechanisms_are_named(tmp_path):
     assert verified(LogBytes(without=0b11111), tmp_path).without == names
     assert verified(LogBytes(without=CREDIT | MARGIN), tmp_path).without == ("credit", "margin")
     found = violations(LogBytes(without=1 << 5), tmp_path)
-    assert found == ["header: without 0x20 has bits of no mechanism"]
+    assert found == ["header: without 0x20 has bits that stand for no mechanism"]
 
 
 # ---- versions ------------------------------------------------------------------------------------
