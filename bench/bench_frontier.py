@@ -25,6 +25,7 @@ from bench.frontier import (
     LOADS,
     READINGS,
     Found,
+    GateJob,
     Job,
     PriorityJob,
     capacity_rps,
@@ -32,6 +33,7 @@ from bench.frontier import (
     joined,
     priority_over_rose,
     simulate_job,
+    without_gates,
 )
 from bench.frontier_engines import DIALS as ENGINE_DIALS
 from bench.frontier_engines import (
@@ -56,7 +58,7 @@ from rose.cli.machine import commit
 from rose.demo.frontier_plot import draw_frontier
 from rose.demo.record import RunRecord
 from rose.demo.summary import summarise_loads
-from rose.sim import default_policy
+from rose.sim import ArmOutcome, default_policy
 from rose.sim.governors import Priority
 from rose.sim.outcome import PRICES
 from rose.sim.simulation import SLOWDOWNS
@@ -72,6 +74,8 @@ ENGINE_LOADS: Final = (0.1, 0.3, 0.7)
 ENGINE_LOAD_BRIEF: Final = 0.3
 ENGINE_ROUNDS: Final = 20
 OTHERS_ON_ENGINES: Final = ("priority", "host_window")
+ABLATED_ARMS: Final = ("rose_idle", "rose", "rose_slack")
+ABLATED_LOADS: Final = (0.1, 0.3, 0.7)
 PRIORITY_LOADS: Final = (0.1, 0.3)  # at higher loads priority harvests next to nothing
 
 
@@ -117,6 +121,10 @@ def named(name: str, load: float) -> str:
 
 def priority_row(reading: str, load: float) -> str:
     return named(f"p99_ttft_priority_over_rose_{reading}", load)
+
+
+def ablation_row(arm: str, load: float) -> str:
+    return named(f"gates_add_{arm}", load)
 
 
 def test_modelled(
@@ -221,6 +229,35 @@ def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) ->
         ratio, theirs, mine = (statistics.median(column) for column in zip(*each, strict=True))
         terms = Term("harvest_priority", theirs, "share"), Term("harvest_rose", mine, "share")
         report.add(name, ratio, "ratio", terms=terms)
+
+
+def test_ablation_of_gates(report: Report, kept: dict[str, Modelled]) -> None:
+    """The harvest that gates inside a rollout step add at the default price and at any price."""
+    modelled = kept.get("now")
+    if modelled is None:
+        names = [ablation_row(arm, load) for arm in ABLATED_ARMS for load in ABLATED_LOADS]
+        report.leave_out(names, "the modelled part did not run")
+        return
+    jobs = [
+        GateJob(seed, load, load * modelled.capacity, REQUESTS, arm)
+        for arm in ABLATED_ARMS
+        for load in ABLATED_LOADS
+        for seed in modelled.seeds
+    ]
+    found: dict[str, list[tuple[ArmOutcome, ArmOutcome]]] = {}
+
+    def run() -> None:
+        with processes() as pool:
+            for job, pair in zip(jobs, pool.map(without_gates, jobs), strict=True):
+                found.setdefault(ablation_row(job.arm, job.load), []).append(pair)
+
+    report.once(run)
+    for name, pairs in found.items():
+        points = statistics.median(100 * (mine.harvest - bare.harvest) for mine, bare in pairs)
+        p99s_ms = [[one.quantile("ttft_ms", 0.99) for one in pair] for pair in pairs]
+        mine_ms, bare_ms = (statistics.median(column) for column in zip(*p99s_ms, strict=True))
+        terms = [Term("p99_ttft_with", mine_ms, "ms"), Term("p99_ttft_without", bare_ms, "ms")]
+        report.add(name, points, "points of harvest", terms=terms)
 
 
 def test_trouble(report: Report) -> None:

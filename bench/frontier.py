@@ -21,7 +21,7 @@ from rose.sim.clairvoyant import Clairvoyant, Deadline, Progress
 from rose.sim.device import ns_of
 from rose.sim.governor import Grain
 from rose.sim.governors import NoRollouts, Priority
-from rose.sim.simulation import SLOWDOWNS, govern, noises
+from rose.sim.simulation import SLOWDOWNS, default_policy, govern, noises
 from rose.slo import SLO
 from rose.traces import generate
 
@@ -386,3 +386,28 @@ def rose_at_harvest(requests: Sequence[Request], harvest: float, *, seed: int) -
         else:
             low = middle
     return best
+
+
+# ---- ablations -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GateJob:
+    """Rose at one slowdown, with and without gates inside a rollout step."""
+
+    seed: int
+    load: float
+    rate_rps: float
+    count: int
+    arm: str
+
+
+def without_gates(job: GateJob) -> tuple[ArmOutcome, ArmOutcome]:
+    """Return rose's outcome, and its outcome when a rollout step is a single segment."""
+    requests = poisson(job.seed, job.count)(job.rate_rps)
+    policy = default_policy(DEVICE)
+    with_gates, without = (
+        simulate(requests, DEVICE, job.arm, slo=TARGETS, policy=one, seed=job.seed)
+        for one in (policy, replace(policy, without=frozenset({"gate"})))
+    )
+    return with_gates, without

@@ -13,6 +13,7 @@ from bench.frontier import (
     KERNELS,
     QUEUE,
     TARGETS,
+    GateJob,
     Job,
     PriorityJob,
     QueuedPriority,
@@ -28,6 +29,7 @@ from bench.frontier import (
     priority_over_rose,
     simulate_job,
     times_alone,
+    without_gates,
 )
 from bench.frontier_engines import ARMS as ENGINE_ARMS
 from bench.frontier_engines import Rounds, gate_overhead_percent
@@ -139,6 +141,12 @@ def test_rose_is_held_against_priority_at_its_harvest() -> None:
 
 
 # ---- a job
+
+
+def test_without_gates_a_first_token_may_wait_for_a_whole_step() -> None:
+    mine, bare = without_gates(GateJob(0, 0.3, 1.2, 60, "rose_slack"))
+    assert 0 < bare.harvest < mine.harvest
+    assert mine.quantile("ttft_ms", 1.0) < bare.quantile("ttft_ms", 1.0)
 
 
 def test_a_job_has_every_arm_and_joins_to_one_record(tmp_path: Path) -> None:
