@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from bench.conftest import Report
@@ -73,6 +74,7 @@ LOADS_BRIEF: Final = (LOADS[0], LOADS[-1])
 ENGINE_LOADS: Final = (0.1, 0.3, 0.7)
 ENGINE_LOAD_BRIEF: Final = 0.3
 ENGINE_ROUNDS: Final = 20
+GAP_REQUESTS: Final = (1, 4, 16)  # running at the same time
 OTHERS_ON_ENGINES: Final = ("priority", "host_window")
 ABLATED_ARMS: Final = ("rose_idle", "rose", "rose_slack")
 ABLATED_LOADS: Final = (0.1, 0.3, 0.7)
@@ -306,6 +308,24 @@ def test_judged(report: Report, kept: dict[str, Modelled]) -> None:
     else:
         report.once(lambda: append_judgement(JUDGED, commit(), modelled.seeds, modelled.bars))
         report.add(name, count_missed(JUDGED), "commits", bar=Bar(at_most=0))
+
+
+def test_gaps(report: Report) -> None:
+    """The time between two forward passes of serving, and how much of it the core is idle."""
+    pytest.importorskip("transformers", reason="real engines need transformers")
+    from bench.gaps import Gaps, measure_gaps
+
+    found: list[tuple[int, Gaps]] = []
+    report.once(lambda: found.extend((count, measure_gaps(count)) for count in GAP_REQUESTS))
+    for count, gaps in found:
+        terms = [
+            Term("gap_p95", float(np.percentile(gaps.wall_ms, 95)), "ms"),
+            Term("idle_p50", statistics.median(gaps.idle_ms), "ms"),
+            Term("idle_p95", float(np.percentile(gaps.idle_ms, 95)), "ms"),
+            Term("idle_of_all_time", 100 * gaps.idle_share, "%"),
+        ]
+        gap_ms = statistics.median(gaps.wall_ms)
+        report.add(f"engines_gap_p50_requests{count}", gap_ms, "ms", terms=terms)
 
 
 @pytest.mark.parametrize("load", ENGINE_LOADS, ids=lambda load: f"load{100 * load:.0f}")
