@@ -27,7 +27,7 @@ class Engine:
         return self.running[request][0]
 
     def step(self) -> None:
-        """Run one step, and let go of the requests that it finished."""
+        """Run one step, then remove the requests that are complete."""
         with self.serving.step(decode=self.running):
             for request, (ids, _) in self.running.items():
                 ids.append(self.model.forward(self.serving, request, ids))
@@ -37,7 +37,7 @@ class Engine:
                 del self.running[request]
 
     def idle(self) -> None:
-        """Do what there is to do without a request."""
+        """Measure a step while there is no request."""
         self.serving.probe(self.model.run)
 
 

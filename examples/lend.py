@@ -86,7 +86,7 @@ def roll_out(borrower: rose.Borrower, model: Model, prompt: list[int], tokens: i
     ids = list(prompt)
     with borrower.sequence() as sequence:
         sequence.grow(len(ids))
-        for step in borrower.steps([sequence]):  # waits for memory, and for serving's leave
+        for step in borrower.steps([sequence]):  # waits for blocks and for a quantum of time
             with step:  # a step that serving aborts is offered again
                 token = model.forward(borrower, sequence, ids, between=step.gate)
             if step.is_done:
@@ -102,7 +102,7 @@ def main() -> None:
     with rose.open("cpu", slo=rose.SLO(ttft_ms=500, tpot_ms=50)) as device:  # or "cuda:0"
         serving = device.serving(served.config, step_tokens=256, request_tokens=512)
         borrower = device.borrower(rolled_out.config)
-        serving.warm_up(served.run)  # evidence before promises: how long its largest steps take
+        serving.warm_up(served.run)  # measures the largest steps; without this nothing is lent
 
         rollouts = Thread(
             target=lambda: [roll_out(borrower, rolled_out, [seed], 100) for seed in range(10)]

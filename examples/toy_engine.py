@@ -45,7 +45,7 @@ class Engine:
         return self.running[-1]
 
     def step(self) -> None:
-        """Run one step, and let go of the requests that it finished."""
+        """Run one step, then remove the requests that are complete."""
         for request in self.running:
             missing = -(-len(request.ids) // BLOCK) - len(request.blocks)
             request.blocks += [self.kv.free.pop() for _ in range(missing)]
