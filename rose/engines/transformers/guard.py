@@ -144,7 +144,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
 
 
 def check_version() -> None:
-    """Refuse a transformers whose continuous batching rose was not tested with.
+    """Refuse a version of transformers with which rose was not tested.
 
     Raises:
         Unavailable: the version, or a signature that rose relies on, differs.

@@ -1,4 +1,4 @@
-"""FIFO scheduling on a shrinking pool: preempts at the token, or idles."""
+"""FIFO scheduling on a shrinking pool: preempts requests at their last token, or idles."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Scheduled:
 
 
 class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers ships no types
-    """A FIFO scheduler that requeues requests at the token when memory is short.
+    """A FIFO scheduler that requeues requests at their last token when memory is short.
 
     Methods that touch the cache run under the borrower's lock (see `RolloutProcessor`); new
     requests are queued without it.
@@ -38,8 +38,8 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
     ) -> tuple[list[FutureRequestState], bool, int, int]:
         """Schedule as FIFO does; if nothing fits, preempt the youngest, and finally idle.
 
-        Stock code returns None then, and a processor that cannot offload fails the loop and every
-        request.
+        If nothing fits, stock code returns None, and a processor that cannot offload then fails the
+        loop and every request.
         """
         was_decoding = {
             request_id
