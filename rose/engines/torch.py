@@ -56,9 +56,7 @@ def _gated_modules(model: nn.Module, every: float) -> list[nn.Module]:
             )
         return [module for module in halves if module is not None]
     if every < 1 or every != int(every):
-        raise InvalidArgument(
-            f"every must be 0.5 or a whole number, at least 1, got {every:g}"
-        )
+        raise InvalidArgument(f"every must be 0.5 or a whole number, at least 1, got {every:g}")
     return [layers[i] for i in range(0, len(layers), int(every))]
 
 

@@ -30,16 +30,16 @@ class ComputedTensors:
     A delta changes the copies; `load` passes them to the model's own loader; `undo` restores every
     bit that this load wrote. Call between two steps, on one thread; nobody else writes the model.
 
-    Writes are recorded when torch dispatches them, to registered and other tensors. Not undone are
-    writes outside torch's dispatch (of a kernel that gets an address), and attributes that a loader
-    sets on objects other than the model's tensors.
+    Every write that torch dispatches is recorded, whether its tensor is registered or not. Two
+    kinds of changes cannot be undone: writes outside torch's dispatch (by a kernel that gets an
+    address), and attributes that a loader sets on objects other than the model's tensors.
 
     Args:
         model: model that the loader writes.
         load_weights: loader of (name, tensor) pairs; must accept a subset of the tensors.
         named: current elements of exactly these tensors; copied.
-        ends: ends of a `LoaderTrace`: tensors that end in one parameter are loaded together, the
-            others only if they changed. Without it all are loaded, always.
+        ends: ends of a `LoaderTrace`: `load` then passes only changed tensors, and those that end
+            in the same parameters. None: every `load` passes all tensors.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class ComputedTensors:
         return ShardMap({**shards.tensors, **specs}, shards.pieces + pieces, computed)
 
     def load(self, changed: Iterable[str] | None = None) -> None:
-        """Pass copies to the loader; all of them, or those needed for `changed` ones.
+        """Pass copies to the loader: all, or those needed after a change of the tensors `changed`.
 
-        The previous load can no longer be undone. If the loader fails, or replaces a tensor that
-        has views, the model is restored.
+        The previous load can no longer be undone. If the loader fails or replaces a parameter, the
+        model is restored.
 
         Raises:
             InvalidArgument: the loader replaced a parameter, or a tensor is unknown.
@@ -117,7 +117,7 @@ class ComputedTensors:
                 self.undo()
 
     def undo(self) -> None:
-        """Restore every bit of the model that the last load wrote; the copies stay."""
+        """Restore every bit of the model that the last load wrote; host copies do not change."""
         self._saved.restore()
 
     def settle(self) -> None:
@@ -130,7 +130,7 @@ class ComputedTensors:
             yield name, self._host[name].clone()
 
     def _needed(self, changed: Iterable[str] | None) -> list[str]:
-        """Return the changed tensors and all that share an end with one."""
+        """Return the changed tensors, and all that end in the same parameters."""
         if changed is None or not self._ends:
             return list(self._host)
         needed = set(changed)
@@ -138,7 +138,7 @@ class ComputedTensors:
             raise InvalidArgument(f"{min(unknown)} is not a computed tensor")
         while True:
             places = {place for name in needed for place in self._ends.get(name, ())}
-            # If a loader asked for elements, its ends are unknown: such tensors are always loaded.
+            # A tensor has no known ends if the loader read its elements: it is always loaded.
             more = {
                 name
                 for name in self._host

@@ -28,8 +28,8 @@ def shard_map_of_dtensors(named: Mapping[str, Any], *, rank: int, mesh: Any = No
         named: DTensors and plain tensors, by canonical name.
         rank: rank of the caller.
         mesh: DeviceMesh of all ranks, with dimension names. Tensors on a part of its dimensions are
-            replicated along the others, as when FSDP2 wraps what TP left alone; plain tensors are
-            replicated everywhere. Without it, the map has only the ranks of each tensor's own mesh.
+            replicated along the others, as when FSDP2 wraps modules without TP; plain tensors are
+            replicated everywhere. None: the map has only the ranks of each tensor's own mesh.
 
     Raises:
         InvalidArgument: a tensor is a partial sum, does not match its placements, does not start at
@@ -90,7 +90,8 @@ def _placement(name: str, placement: Any) -> Placement:
     if placement.is_replicate():
         return Replicate()
     raise InvalidArgument(
-        f"no rank holds the elements of {name}, which is {placement}: redistribute it"
+        f"no rank holds the elements of {name}, whose placement is {placement}: redistribute it to "
+        "Shard or Replicate"
     )
 
 

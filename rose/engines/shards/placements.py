@@ -13,7 +13,7 @@ from rose.transfer.plan import LocalView, Piece, Region
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every rank along a mesh dimension holds the same."""
+    """Every rank along a mesh dimension holds the same elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def pieces_of_placements(
         mesh_shape: number of ranks, per mesh dimension.
         placements: one per mesh dimension, applied from left to right.
         ranks: ranks of the mesh in row-major order; 0, 1, 2 ... by default.
-        parameter: name of the local tensor; that of the tensor by default.
+        parameter: name of the local tensor; by default `name`.
 
     Raises:
         InvalidArgument: the numbers of dimensions or ranks do not match.

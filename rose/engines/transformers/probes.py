@@ -95,8 +95,8 @@ class Prober:
         if engine_tokens < _FULL_SHARE * self._lane.limits.step_tokens:
             raise InvalidArgument(
                 f"the engine runs at most {engine_tokens} tokens in a step, so no chunk comes near "
-                f"the step_tokens={self._lane.limits.step_tokens} of its lane: set max_batch_tokens "
-                "to the same number"
+                f"the step_tokens={self._lane.limits.step_tokens} of its lane: set "
+                "max_batch_tokens to the same number"
             )
         deadline_ns = self._clock.now_ns() + int(timeout_ms * NS_PER_MS)
         done = 0

@@ -107,7 +107,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         for scheduled in self.scheduled:
             state = scheduled.state
             if len(scheduled.tokens) > 1 and not self.cache.is_append_only:
-                # The completed layers have overwritten old tokens of their window.
+                # The completed layers have overwritten the oldest tokens of their window.
                 self.preempt(state, no_cache=True)
                 continue
             state.position_offset = scheduled.position
@@ -126,7 +126,7 @@ def requeue(scheduler: FIFOScheduler, state: RequestState, *, no_cache: bool) ->
     scheduler.cache.free_blocks(state.request_id, no_cache=no_cache)
     scheduler.active_requests.pop(state.request_id)
     again = state.create_equivalent_initial_request()
-    # Stock resets these, which would falsify latencies.
+    # Stock code resets these two, which would falsify latencies.
     again.created_time, again._timestamps = state.created_time, state._timestamps
     # The private field: the property's setter would record the end of the request.
     state._status = RequestStatus.FINISHED
@@ -145,6 +145,6 @@ def forget(scheduler: FIFOScheduler, state: RequestState) -> None:
 
 
 def youngest_first(scheduler: FIFOScheduler) -> list[RequestState]:
-    """Return the active requests so that queueing each in front keeps their order."""
+    """Return the active requests in the order in which to queue them in front: oldest last."""
     active = list(scheduler.active_requests.values())
     return sorted(active, key=lambda state: float(state.created_time), reverse=True)
