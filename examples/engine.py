@@ -21,7 +21,7 @@ class Engine:
         self.running: dict[rose.Request, tuple[list[int], int]] = {}
 
     def submit(self, prompt: list[int], tokens: int) -> list[int]:
-        """Add a request to the next step; return its tokens, which grow."""
+        """Add a request to the next step; return the list to which steps append its tokens."""
         request = self.serving.request(prompt_tokens=len(prompt))
         self.running[request] = list(prompt), len(prompt) + tokens
         return self.running[request][0]

@@ -1,7 +1,7 @@
 """Two models on one device: serving answers requests, and rollouts run in what it leaves.
 
-Both are small language models in NumPy whose KV lies in rose's pool. Rollouts give way whenever a
-request is there: at gates between layers, and with their memory when serving is short of it. Yet
+Both are small language models in NumPy whose KV lies in rose's pool. When a request arrives,
+rollouts stop at the next gate between two layers, and give memory back if serving needs it. Still
 every answer and every rollout is the one that its model gives alone. `python examples/lend.py`
 takes some seconds.
 """
@@ -43,7 +43,7 @@ class Model:
         ids: list[int],
         between: Callable[[], None] = lambda: None,
     ) -> int:
-        """Compute the tokens of `row` whose KV is missing, and return the likeliest next one."""
+        """Compute the tokens of `row` whose KV is missing, and return the likeliest next token."""
         at, blocks = np.arange(row.computed, len(ids)), np.array(row.blocks)
         x = self.embedding[ids[row.computed :]]
         for weight, view in zip(self.weights, engine.kv.views(np.float32), strict=True):
@@ -55,7 +55,7 @@ class Model:
         return int(np.argmax(self.embedding @ x[-1]))
 
     def run(self, batch: StepBatch) -> None:
-        """Run a step of the shape that is to be measured."""
+        """Run a step with the shape of `batch`, so that its time can be measured."""
         x = np.zeros((batch.decode_sequences + batch.prefill_tokens, WIDTH), np.float32)
         kv = np.zeros((batch.context_tokens, WIDTH), np.float32)
         for weight in self.weights:
@@ -63,7 +63,7 @@ class Model:
 
 
 def attention(x: np.ndarray, keys: np.ndarray, values: np.ndarray, *, first: int) -> np.ndarray:
-    """Let each token look at those before it; the first of `x` is token `first`."""
+    """Let each token attend to itself and earlier ones; row 0 of `x` is token `first`."""
     later = np.arange(len(keys)) > np.arange(first, first + len(x))[:, None]
     scores = np.where(later, -np.inf, x @ keys.T)
     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -82,7 +82,7 @@ def answer(serving: rose.Serving, model: Model, prompt: list[int], tokens: int) 
 
 
 def roll_out(borrower: rose.Borrower, model: Model, prompt: list[int], tokens: int) -> list[int]:
-    """Do the same as a rollout."""
+    """Run one rollout: return its prompt and the tokens that follow."""
     ids = list(prompt)
     with borrower.sequence() as sequence:
         sequence.grow(len(ids))

@@ -1,4 +1,4 @@
-"""Command line of a worker."""
+"""Serve one worker to a scheduler until stdin closes; this module is the command line."""
 
 import argparse
 from collections.abc import Sequence
