@@ -19,7 +19,7 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[misc]
     """Computes an upper estimate of the launches of each segment while it is active, in one thread.
 
     Every operator that is not a view counts. Operators in compiled code and in replayed graphs are
-    not counted: an engine with these passes its launches to `RolloutLane.set_launches`.
+    not counted: an engine that uses these must call `RolloutLane.set_launches` itself.
 
     Args:
         passes: returns a number that changes at each gate.

@@ -64,7 +64,7 @@ def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callabl
     """Put gates between the decoder layers of `model`.
 
     A gate acts only in the thread inside a `Quantum` of `rollout`, so other threads may run the
-    same module, for instance in `generate`. Works for eager modules and under `torch.compile`,
+    same module, for instance in `generate`. Gates work in eager modules and under `torch.compile`,
     where a gate is a graph break: compile after this call, and without `fullgraph`. Hooks do not
     fire when a CUDA graph is replayed: see `gate_graphs` and `captured_gates`. On a GPU the forward
     pass runs in `rollout.stream` and must not wait for this stream (`.item()`, `nonzero`): behind a

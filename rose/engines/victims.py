@@ -16,7 +16,7 @@ class Progress:
 
     Args:
         tokens: tokens to recompute.
-        age: a number that is larger for earlier requests; unit and origin are free, but common.
+        age: a number that is larger for earlier requests, with the same unit and origin for all.
         is_in_flight: whether a step would have to be aborted.
     """
 

@@ -33,7 +33,9 @@ class Submits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed of an engine: a step of n takes `decode_step_ms + n * decode_ms_per_sequence`.
+    """Speed of an engine, from which the time of a decode step of n sequences follows.
+
+    It is `decode_step_ms + n * decode_ms_per_sequence`.
 
     Args:
         prefill_tokens_per_s: prefill rate of a single prompt.

@@ -64,7 +64,7 @@ class ComputedTensors:
         return {_PREFIX + name: one for name, one in self._host.items()}
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """Return the pieces of a rank, which are the copies."""
+        """Return the pieces of a rank: one for each host copy with elements."""
         return tuple(
             whole(name, look_of(one), _PREFIX + name, rank=rank)
             for name, one in self._host.items()
@@ -72,14 +72,14 @@ class ComputedTensors:
         )
 
     def storages(self, rank: int) -> dict[tuple[int, str], int]:
-        """Return the number of elements of every copy, as of parameters in a `LoaderTrace`."""
+        """Return the number of elements of every copy, as in `LoaderTrace.storages`."""
         return storages_of(self.parameters, rank=rank)
 
     def completed(self, shards: ShardMap) -> ShardMap:
         """Return a map with these tensors on the host of every rank.
 
         Raises:
-            InvalidArgument: a tensor is not computed in the map.
+            InvalidArgument: a tensor is not a computed one in the map.
         """
         for name in self._host:
             if name not in shards.computed:

@@ -96,7 +96,7 @@ def _placement(name: str, placement: Any) -> Placement:
 
 
 def _check_local(name: str, local: torch.Tensor, pieces: list[Piece]) -> None:
-    """Compare the local tensor with its placements; those of other ranks are trusted."""
+    """Compare the local tensor with its placements; tensors of other ranks are not checked."""
     expected = local_shape(pieces)
     if (expected or (0,)) != tuple(local.shape) and (expected or local.numel()):
         raise InvalidArgument(

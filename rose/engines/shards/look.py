@@ -109,7 +109,7 @@ class _Canonical:
         self._wide = [at for at, size in enumerate(shape) if size > 1]
 
     def joined(self, part: _Part) -> _Part:
-        """Drop axes of one element, and merge two that continue in one stride.
+        """Drop axes of one element, and merge two axes if one stride covers both.
 
         Two axes stay separate if the merged one would leave its dimension: `cut` separated them.
         """
@@ -129,7 +129,7 @@ class _Canonical:
         return part._replace(axes=tuple(axes))
 
     def cut(self, part: _Part) -> Iterator[_Part] | None:
-        """Return smaller parts; None if it is a box."""
+        """Return smaller parts; None if the part is a box."""
         dimensions: set[int] = set()
         for number, axis in enumerate(part.axes):
             at = self._dimension(axis)

@@ -61,7 +61,7 @@ def pieces_of_placements(
 ) -> tuple[Piece, ...]:
     """Return the pieces of every rank of a mesh.
 
-    Each rank's local tensor has its own storage, from the first element on, in row-major order.
+    Each rank's local tensor is row-major and starts at the first element of its own storage.
 
     Args:
         name: name of the tensor.

@@ -19,7 +19,7 @@ def views_of(
     Changing a view changes the parameter, without autograd noticing.
 
     Args:
-        parameters: tensors by parameter name; any tensor of the storage will do.
+        parameters: tensors by parameter name; only the storage of a tensor matters.
         places: views of each tile, with the shape of its region.
 
     Raises:

@@ -50,8 +50,8 @@ def trace_loader(
     buffers are recorded and not executed, so the model keeps its bits and may serve meanwhile, on
     any device including "meta". Attributes that a loader sets on modules are not undone.
 
-    Tensors that are only cut, permuted and copied get exact pieces. The others are computed: their
-    dtype is converted, or an operation was not a view, or needed elements.
+    Tensors that are only cut, permuted and copied get exact pieces. All others are *computed*: the
+    loader converts their dtype, applies an operation that is not a view, or reads their elements.
 
     Args:
         model: model whose parameters are written.

@@ -13,7 +13,7 @@ class Write:
     Args:
         parameter: name of its storage.
         held: view of the parameter that is written.
-        names: tensors whose elements, or results of them, were written; empty for a constant.
+        names: tensors from whose elements the written values come; empty for a constant.
         operation: name of the writing operation.
         seen: view of the one tensor whose elements were copied unchanged; None otherwise.
     """

@@ -244,7 +244,7 @@ class SlabCache(VersionedCache):
     # ---- room
 
     def compute_free_capacity(self, relative: bool = True) -> int | float:
-        """Return free bytes, or their share of the tenant's memory (stock: of the whole view).
+        """Return free bytes, or their share of the tenant's memory, not of the whole view.
 
         Groups share all free memory; the result is the most that one group could have.
         """

@@ -64,7 +64,7 @@ class CacheCapacity:
 
 
 class LaneCapacity:
-    """The capacity of a borrower's lane: at most, and what is left after a revocation."""
+    """The capacity of a borrower's lane: its maximum, and what is left after a revocation."""
 
     def __init__(self, processor: RolloutProcessor, clock: Clock) -> None:
         self._processor = processor

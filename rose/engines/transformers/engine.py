@@ -182,7 +182,7 @@ class Engine:
         Args:
             commit: transaction over the live weights of this engine's model.
             version: version after a successful commit.
-            on_done: called once with the result, in the loop thread; or by `stop`, in its thread.
+            on_done: called once with the result, in the loop thread or in one that calls `stop`.
 
         Raises:
             Unavailable: the generation thread is stopping or has died.

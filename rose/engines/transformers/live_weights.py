@@ -144,7 +144,7 @@ class LiveWeights:
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
         """Apply or undo `delta` on one tile; on an error the tile is unchanged.
 
-        On a GPU a delta that `delta_check` found sound is queued without a wait.
+        On a GPU a delta that has passed `delta_check` is queued without a wait.
 
         Raises:
             InvalidArgument: the tile does not exist, or the delta has another size.

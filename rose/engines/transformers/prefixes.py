@@ -85,7 +85,7 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         self._blocks.share([block_id])
 
     def release(self, block_id: int, no_cache: bool = False) -> bool:
-        """Drop a reference and return False; for the last one return True: the pool drops that.
+        """Drop a reference; return whether it is the last one, which the pool then drops.
 
         The allocator caches a free block that has a key; `no_cache` removes the key.
         """

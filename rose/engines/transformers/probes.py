@@ -149,7 +149,7 @@ class Prober:
             raise Unavailable(f"a probe failed: {failure}") from failure
 
     def _prompts(self, decode_steps: int) -> tuple[list[list[int]], int]:
-        """Return prompts that together fill a step, and the tokens to generate for each."""
+        """Return prompts that together fill a step, and how many tokens to generate for each."""
         limits = self._lane.limits
         new_tokens = 1 + min(decode_steps, limits.request_tokens // 2)
         prompt_tokens = max(limits.request_tokens - new_tokens, 1)

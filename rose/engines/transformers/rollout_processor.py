@@ -84,7 +84,7 @@ class RolloutProcessor(DeviceProcessor):
     # ---- the loop thread ------------------------------------------------------------------------
 
     def prepare_next_batch(self) -> bool:
-        """Inform the owners of evicted requests, then prepare as any loop.
+        """Inform the owners of evicted requests, then prepare a batch as every loop does.
 
         Raises:
             Unavailable: the device lends no more; for an idle borrower only with a listener.
@@ -310,7 +310,7 @@ class RolloutProcessor(DeviceProcessor):
             inputs = io.get_model_kwargs(use_padding=self.model_runner.pad_inputs)
             with self._in_arena(), self._launches.of_step():
                 self.model_runner.compute_batch(model, inputs)
-            self.lane.finish()  # Between the model and the books.
+            self.lane.finish()  # Between the model and the bookkeeping.
             io.retrieve_device_outputs()
             is_ended = True
         except StepAborted:

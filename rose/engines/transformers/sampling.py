@@ -127,7 +127,7 @@ class SamplingRunner(DeviceRunner):
     def prepare_rows(self, batch: Sequence[FutureRequestState], device: torch.device) -> None:
         """Make the keys of the prepared step, one per row of its logits.
 
-        This precedes the forward pass, because on a GPU nothing within it may wait for the stream.
+        Called before the forward pass, which on a GPU may not wait for its stream.
         """
         rows = [future.state for future in batch if future.has_new_token]
         chosen = [self._sampling_of(state.request_id) for state in rows]

@@ -17,7 +17,7 @@ _UNCERTIFIED: Final = (Reason.SLO_AT_RISK, Reason.NO_EVIDENCE)
 
 
 class ShutOut:
-    """Whether a borrower with work was refused for too long. Pure; one thread.
+    """Whether a borrower with work was refused for too long. Pure; for one thread.
 
     The borrower stays shut out until it passes a gate.
     """

@@ -61,7 +61,7 @@ def checked_sampling(request: TurnRequest, *, tokens_max: int) -> Sampling:
         tokens_max: largest possible context of its worker.
 
     Raises:
-        InvalidArgument: the turn cannot run anywhere, or not here; the message says why.
+        InvalidArgument: the turn is invalid, or too long for the worker; the message says why.
     """
     if not request.prompt or request.max_new_tokens < 1:
         raise InvalidArgument(

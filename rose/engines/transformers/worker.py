@@ -130,7 +130,7 @@ class EngineWorker:
         self._send(partial(self._start, request))
 
     def stop_turn(self, trajectory: int) -> None:
-        """Recall a trajectory's turn: its last output is INTERRUPTED. No turn: no effect."""
+        """Recall a trajectory's turn, if it has one here: the last output is INTERRUPTED."""
         self._send(partial(self._stop, trajectory))
 
     def grant(self) -> None:
@@ -195,7 +195,7 @@ class EngineWorker:
         self._look()
 
     def at_end(self, error: Exception) -> None:
-        """Report the last tokens, and that the worker is gone."""
+        """Report the last tokens, and the loss of the worker."""
         self._report_ended()
         self._stop_all()
         self._emit(WorkerLost(self._number, str(error)))
