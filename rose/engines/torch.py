@@ -129,7 +129,7 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
         InvalidArgument: there are no graphs.
     """
     if not graphs:
-        raise InvalidArgument("a step without graphs has nothing to run: pass at least one")
+        raise InvalidArgument("graphs must contain at least one captured segment, got none")
     first, *others = graphs
 
     def run() -> None:

@@ -61,9 +61,14 @@ class AssembledWorker:
         match message:
             case {"weights": str(address), "token": str(token)} if self._source is not None:
                 self._source.follow(address, token)
+            case _ if self._source is None:
+                raise InvalidArgument(
+                    "this worker follows no publisher: start it with --weights HOST:PORT"
+                )
             case _:
                 raise InvalidArgument(
-                    f"the message must have the fields weights and token, got {', '.join(message)}"
+                    "the message must have the fields weights and token, both texts, "
+                    f"got {', '.join(message)}"
                 )
 
     def close(self) -> None:

@@ -384,5 +384,5 @@ def test_an_empty_token_is_no_token() -> None:
 
 def test_a_taken_address_is_unavailable(node) -> None:
     server = node.serve(QuietWorker)
-    with pytest.raises(Unavailable, match="cannot be served"):
+    with pytest.raises(Unavailable, match="cannot listen"):
         node.serve(QuietWorker, address=server.address)

@@ -83,7 +83,10 @@ class ComputedTensors:
         """
         for name in self._host:
             if name not in shards.computed:
-                raise InvalidArgument(f"{name} is not computed: its pieces are in the map")
+                raise InvalidArgument(
+                    f"{name} is not computed in the map: give ComputedTensors only the tensors of "
+                    "shards.computed"
+                )
         ranks = shards.ranks or (0,)
         pieces = tuple(piece for rank in ranks for piece in self.pieces(rank))
         computed = {name: why for name, why in shards.computed.items() if name not in self._host}
@@ -135,7 +138,9 @@ class ComputedTensors:
             return list(self._host)
         needed = set(changed)
         if unknown := needed - self._host.keys():
-            raise InvalidArgument(f"{min(unknown)} is not a computed tensor")
+            raise InvalidArgument(
+                f"changed must name tensors of this ComputedTensors, got {min(unknown)}"
+            )
         while True:
             places = {place for name in needed for place in self._ends.get(name, ())}
             # A tensor has no known ends if the loader read its elements: it is always loaded.

@@ -75,7 +75,8 @@ def _extended(name: str, placements: list[Placement], own: Any, mesh: Any) -> li
     every = mesh.mesh_dim_names or ()
     if [one for one in every if one in names] != list(names):
         raise InvalidArgument(
-            f"{name} is on a mesh of dimensions {names}, which is not a part of {every}"
+            f"{name} is on a mesh of dimensions {names}, which is not a part of {every}: pass the "
+            "mesh of all ranks"
         )
     placed = dict(zip(names, placements, strict=True))
     return [placed.get(one, Replicate()) for one in every or [""] * mesh.mesh.ndim]

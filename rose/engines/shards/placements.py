@@ -156,8 +156,9 @@ def _check(
 ) -> None:
     if len(placements) != len(mesh_shape) or len(ranks) != math.prod(mesh_shape):
         raise InvalidArgument(
-            f"{name} has {len(placements)} placements and {len(ranks)} ranks for a mesh of shape "
-            f"{tuple(mesh_shape)}"
+            f"{name} on a mesh of shape {tuple(mesh_shape)} must have {len(mesh_shape)} placements "
+            f"and {math.prod(mesh_shape)} ranks, got {len(placements)} placements and "
+            f"{len(ranks)} ranks"
         )
     for one in placements:
         if not isinstance(one, Replicate) and not -len(shape) <= one.dim < len(shape):

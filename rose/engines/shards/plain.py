@@ -62,7 +62,8 @@ def joined(maps: Iterable[ShardMap]) -> ShardMap:
         for name, spec in one.tensors.items():
             if tensors.setdefault(name, spec) != spec:
                 raise InvalidArgument(
-                    f"{name} is {_words(tensors[name])} on one rank and {_words(spec)} on another"
+                    f"{name} must be the same on all ranks, got {_words(tensors[name])} and "
+                    f"{_words(spec)}"
                 )
     pieces = dict.fromkeys(piece for one in maps for piece in one.pieces)
     held = tuple(piece for piece in pieces if piece.tensor not in computed)

@@ -69,7 +69,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         dtype = getattr(torch, spec.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise InvalidArgument(
-                f"{spec.name} has the dtype {spec.dtype!r}, which torch does not know"
+                f"{spec.name} must have a dtype of torch, such as 'bfloat16', got {spec.dtype!r}"
             )
         tensor = torch.empty(spec.shape, dtype=dtype, device=_META)
         self._alive.append(tensor)

@@ -143,7 +143,10 @@ class Engine:
             Unavailable: the generation thread is stopping or has died.
         """
         if sampling is not None and not self.processor.is_sampling:
-            raise InvalidArgument("build the engine with EngineConfig(sampling=True) to sample")
+            raise InvalidArgument(
+                "sampling must be None, because this engine does not sample: build the engine with "
+                "EngineConfig(sampling=True)"
+            )
         self._check_accepting()
         self._router.live[request_id] = LiveRequest(on_output, sampling or Sampling())
         self.manager.add_request(
@@ -414,7 +417,7 @@ def serving_engine(
 
     engine = _engine(manager, cache, PreemptingScheduler, processor, config)
     serving = engine.processor
-    check(isinstance(serving, ServingProcessor), "serving has a processor of another kind")
+    check(isinstance(serving, ServingProcessor), "serving's processor is a ServingProcessor")
     if probes:
         engine.prober = Prober(engine, lane)
         serving.probes = engine.prober.names
@@ -459,7 +462,7 @@ def rollout_engine(
 
     engine = _engine(manager, cache, PreemptingScheduler, processor, config)
     borrower = engine.processor
-    check(isinstance(borrower, RolloutProcessor), "the borrower has a processor of another kind")
+    check(isinstance(borrower, RolloutProcessor), "the borrower's processor is a RolloutProcessor")
     lane.on_revoke = borrower.give_up_slabs
     lane.on_room = borrower.note_room
     lane.on_look = borrower.while_parked

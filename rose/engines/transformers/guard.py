@@ -159,6 +159,6 @@ def check_version() -> None:
         actual = tuple(inspect.signature(function).parameters)
         if actual != expected:
             raise Unavailable(
-                f"transformers {found} changed {name}: rose expects the parameters "
-                f"{', '.join(expected)}, not {', '.join(actual)}"
+                f"transformers {found} changed {name}: rose needs the parameters "
+                f"{', '.join(expected)}, got {', '.join(actual)}; install another {SUPPORTED}.x"
             )

@@ -123,7 +123,7 @@ class LeasedWeights:
 def _on_host(parameter: nn.Parameter, *, is_pinned: bool) -> torch.Tensor:
     """Return a contiguous host tensor, page-locked if a device is to copy it."""
     host = parameter.data.to("cpu").contiguous()
-    check(not host.is_sparse, "weights are dense")
+    check(not host.is_sparse, "leased weights are dense tensors")
     return host.pin_memory() if is_pinned and not host.is_pinned() else host
 
 

@@ -86,11 +86,12 @@ class LiveWeights:
         if by_name is not None:
             named.sort(key=itemgetter(0))
         self._parameters = [parameter for _, parameter in named]
-        if {(one.dtype, one.device) for one in self._parameters} != {
-            (torch.float32, self._parameters[0].device)
-        }:
+        kinds = {(one.dtype, one.device) for one in self._parameters}
+        if kinds != {(torch.float32, self._parameters[0].device)}:
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise InvalidArgument(
-                "live weights must be float32 and on one device: load the model with load_model"
+                f"live weights must be float32 and on one device, got {found}: load the model with "
+                "load_model"
             )
         self.mirror: Mirror | None = None
         row = _bits_of(self._parameters)

@@ -94,9 +94,9 @@ class Prober:
         engine_tokens = int(self._engine.processor.cache.max_batch_tokens)
         if engine_tokens < _FULL_SHARE * self._lane.limits.step_tokens:
             raise InvalidArgument(
-                f"the engine runs at most {engine_tokens} tokens in a step, so no chunk comes near "
-                f"the step_tokens={self._lane.limits.step_tokens} of its lane: set "
-                "max_batch_tokens to the same number"
+                f"max_batch_tokens of the engine is {engine_tokens}, too small to measure full "
+                f"chunks of its lane's step_tokens, {self._lane.limits.step_tokens}: set both to "
+                "the same number"
             )
         deadline_ns = self._clock.now_ns() + int(timeout_ms * NS_PER_MS)
         done = 0
@@ -105,11 +105,11 @@ class Prober:
                 on_progress(done, done + sum(missing.values()))
                 if self._clock.now_ns() >= deadline_ns:
                     raise DeadlineExceeded(
-                        f"after {timeout_ms:g} ms the bound of "
-                        + " and that of ".join(
-                            f"the {shape} lacks {runs} runs" for shape, runs in missing.items()
+                        f"the warm-up did not finish within {timeout_ms:g} ms: bounds still need "
+                        + " and ".join(
+                            f"{runs} runs of the shape '{shape}'" for shape, runs in missing.items()
                         )
-                        + ": raise timeout_ms, or epsilon"
+                        + "; raise timeout_ms or epsilon"
                     )
                 if self._stop.is_set():
                     raise Unavailable("the engine was stopped during its warm-up")

@@ -81,8 +81,8 @@ class EngineWorker:
         is_borrowed = kind is WorkerKind.BORROWED
         if is_borrowed != isinstance(processor, RolloutProcessor):
             raise InvalidArgument(
-                f"kind is {kind.value}: rollout_engine builds engines of borrowed workers, "
-                "stock_engine of dedicated ones"
+                f"a {kind.value} worker needs another engine: rollout_engine builds engines of "
+                "borrowed workers, stock_engine those of dedicated workers"
             )
         self._engine = engine
         self._number = number
