@@ -1,4 +1,4 @@
-"""Two engines of transformers on one device: one serves requests, one rolls out in what it leaves.
+"""Two engines of transformers on one device: serving answers requests, the borrower rolls out.
 
 The models are small and have random weights; any causal language model of transformers will do.
 `python examples/attach.py` takes about half a minute: serving first measures its largest steps,
@@ -33,7 +33,7 @@ def model(layers: int) -> LlamaForCausalLM:
 def generate(
     engine: rose.Attached, name: str, prompt: list[int], tokens: int, ended: SimpleQueue
 ) -> None:
-    """Queue a request; its name and its tokens go into `ended` when it is over."""
+    """Queue a request; when it ends, its name and its tokens are put into `ended`."""
 
     def note(output: Output) -> None:
         if output.is_finished():

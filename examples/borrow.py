@@ -17,7 +17,7 @@ import rose
 
 
 def borrow(path: str) -> None:
-    """Roll out in what the device at `path` lends."""
+    """Run rollouts in the memory and time that the device at `path` lends."""
     model = Model(layers=6)
     with rose.borrow(path, model.config) as borrower:
         tokens = sum(len(roll_out(borrower, model, [seed], 100)) for seed in range(5))

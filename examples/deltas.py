@@ -1,7 +1,7 @@
 """Send what each training step changed, between arrays of any library that has DLPack.
 
 The arrays are NumPy's, or those of a library named on the command line: `torch`, or `cupy` for
-arrays on a GPU. The calls are the same, and arrays are changed where they lie, without a copy.
+arrays on a GPU. The calls are the same, and arrays are changed in place, without a copy.
 `python examples/deltas.py` takes a second.
 """
 
@@ -27,7 +27,7 @@ def receive(held: Any, sent: bytes) -> Delta:
 
 
 def main(library: str = "numpy") -> list[int]:
-    """Return the bytes that each step took."""
+    """Return the size of each step's delta, in bytes."""
     arrays = import_module(library)
     weights = arrays.linspace(-1, 1, WEIGHTS, dtype=arrays.float32)
     shadow, held = (

@@ -21,13 +21,13 @@ class Engine:
         self.running: dict[rose.Request, tuple[list[int], int]] = {}
 
     def submit(self, prompt: list[int], tokens: int) -> list[int]:
-        """Add a request to the next step; return its tokens, which grow."""
+        """Add a request to the next step; return the list to which steps append its tokens."""
         request = self.serving.request(prompt_tokens=len(prompt))
         self.running[request] = list(prompt), len(prompt) + tokens
         return self.running[request][0]
 
     def step(self) -> None:
-        """Run one step, and let go of the requests that it finished."""
+        """Run one step, then remove the requests that are complete."""
         with self.serving.step(decode=self.running):
             for request, (ids, _) in self.running.items():
                 ids.append(self.model.forward(self.serving, request, ids))
@@ -37,7 +37,7 @@ class Engine:
                 del self.running[request]
 
     def idle(self) -> None:
-        """Do what there is to do without a request."""
+        """Measure a step while there is no request."""
         self.serving.probe(self.model.run)
 
 

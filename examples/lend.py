@@ -1,7 +1,7 @@
 """Two models on one device: serving answers requests, and rollouts run in what it leaves.
 
-Both are small language models in NumPy whose KV lies in rose's pool. Rollouts give way whenever a
-request is there: at gates between layers, and with their memory when serving is short of it. Yet
+Both are small language models in NumPy whose KV lies in rose's pool. When a request arrives,
+rollouts stop at the next gate between two layers, and give memory back if serving needs it. Still
 every answer and every rollout is the one that its model gives alone. `python examples/lend.py`
 takes some seconds.
 """
@@ -43,7 +43,7 @@ class Model:
         ids: list[int],
         between: Callable[[], None] = lambda: None,
     ) -> int:
-        """Compute the tokens of `row` whose KV is missing, and return the likeliest next one."""
+        """Compute the tokens of `row` whose KV is missing, and return the likeliest next token."""
         at, blocks = np.arange(row.computed, len(ids)), np.array(row.blocks)
         x = self.embedding[ids[row.computed :]]
         for weight, view in zip(self.weights, engine.kv.views(np.float32), strict=True):
@@ -55,7 +55,7 @@ class Model:
         return int(np.argmax(self.embedding @ x[-1]))
 
     def run(self, batch: StepBatch) -> None:
-        """Run a step of the shape that is to be measured."""
+        """Run a step with the shape of `batch`, so that its time can be measured."""
         x = np.zeros((batch.decode_sequences + batch.prefill_tokens, WIDTH), np.float32)
         kv = np.zeros((batch.context_tokens, WIDTH), np.float32)
         for weight in self.weights:
@@ -63,7 +63,7 @@ class Model:
 
 
 def attention(x: np.ndarray, keys: np.ndarray, values: np.ndarray, *, first: int) -> np.ndarray:
-    """Let each token look at those before it; the first of `x` is token `first`."""
+    """Let each token attend to itself and earlier ones; row 0 of `x` is token `first`."""
     later = np.arange(len(keys)) > np.arange(first, first + len(x))[:, None]
     scores = np.where(later, -np.inf, x @ keys.T)
     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -82,11 +82,11 @@ def answer(serving: rose.Serving, model: Model, prompt: list[int], tokens: int) 
 
 
 def roll_out(borrower: rose.Borrower, model: Model, prompt: list[int], tokens: int) -> list[int]:
-    """Do the same as a rollout."""
+    """Run one rollout: return its prompt and the tokens that follow."""
     ids = list(prompt)
     with borrower.sequence() as sequence:
         sequence.grow(len(ids))
-        for step in borrower.steps([sequence]):  # waits for memory, and for serving's leave
+        for step in borrower.steps([sequence]):  # waits for blocks and for a quantum of time
             with step:  # a step that serving aborts is offered again
                 token = model.forward(borrower, sequence, ids, between=step.gate)
             if step.is_done:
@@ -102,7 +102,7 @@ def main() -> None:
     with rose.open("cpu", slo=rose.SLO(ttft_ms=500, tpot_ms=50)) as device:  # or "cuda:0"
         serving = device.serving(served.config, step_tokens=256, request_tokens=512)
         borrower = device.borrower(rolled_out.config)
-        serving.warm_up(served.run)  # evidence before promises: how long its largest steps take
+        serving.warm_up(served.run)  # measures the largest steps; without this nothing is lent
 
         rollouts = Thread(
             target=lambda: [roll_out(borrower, rolled_out, [seed], 100) for seed in range(10)]

@@ -1,6 +1,6 @@
 """Serve rollouts over HTTP in front of the workers of rollouts.py, and ask for some.
 
-The borrowed worker loses its memory on the way. Clients notice nothing: each answer is whole.
+The borrowed worker loses its memory meanwhile. Clients notice nothing: each answer is complete.
 `python examples/rollout_service.py` takes a second, and needs `rose-rl[serve]` and httpx2.
 """
 
@@ -41,7 +41,7 @@ async def main() -> None:
     """Start the service, ask for completions, and revoke the borrowed worker meanwhile."""
     async with RolloutService() as service:
         can = Capabilities(SEATS, prefill_tokens_per_s=1e5, decode_step_ms=1e3 * STEP_S)
-        # `service` is in the place of the scheduler: workers report to its `receive`.
+        # `service` takes the place of the scheduler: workers report to its `receive`.
         workers = [CountingWorker(n, kind, service) for n, kind in enumerate(WorkerKind)]
         for worker in workers:
             await service.register(worker, can)

@@ -1,4 +1,4 @@
-"""Roll out on workers of one's own. One of them loses its memory on the way, and no turn is lost.
+"""Run rollouts on your own workers. One worker loses its memory meanwhile, but no turn is lost.
 
 A worker here is a thread that counts up from the last token of its prompt; yours wraps an engine.
 `python examples/rollouts.py` takes a second.
@@ -22,12 +22,12 @@ class CountingWorker:
         self.number, self.kind = number, kind
         self._report = scheduler.receive  # any thread may call it, and it never waits
         self._lock = threading.Lock()
-        self._turns: dict[int, TurnRequest] = {}  # what is left of each
+        self._turns: dict[int, TurnRequest] = {}  # the rest of each turn, by trajectory
         self._epoch, self._kv_tokens = 0, 0
         threading.Thread(target=self._run, daemon=True).start()
 
     def resize(self, kv_tokens: int) -> None:
-        """Report a new lease; without memory, give all turns back first."""
+        """Report a new capacity grant; without memory, give all turns back first."""
         with self._lock:
             while self._turns and not kv_tokens:
                 self._send(self._turns.popitem()[1], (), TurnEnd.INTERRUPTED)
@@ -36,7 +36,7 @@ class CountingWorker:
             self._report(GrantChanged(self.number, self._epoch, kv_tokens, ttl_ms=0.0))
 
     def start_turn(self, request: TurnRequest) -> None:
-        """Take a turn; one that was sent before a revocation goes straight back."""
+        """Take a turn; give a turn that was sent before a revocation back at once."""
         with self._lock:
             if self._kv_tokens and request.grant_epoch == self._epoch:
                 self._turns[request.trajectory] = request
@@ -75,7 +75,7 @@ async def roll_out(scheduler: ElasticRolloutScheduler, trajectory: int) -> int:
         result = await scheduler.generate(trajectory, turn=turn, prompt=context, sampling=sampling)
         context += result.tokens
         resumed += result.resumed > 0
-        await asyncio.sleep(0.01)  # a tool; what it answers would be appended
+        await asyncio.sleep(0.01)  # a tool runs; its answer would be appended to the context
     await scheduler.finish(trajectory)
     assert context == list(range(context[0], context[0] + 1 + TURNS * TOKENS)), "a token is wrong"
     return resumed

@@ -12,7 +12,7 @@ from lend import BLOCK, VOCAB, WIDTH, Model
 
 @dataclass(eq=False)
 class Request:
-    """The tokens of a request, how many of them are computed, and the blocks of their KV."""
+    """A request's tokens, the number at which it ends, the number with KV, and their blocks."""
 
     ids: list[int]
     wanted: int
@@ -45,7 +45,7 @@ class Engine:
         return self.running[-1]
 
     def step(self) -> None:
-        """Run one step, and let go of the requests that it finished."""
+        """Run one step, then remove the requests that are complete."""
         for request in self.running:
             missing = -(-len(request.ids) // BLOCK) - len(request.blocks)
             request.blocks += [self.kv.free.pop() for _ in range(missing)]
@@ -58,7 +58,7 @@ class Engine:
 
 
 def main() -> list[list[int]]:
-    """Answer twenty requests, of which four arrive before each fifth step."""
+    """Answer twenty requests; four arrive before every five steps."""
     engine, draw, requests = Engine(Model(layers=2)), random.Random(0), []
     while len(requests) < 20 or engine.running:
         for _ in range(4 if len(requests) < 20 else 0):

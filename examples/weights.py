@@ -1,7 +1,8 @@
 """A training loop publishes its weights, and an engine follows them while it generates.
 
-Both sides are in this process and talk over the loopback; `rose.receive` in another process, or
-`rose receive --to FOLDER` for a checkpoint on disk, gets the same. `python examples/weights.py`.
+Here both sides are in one process and communicate over the loopback. `rose.receive` in another
+process gets the same weights, and so does `rose receive --to FOLDER`, for a checkpoint on disk.
+Run it by `python examples/weights.py`.
 """
 
 import torch
@@ -20,7 +21,7 @@ def model(seed: int) -> nn.Module:
 
 
 def train(trained: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """Take one step towards saying the next number, and return the loss."""
+    """Train one step to predict the next number, and return the loss."""
     ids = torch.randint(0, 255, (64,))
     loss = nn.functional.cross_entropy(trained(ids).float(), ids + 1)
     optimizer.zero_grad()
@@ -30,7 +31,7 @@ def train(trained: nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 
 def main() -> None:
-    """Train for some steps; the engine has the weights of each before the next begins."""
+    """Train for some steps; after each step wait until the engine has its weights."""
     trained, rolled_out = model(seed=0), model(seed=1)
     optimizer = torch.optim.SGD(trained.parameters(), lr=1.0)
     with (

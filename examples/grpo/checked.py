@@ -1,4 +1,4 @@
-"""Rollouts whose tokens are compared with what the trainer's own model says of them."""
+"""Rollouts whose log-probabilities are compared with those of the trainer's own model."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 from rose.adapters.trl import TrlRollouts
 
-# After a lost or doubled token the model's logprobs are those of another context.
+# A larger difference shows a lost or doubled token: the two contexts then differ.
 LOGPROB_MAX: Final = 1.0
 
 
@@ -25,7 +25,7 @@ class Checked:
         self.staleness: list[int] = []
 
     def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """Generate, and compare."""
+        """Generate rollouts, and compare their log-probabilities."""
         output = self._rollouts(prompts, trainer)
         names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         episodes = list(zip(*(output[name] for name in names), strict=True))
@@ -48,7 +48,7 @@ class Checked:
     @staticmethod
     @torch.no_grad()
     def _logprobs(model: Any, episodes: list[tuple[list[int], ...]]) -> list[list[float]]:
-        """Return what the model says of each token from the second on, padded at the end."""
+        """Return the model's log-probability of each token but the first, padded at the end."""
         rows = [torch.tensor(prompt + ids) for prompt, ids, *_ in episodes]
         padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         logprobs = model(input_ids=padded).logits[:, :-1].log_softmax(-1)

@@ -30,10 +30,10 @@ SERVING: Final = Path(__file__).with_name("serving.py")
 
 
 class Fleet:
-    """Processes and service of one run; leaving it ends them.
+    """Processes and service of one run; they end with the `with` block.
 
     Args:
-        folder: folder with the model; the socket is made there.
+        folder: folder with the model; the device's socket is made there.
         publisher: publisher of the model's weights.
         is_lending: whether a worker borrows from the serving engine.
         seed: seed of the traffic.
@@ -55,11 +55,11 @@ class Fleet:
         self._is_over = threading.Event()
         self._restarts: list[threading.Thread] = []
         self.workers: dict[WorkerKind, subprocess.Popen[str]] = {}
-        """The present process of each worker; one that is lost is started again."""
+        """The current process of each worker; a lost one is replaced."""
         self.tokens: Counter[str] = Counter()
         """Tokens that workers reported, by kind of worker."""
         self.served: dict[str, Any] = {}
-        """What the serving engine says of its requests at the end."""
+        """The serving engine's report of its requests, available at the end."""
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -163,12 +163,15 @@ class Fleet:
         joining = self.service.register(worker, capabilities_of(ready))
         asyncio.run_coroutine_threadsafe(joining, self._loop).result(READY_S)
         if not is_granted.wait(READY_S):
-            raise rose.DeadlineExceeded(f"worker {ready['worker']} got no memory in {READY_S} s")
+            raise rose.DeadlineExceeded(
+                f"worker {ready['worker']} got no memory within {READY_S} s"
+            )
 
     @staticmethod
     def _line(process: "subprocess.Popen[str]") -> str:
         assert process.stdout is not None
         line = process.stdout.readline().strip()
         if not line:
-            raise rose.Unavailable(f"a process ended with {process.wait()} before it was ready")
+            status = process.wait()
+            raise rose.Unavailable(f"a process ended with status {status} before it was ready")
         return line

@@ -1,7 +1,7 @@
-"""An engine that answers live traffic and lends what it leaves: `python serving.py SOCKET SEED`.
+"""An engine that answers live traffic and lends the rest: `python serving.py SOCKET SEED`.
 
-It prints a line when it serves, ends when its stdin closes, and then prints the latencies of every
-request as JSON. Its traffic is the same in every run of a seed, whether it lends or not.
+It prints a line when it is ready. When its stdin closes, it prints the latencies of every request
+as JSON and ends. Every run of a seed has the same traffic, whether anything is lent or not.
 """
 
 import json
@@ -19,12 +19,12 @@ REQUESTS_PER_S, PROMPT_TOKENS, NEW_TOKENS = 2.0, (16, 96), 12
 
 
 class Traffic:
-    """Sends requests until it is told to stop, and notes when their tokens come."""
+    """Sends requests until it is told to stop, and records when their tokens arrive."""
 
     def __init__(self, serving: rose.Attached, seed: int) -> None:
         self._serving = serving
         self._draw = random.Random(seed)
-        self.times_s: list[list[float]] = []  # of each request: its arrival and its tokens
+        self.times_s: list[list[float]] = []  # for each request: its arrival, then its tokens
 
     def run(self, is_over: threading.Event) -> None:
         """Send one request after the other, without waiting for answers."""
@@ -58,7 +58,8 @@ class Traffic:
 def main(path: str, seed: int) -> None:
     """Serve until stdin closes."""
     config = EngineConfig(max_batch_tokens=64)
-    # Few seconds of evidence, as a run takes a minute: certificates then err in one step of 20.
+    # A run takes a minute, so its evidence must not take longer than some seconds. Certificates may
+    # therefore err in one step of 20.
     policy = rose.Policy(epsilon=0.05)
     with rose.open("cpu", slo=SLO, pool_bytes=64 << 20, policy=policy) as device:
         model = load_model("tiny-qwen2", seed=1)

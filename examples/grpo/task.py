@@ -1,8 +1,8 @@
-"""The task: pick the right tool, call it, and repeat its answer. And a model that half knows how.
+"""The task: pick the right tool, call it, and repeat its answer; and a pretrained model for it.
 
 A question names an operation by a letter, as in "c3807?". The model calls a tool in its first turn
-("*3807"), gets "=0266" back, and says "!0266". Before RL it writes all that, but calls any tool:
-the letters mean nothing to it yet.
+("*3807"), gets "=0266" back, and answers "!0266". Before RL it can write calls and answers, but it
+calls any tool, because it has not learned what the letters mean.
 """
 
 import random
@@ -53,7 +53,7 @@ class Questions:
 
 
 def use_tool(_prompt: str, turns: list[str]) -> str | None:
-    """Answer a call of a tool; any other turn is the last."""
+    """Return the tool's answer to a call; None for any other turn, which is the last one."""
     call = turns[-1]
     if len(call) != CALL_CHARACTERS or call[0] not in TOOLS or not call[1:].isdecimal():
         return None

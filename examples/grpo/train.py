@@ -97,7 +97,7 @@ def options(folder: Path, seed: int, steps: int) -> GRPOConfig:
         max_completion_length=COMPLETION_TOKENS,
         learning_rate=1e-3,
         lr_scheduler_type="constant_with_warmup",
-        warmup_steps=8,  # the first steps of Adam would break a model that is sure of its syntax
+        warmup_steps=8,  # full first steps of Adam would destroy the pretrained syntax
         adam_beta2=0.99,
         max_grad_norm=0.2,
         eval_strategy="steps",

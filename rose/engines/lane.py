@@ -1,4 +1,4 @@
-"""The interface of a lane to an engine's block pool, for serving and borrower."""
+"""The part of a lane that an engine's block pool needs, for serving and for the borrower."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ class KVLane(Protocol):
         ...
 
     def ensure(self, blocks: int) -> bool:
-        """Try to have `blocks` free blocks now."""
+        """Try to make at least `blocks` blocks free; return whether they are."""
         ...
 
     def alloc(self, blocks: int) -> list[int] | None:

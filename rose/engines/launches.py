@@ -8,17 +8,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rose.executor import RolloutLane
 
-# Some operators launch several kernels (a sort, an indexed write), few more than two on average.
+# Assumed launches of an operator. A sort or an indexed write launches more, but the average over a
+# segment rarely exceeds two.
 _LAUNCHES_OF_OPERATOR: Final = 2
-# A prefill, and steps that decode.
+# Steps to measure: they include a prefill and some decode steps.
 _MEASURED_STEPS: Final = 4
 
 
 class LaunchCounter(TorchDispatchMode):  # type: ignore[misc]
-    """Estimates from above the launches of each segment that runs inside it, in one thread.
+    """Computes an upper estimate of the launches of each segment while it is active, in one thread.
 
-    Every operator that is no view counts. Operators inside compiled code and replayed graphs are
-    not seen: such an engine knows its launches and passes them to `RolloutLane.set_launches`.
+    Every operator that is not a view counts. Operators in compiled code and in replayed graphs are
+    not counted: an engine that uses these must call `RolloutLane.set_launches` itself.
 
     Args:
         passes: returns a number that changes at each gate.
@@ -35,7 +36,7 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Count an operator, and run it."""
+        """Count an operator, then run it."""
         del types
         if self._segment != self._passes():
             self._segment, self._launches = self._passes(), 0
@@ -48,7 +49,7 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[misc]
 class LaunchMeasurement:
     """Counts launches in a borrower's first steps; then its host may run ahead.
 
-    The loop thread calls it. Without gates in a stream there is nothing to measure.
+    For the loop thread. Without gates in a stream there is nothing to measure.
     """
 
     def __init__(self, lane: RolloutLane) -> None:
@@ -58,7 +59,7 @@ class LaunchMeasurement:
 
     @contextmanager
     def of_step(self) -> Iterator[None]:
-        """Run one forward pass.
+        """Count the launches of one forward pass, which runs in this context.
 
         Raises:
             InvalidArgument: a segment has more launches than the launch queue holds.

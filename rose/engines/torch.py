@@ -21,7 +21,7 @@ class StepGate(Protocol):
 
     @property
     def step_thread(self) -> int:
-        """The thread inside a step; 0 outside."""
+        """Id of the thread inside a step; 0 while there is none."""
         ...
 
     def gate(self) -> None:
@@ -30,7 +30,7 @@ class StepGate(Protocol):
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the longest `ModuleList` that is in no other: the decoder layers of `model`.
+    """Return the decoder layers of `model`: its longest `ModuleList` that is not inside another.
 
     Raises:
         InvalidArgument: the model has no list of layers.
@@ -41,7 +41,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     if not lists:
         raise InvalidArgument(
             f"{type(model).__name__} has no ModuleList of layers to gate: "
-            "call rollout.gate() yourself at the borders of its segments"
+            "call rollout.gate() yourself between its segments"
         )
     return max(lists, key=len)
 
@@ -56,24 +56,22 @@ def _gated_modules(model: nn.Module, every: float) -> list[nn.Module]:
             )
         return [module for module in halves if module is not None]
     if every < 1 or every != int(every):
-        raise InvalidArgument(
-            f"a segment of {every:g} layers is not possible: every must be 0.5 or a whole number"
-        )
+        raise InvalidArgument(f"every must be 0.5 or a whole number, at least 1, got {every:g}")
     return [layers[i] for i in range(0, len(layers), int(every))]
 
 
 def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callable[[], None]:
     """Put gates between the decoder layers of `model`.
 
-    A gate acts only in the thread inside a `Quantum` of `rollout`, so the same module may serve
-    `generate` elsewhere. Works for eager modules and under `torch.compile`, where a gate is a graph
-    break: compile after this call, and without `fullgraph`. Hooks do not fire when a CUDA graph is
-    replayed: see `gate_graphs` and `captured_gates`. On a GPU the forward pass runs in
-    `rollout.stream` and must not wait for it (`.item()`, `nonzero`): behind a closed gate it would
-    wait for serving, and no abort would reach it.
+    A gate acts only in the thread inside a `Quantum` of `rollout`, so other threads may run the
+    same module, for instance in `generate`. Gates work in eager modules and under `torch.compile`,
+    where a gate is a graph break: compile after this call, and without `fullgraph`. Hooks do not
+    fire when a CUDA graph is replayed: see `gate_graphs` and `captured_gates`. On a GPU the forward
+    pass runs in `rollout.stream` and must not wait for this stream (`.item()`, `nonzero`): behind a
+    closed gate the thread would wait for serving, and no abort would reach it.
 
     Args:
-        rollout: lane of the layers' quantum.
+        rollout: lane whose quanta run the layers.
         model: module whose layers are gated.
         every: layers per segment, a whole number; 0.5 puts a second gate before each layer's `mlp`.
 
@@ -110,17 +108,17 @@ class Replayable(Protocol):
     """A captured part of a step, such as `torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
-        """Queue it on the current stream."""
+        """Queue this part on the current stream."""
         ...
 
 
 def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[[], None]:
-    """Make one step of separately captured segments, with a gate between any two.
+    """Join separately captured segments to one step, with a gate before each but the first.
 
     An abort skips the rest: no graph is launched after the gate that raised.
 
     Args:
-        rollout: lane of the step's quantum; the first gate is the quantum's own.
+        rollout: lane whose quanta run the step; the quantum itself is the first segment's gate.
         graphs: segments in order, at least one.
 
     Returns:
@@ -131,7 +129,7 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
         InvalidArgument: there are no graphs.
     """
     if not graphs:
-        raise InvalidArgument("a step without graphs has nothing to run: pass at least one")
+        raise InvalidArgument("graphs must contain at least one captured segment, got none")
     first, *others = graphs
 
     def run() -> None:
@@ -147,9 +145,9 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
 def captured_gates(
     rollout: RolloutLane, model: nn.Module, *, every: float, stream: int | None = None
 ) -> Iterator[None]:
-    """Put gates between the decoder layers of `model` into the graph that is captured inside.
+    """Put gates between the decoder layers of `model` into the graph captured in this block.
 
-    Inside the block nobody else runs the model.
+    No other thread may run the model during the block.
 
     Args:
         rollout: lane that will launch the graph.
@@ -174,11 +172,11 @@ def captured_gates(
 
 
 def gated_graph(rollout: RolloutLane, captured: torch.cuda.CUDAGraph) -> CudaGraph:
-    """Return a torch graph with gates, for `RolloutLane.launch`.
+    """Make a captured torch graph with gates launchable by `RolloutLane.launch`.
 
     Args:
         rollout: lane whose gates were captured.
-        captured: graph made with `keep_graph=True`; keep it as long as the result.
+        captured: graph made with `keep_graph=True`; must live as long as the result.
 
     Raises:
         InvalidArgument: the lane's device is a CPU.
@@ -196,14 +194,14 @@ def as_tensor(array: KVArray, device: torch.device) -> torch.Tensor:
 
 
 def stream_of(handle: int, device: torch.device) -> torch.cuda.Stream:
-    """Return one of rose's streams for torch.
+    """Wrap one of rose's streams for torch.
 
-    Not one of torch's own pool: these are reused after 32, and serving would share a stream with a
-    borrower that is stopped at a gate.
+    torch's own pool reuses its 32 streams, so serving could share a stream with a borrower that is
+    stopped at a gate.
     """
     return torch.cuda.ExternalStream(handle, device=device)
 
 
 def run_on_cores(count: int) -> None:
-    """Let an operator use `count` threads, the number of the CPU device's cores."""
+    """Let each torch operator use `count` threads, one for each core of the CPU device."""
     torch.set_num_threads(count)

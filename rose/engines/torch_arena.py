@@ -1,7 +1,7 @@
 """The borrower's activations in a fixed arena: after warm-up it gets no more device memory.
 
-A borrower that allocates takes memory unknown to pool and certificates. So its steps use a private
-pool of torch's caching allocator, which may grow during a warm-up with the largest batches, and not
+Pool and certificates do not know of memory that a borrower allocates. So its steps use a private
+pool of torch's caching allocator, which may grow during a warm-up with the largest batches, but not
 later.
 """
 
@@ -26,11 +26,11 @@ class ArenaMemory(Protocol):
     """Device memory set apart for one borrower."""
 
     def inside(self) -> AbstractContextManager[None]:
-        """Make this thread's allocations use it."""
+        """Make this thread's allocations use this memory."""
         ...
 
     def size_bytes(self) -> int:
-        """Return the device memory it has taken, used or not."""
+        """Return the device memory that was taken so far, used or not."""
         ...
 
 
@@ -42,12 +42,12 @@ class CudaArenaMemory:
         self._pool = torch.cuda.MemPool()
 
     def inside(self) -> AbstractContextManager[None]:
-        """Make this thread's allocations use it; not those of threads started meanwhile."""
+        """Make this thread's allocations use the pool; other threads' do not use it."""
         inside: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool, self._device)
         return inside
 
     def size_bytes(self) -> int:
-        """Return the sum of its segments."""
+        """Return the sum of the pool's segments."""
         segments = torch.cuda.memory_snapshot(self._pool.id)
         return sum(int(one["total_size"]) for one in segments)
 
@@ -58,8 +58,8 @@ class ActivationArena:
     Life: WARMING → `seal` → SEALED. While WARMING, run the largest batches that will come. Growth
         is detected when the step ends, and that step and all later ones fail: an arena never
         shrinks, because a device frees memory only when all its streams are idle, including
-        serving's. Drop the borrower to free it. Only the arena is guarded: KV and weights are in
-        slabs. Used by the thread that runs the steps.
+        serving's. Drop the borrower to free its arena. KV and weights are in slabs and do not
+        count. Only the thread that runs the steps uses an arena.
 
     Args:
         memory: memory of the borrower.
@@ -71,7 +71,7 @@ class ActivationArena:
 
     def __init__(self, memory: ArenaMemory, *, limit_bytes: int) -> None:
         if limit_bytes < 1:
-            raise InvalidArgument(f"an arena of {limit_bytes} bytes is too small: raise the limit")
+            raise InvalidArgument(f"limit_bytes of an arena must be at least 1, got {limit_bytes}")
         self._memory = memory
         self._limit_bytes = limit_bytes
         self.state = ArenaState.WARMING
@@ -81,7 +81,7 @@ class ActivationArena:
         """Return an arena on a GPU.
 
         Raises:
-            Unavailable: torch counts no allocations on the device.
+            Unavailable: the device is not a GPU, so torch does not count its allocations.
         """
         if device.type != "cuda":
             raise Unavailable(
@@ -110,12 +110,12 @@ class ActivationArena:
     def _why(self, over: int) -> str:
         if self.state is ArenaState.WARMING:
             return (
-                f"the borrower's activations take {over} bytes more than their {self._limit_bytes} "
-                "bytes: lower max_batch_tokens or raise the arena's limit"
+                f"the borrower's activations exceed the arena's limit of {self._limit_bytes} bytes "
+                f"by {over} bytes: lower max_batch_tokens or raise limit_bytes"
             )
         return (
-            f"a step allocated {over} bytes beyond the arena of {self._limit_bytes} bytes, which "
-            "is sealed: warm up with the largest batch"
+            f"a step allocated {over} bytes beyond the sealed arena of {self._limit_bytes} bytes: "
+            "warm up with the largest batch"
         )
 
     def seal(self) -> None:

@@ -16,7 +16,7 @@ class Progress:
 
     Args:
         tokens: tokens to recompute.
-        age: larger for earlier requests; relative to any common moment.
+        age: a number that is larger for earlier requests, with the same unit and origin for all.
         is_in_flight: whether a step would have to be aborted.
     """
 
@@ -61,7 +61,7 @@ def order_of_loss(
         cheapest = heapq.heappop(heap)
         slab = cheapest[-1]
         if now.get(slab) != cheapest:
-            continue  # It became cheaper since, and was chosen or has another entry.
+            continue  # An old entry: the slab is chosen already, or has a newer entry.
         order.append(slab)
         del now[slab]
         for request in left.pop(slab):

@@ -41,7 +41,7 @@ class AssembledWorker:
         *,
         joined: Mapping[str, Any],
     ) -> None:
-        """Own the parts of a running worker."""
+        """Take ownership of the parts of a running worker."""
         self.worker = worker
         self._engine = engine
         self._source = source
@@ -61,13 +61,18 @@ class AssembledWorker:
         match message:
             case {"weights": str(address), "token": str(token)} if self._source is not None:
                 self._source.follow(address, token)
+            case _ if self._source is None:
+                raise InvalidArgument(
+                    "this worker follows no publisher: start it with --weights HOST:PORT"
+                )
             case _:
                 raise InvalidArgument(
-                    f"the message must have the fields weights and token, got {', '.join(message)}"
+                    "the message must have the fields weights and token, both texts, "
+                    f"got {', '.join(message)}"
                 )
 
     def close(self) -> None:
-        """Stop the weight receiver, then the engine: a stopped engine cannot commit."""
+        """Stop the weight receiver, which needs the running engine for commits, then the engine."""
         self._parts.close()
 
 
@@ -78,7 +83,7 @@ def assemble(
     weights_token: str,
     clock: Clock,
 ) -> AssembledWorker:
-    """Build and start a worker on this process's cores.
+    """Build and start a worker in this process.
 
     Args:
         options: configuration of the worker.
@@ -88,7 +93,7 @@ def assemble(
 
     Raises:
         DeadlineExceeded: the engine does not answer.
-        InvalidArgument: the model is unknown, or a value does not fit.
+        InvalidArgument: the model is unknown, or an option does not suit the model or the device.
         Unavailable: the engine does not run, or the publisher cannot be reached.
     """
     config = EngineConfig(
@@ -128,7 +133,7 @@ def assemble(
 def _engine(
     model: Model, config: EngineConfig, options: WorkerOptions, parts: ExitStack
 ) -> tuple[WorkerKind, Engine]:
-    """Build an engine on memory of its own, or on what a device lends."""
+    """Build an engine with its own memory, or with memory that a device lends."""
     cache_blocks = ceil_div(options.kv_tokens, config.page_tokens)
     if options.attach is None:
         return WorkerKind.DEDICATED, stock_engine(model, config, cache_blocks=cache_blocks)
@@ -139,7 +144,7 @@ def _engine(
 
 
 def _live_weights(model: Model, source: RemoteSource | None) -> LiveWeights:
-    """Cut a model's weights as the publisher does: tensor by tensor, or as one row."""
+    """Divide a model's weights into tiles as the publisher does: by tensor, or as one row."""
     hello = None if source is None else source.hello()
     if hello is None or not hello.tensors:
         return LiveWeights(model)
@@ -149,7 +154,8 @@ def _live_weights(model: Model, source: RemoteSource | None) -> LiveWeights:
     tiles = plain_tiling(stored).tiles
     if tiles.layout != hello.layout:
         raise InvalidArgument(
-            f"the publisher of {len(hello.tensors)} tensors must publish the {len(stored)} "
-            f"parameters of '{model.name_or_path or type(model).__name__}', each in bf16"
+            f"the publisher must publish the {len(stored)} parameters of "
+            f"'{model.name_or_path or type(model).__name__}' in bf16, but publishes "
+            f"{len(hello.tensors)} tensors of another layout"
         )
     return LiveWeights(model, by_name=tiles)

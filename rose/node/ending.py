@@ -19,12 +19,12 @@ class Ending:
     """Waits for the first reason to end.
 
     The parent process holds stdin open, and may write lines to it. When stdin closes, because the
-    parent closed it or died, the process must end. Enter it in the main thread, as only that may
-    set signal handlers.
+    parent closed it or died, the process must end. Use the context in the main thread: other
+    threads may not set signal handlers.
     """
 
     def __init__(self, stdin: int) -> None:
-        """Watch the descriptor `stdin`; the caller keeps it."""
+        """Watch the descriptor `stdin`, which the caller owns."""
         self._stdin = stdin
         self._rest = b""
         self._reasons: list[str] = []
@@ -43,7 +43,7 @@ class Ending:
         os.close(self._write)
 
     def report(self, reason: str) -> None:
-        """Let `wait` return with a reason; any thread, inside the `with` block."""
+        """Make `wait` return; `reason` is its result if it is the first. Any thread may call."""
         self._reasons.append(reason)
         with suppress(BlockingIOError):  # The pipe is full; one byte is enough.
             os.write(self._write, b".")
@@ -55,7 +55,7 @@ class Ending:
             try:
                 selector.register(self._stdin, selectors.EVENT_READ)
             except PermissionError:
-                return "stdin is a file, which is as good as closed"
+                return "stdin is a file and cannot be watched, so it counts as closed"
             while not self._reasons:
                 for key, _ in selector.select():
                     if key.fd == self._stdin and not self._read_lines(on_line):

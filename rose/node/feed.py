@@ -28,11 +28,11 @@ class StagedReceiver(Protocol):
     """The part of a `rose.transfer` receiver that a feed needs."""
 
     def take_staged(self) -> Any:
-        """Return the ready version, or None; `report` must follow."""
+        """Return the ready version, or None; after a version `report` must be called."""
         ...
 
     def report(self, outcome: Any) -> None:
-        """Receive the outcome of its commit."""
+        """Take the outcome of the version's commit."""
         ...
 
 
@@ -63,7 +63,7 @@ class WeightFeed:
         self._receiver: StagedReceiver | None = None
 
     def attach(self, receiver: StagedReceiver) -> None:
-        """Start taking versions from `receiver`; it may already have called `on_staged`."""
+        """Start taking versions from `receiver`, which may have called `on_staged` already."""
         self._receiver = receiver
         self.on_staged()
 
@@ -92,10 +92,13 @@ def receive(
     After each commit the weights are scrubbed between steps, and corrupt tiles are repaired.
 
     Args:
-        source: the publisher.
+        source: publisher or relay.
         weights: live weights of the worker's model.
-        worker: worker that commits them.
-        version: number of the present weights; the publisher identifies them by their digest.
+        worker: worker that commits the versions.
+        version: number of the present weights; the source identifies these by their digest.
+
+    Returns:
+        The receiver; close it to stop.
     """
     first = weights.digests()
     last: deque[Commit] = deque(maxlen=1)

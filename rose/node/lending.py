@@ -1,4 +1,4 @@
-"""Let the broker control lending on one machine: read devices, decide, set their caps."""
+"""Let brokers control what the devices of one process lend: read, decide, set caps."""
 
 import atexit
 import math
@@ -20,11 +20,11 @@ from rose.units import GIB, MS_PER_S, NS_PER_MS, NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class BrokeredDevice:
-    """A device with loans controlled by a broker.
+    """A device whose loans a broker controls.
 
     Args:
         name: unique name.
-        device: device with its serving engine; nobody else may cap its loans.
+        device: device with its serving engine; nothing but the loop may cap its loans.
     """
 
     name: str
@@ -32,14 +32,14 @@ class BrokeredDevice:
 
 
 class LendingLoop(Closing):
-    """Lets a broker decide how much the devices of this process lend.
+    """Lets a broker for each device decide how much the device lends.
 
-    In each period it reads every device and asks the broker; each decision, with its lifetime,
-    becomes the device's cap (`CoServing.lend_at_most`). Serving never waits for it.
+    In each period the loop reads every device and asks its broker. Each decision, with its
+    lifetime, becomes the device's cap (`CoServing.lend_at_most`). Serving never waits for the loop.
 
-    Its life: made → `start` → … → `close`. After `close` each cap stays until it expires, as if the
-    broker had died; then the device lends nothing until it gets a new cap. After a failure in the
-    loop all devices give everything back (`CoServing.gave_back` holds the reason).
+    Life: made → `start` → … → `close`. After `close` each cap stays until it expires; then the
+    device lends nothing until it gets a new cap. After a failure in the loop all devices give
+    everything back (`CoServing.gave_back` holds the reason).
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class LendingLoop(Closing):
             on_decisions: called after each round in the loop's thread, for logs and metrics; an
                 exception from it counts as a failure of the loop.
             clock: time source of readings and decisions.
-            period_ms: time between two rounds, > 0. The default fits the broker's: its shortest
-                loan lasts three periods.
+            period_ms: time between two rounds, > 0. The default fits the broker's default, whose
+                shortest loan lasts three periods.
 
         Raises:
-            InvalidArgument: two devices have the same name, one has no serving engine or is closed,
-                or `period_ms` is not above 0.
+            InvalidArgument: two devices have the same name, a device has no serving engine or is
+                closed, or `period_ms` is not above 0.
             Unavailable: rose has failed on a device.
         """
         self._devices = {
@@ -72,9 +72,10 @@ class LendingLoop(Closing):
             for one in devices
         }
         if len(self._devices) < len(devices):
-            raise InvalidArgument("devices must have different names")
+            names = ", ".join(one.name for one in devices)
+            raise InvalidArgument(f"devices must have different names, got {names}")
         if not (math.isfinite(period_ms) and period_ms > 0):
-            raise InvalidArgument(f"period_ms={period_ms} must be above 0")
+            raise InvalidArgument(f"period_ms must be finite and above 0, got {period_ms}")
         self._on_decisions = on_decisions
         self._clock = clock or BootClock()
         self._period_ms = period_ms
@@ -89,7 +90,7 @@ class LendingLoop(Closing):
         self._thread.start()
 
     def poll(self) -> list[Decision]:
-        """Read, decide and cap once; for a loop that is not running."""
+        """Run one round: read, decide and cap. Only while the thread is not running."""
         return [one.poll(self._now_ms()) for one in self._devices.values()]
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ def _metrics(reading: DeviceReading) -> EngineMetrics:
         kv_tokens=None,
         running=reading.running,
         waiting=reading.waiting,
-        preempted=0,  # Engines do not report it; a shortage of blocks shows in `kv_used`.
+        preempted=0,  # Engines do not report preemptions; `kv_used` shows a shortage of blocks.
         ttft=_histogram(reading.first_tokens),
         tpot=_histogram(reading.later_tokens),
     )

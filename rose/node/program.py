@@ -53,11 +53,11 @@ def serve_until_stopped(
 
     Args:
         assemble: makes the worker; its argument receives the worker's events.
-        stdin: lines of JSON for the worker; the program ends when it closes.
-        stdout: receives the line.
+        stdin: lines of JSON for the worker; the program ends when stdin closes.
+        stdout: gets the line of JSON.
 
     Returns:
-        True if it ended on request, False if the worker was lost.
+        True if the program ended on request, False if the worker was lost.
     """
     assembled: list[Assembled] = []
     losses: list[str] = []
@@ -76,7 +76,7 @@ def serve_until_stopped(
 
         try:
             with WorkerServer(make, token=token) as server:
-                check(len(assembled) == 1, "a server makes one worker")
+                check(len(assembled) == 1, "the server must have made exactly one worker")
                 line = {"address": server.address, "token": token, **assembled[0].ready()}
                 stdout.write(json.dumps(line) + "\n")
                 stdout.flush()
@@ -84,7 +84,7 @@ def serve_until_stopped(
                 _LOG.info("ending: %s", reason)
                 is_stopped = not losses  # Before the close below, which reports a loss too.
         finally:
-            # Inside the `with`: the end of an engine is an event too.
+            # Within `with Ending(...)`, because the end of an engine calls `ending.report` too.
             for one in assembled:
                 one.close()
     return is_stopped
@@ -97,9 +97,9 @@ def _receive(assembled: Assembled, line: str) -> None:
     except ValueError:
         message = None
     if not isinstance(message, dict):
-        _LOG.warning("stdin sent no JSON object: '%s'", line[:80])
+        _LOG.warning("a line of stdin must be a JSON object, got '%s'", line[:80])
         return
     try:
         assembled.receive(message)
     except InvalidArgument as error:
-        _LOG.warning("stdin sent an invalid message: %s", error)
+        _LOG.warning("a line of stdin is invalid: %s", error)

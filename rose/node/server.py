@@ -22,7 +22,7 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 
-# One stream is served; the others are refused.
+# Most streams at once: one is served, the others are refused.
 _STREAMS_MAX: Final = 4
 _LIMITS: Final = ServerLimits()
 
@@ -30,10 +30,10 @@ _LIMITS: Final = ServerLimits()
 class WorkerServer:
     """Makes a worker of this process available to a scheduler in another process.
 
-    One scheduler at a time: a second one is refused. When a scheduler disconnects, its turns are
-    stopped. The next one is admitted after all of them have ended, so outputs of old and new turns
-    cannot be confused. A new scheduler first receives the current state: the last grant without
-    expiry, the last version, and a loss of the worker.
+    It serves one scheduler at a time and refuses a second one. When a scheduler disconnects, its
+    turns are stopped. The next scheduler is admitted after all these turns have ended, so outputs
+    of old and new turns cannot be confused. A new scheduler first receives the current state: the
+    last grant without expiry, the last version, and a loss of the worker.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class WorkerServer:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             self._pool.shutdown()
-            raise Unavailable(f"a worker cannot be served at '{address}': {error}") from error
+            raise Unavailable(f"the worker cannot listen at '{address}': {error}") from error
         self._address = f"{address.rpartition(':')[0]}:{port}"
         self._server.start()
 
@@ -95,7 +95,7 @@ class WorkerServer:
         """Send pending events, stop the scheduler's turns, and stop listening.
 
         Raises:
-            DeadlineExceeded: the worker blocks in a command.
+            DeadlineExceeded: the worker did not return from a command in time.
         """
         with self._lock:
             self._is_closed = True
@@ -104,7 +104,9 @@ class WorkerServer:
             session.end()
         self._server.stop(self._limits.close_s).wait()
         if session is not None and not session.join(wait_s=self._limits.close_s):
-            raise DeadlineExceeded(f"a worker did not take a command in {self._limits.close_s} s")
+            raise DeadlineExceeded(
+                f"the worker did not return from a command within {self._limits.close_s} s"
+            )
         self._pool.shutdown()
 
     def __enter__(self) -> Self:
@@ -119,7 +121,7 @@ class WorkerServer:
                 case GrantChanged(ttl_ms=0) | VersionCommitted() | WorkerLost():
                     self._holds[type(event)] = event
                 case GrantChanged():
-                    # A grant with a TTL is renewed anyway, and would be stale when it is sent.
+                    # A grant with a TTL is renewed anyway, and would be stale for a new scheduler.
                     self._holds.pop(GrantChanged, None)
             if self._session is not None:
                 self._session.send(event)
@@ -141,15 +143,15 @@ class WorkerServer:
         """Admit a scheduler, or end its stream with the reason."""
         shown = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         if not hmac.compare_digest(str(shown).encode(), self._token):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this worker's")
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token must be this worker's token")
         with self._lock:
             before = self._session
         if before is not None and not before.is_over:
-            context.abort(grpc.StatusCode.ALREADY_EXISTS, "the worker has a scheduler already")
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, "the worker already has a scheduler")
         if before is not None and not before.wait_drained(wait_s=self._limits.drain_s):
             context.abort(
                 grpc.StatusCode.UNAVAILABLE,
-                "the turns of the scheduler before have not ended yet; try again",
+                "the turns of the previous scheduler have not ended yet: try again",
             )
         session = Session(
             self.worker,
@@ -161,7 +163,10 @@ class WorkerServer:
         )
         with self._lock:
             if self._is_closed or self._session is not before:
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the worker was given away meanwhile")
+                context.abort(
+                    grpc.StatusCode.UNAVAILABLE,
+                    "the worker was closed, or got another scheduler meanwhile",
+                )
             self._session = session
             for event in self._holds.values():
                 session.send(event)

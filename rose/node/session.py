@@ -29,8 +29,8 @@ class ServerLimits:
     Args:
         heartbeat_s: period of heartbeats while there are no events.
         silence_max_s: silence after which the scheduler counts as gone.
-        events_max: maximum events in the send queue. One more ends the stream, as the engine's
-            thread never waits for a scheduler.
+        events_max: maximum events in the send queue. One more event ends the stream, because the
+            engine's thread never waits for a scheduler.
         drain_s: maximum wait of a new scheduler for the turns of the previous one.
         close_s: maximum wait of `close` for pending events.
     """
@@ -67,7 +67,8 @@ class Session:
 
         Args:
             worker: runs the turns.
-            requests: frames of the stream; its end, or an error of gRPC, ends the session.
+            requests: frames of the stream; the end of the stream, or an error of gRPC, ends the
+                session.
             on_event: called with the failure of a turn that the worker refused to queue.
             cancel: ends the stream at once; any thread.
             clock: time source.
@@ -92,7 +93,7 @@ class Session:
         self._thread.start()
 
     def send(self, event: WorkerEvent) -> None:
-        """Add an event to the stream; if its queue is full, end the stream. Never waits."""
+        """Queue an event for the stream; if the queue is full, end the stream. Never waits."""
         if isinstance(event, TurnOutput) and event.end is not None:
             with self._drained:
                 self._live.discard((event.trajectory, event.turn))
@@ -106,12 +107,12 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """True after its scheduler is gone; some of its turns may not have ended yet."""
+        """Whether the scheduler is gone; some turns of the session may not have ended yet."""
         with self._drained:
             return self._is_over
 
     def wait_drained(self, *, wait_s: float) -> bool:
-        """Wait until it is over and every turn has ended; False on a time-out."""
+        """Wait until the session is over and every turn has ended; False on a time-out."""
         with self._drained:
             return self._drained.wait_for(lambda: self._is_over and not self._live, timeout=wait_s)
 

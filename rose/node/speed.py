@@ -14,10 +14,10 @@ from rose.units import NS_PER_MS, NS_PER_S
 PREFILL_TOKENS: Final = 256
 DECODE_TOKENS: Final = 16
 _ROUNDS: Final = 3
-# Maximum share of a step's time for one sequence: a step has fixed costs, despite noise.
+# Maximum share of a step's time for one sequence: noise must not hide the fixed costs of a step.
 _SHARE_MAX: Final = 0.9
 _WAIT_S: Final = 120.0
-# Prompts use ids of every vocabulary. No two prompts are alike, so none hits the prefix cache.
+# Prompts use ids that every vocabulary has. All differ, so none hits the prefix cache.
 _IDS: Final = 96
 
 
@@ -33,7 +33,9 @@ class Submits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed of an engine: a step of n takes `decode_step_ms + n * decode_ms_per_sequence`.
+    """Speed of an engine, from which the time of a decode step of n sequences follows.
+
+    It is `decode_step_ms + n * decode_ms_per_sequence`.
 
     Args:
         prefill_tokens_per_s: prefill rate of a single prompt.
@@ -70,10 +72,10 @@ class _Trial:
         for _ in range(requests):
             if not left.acquire(timeout=_WAIT_S):
                 raise DeadlineExceeded(
-                    f"the engine sent no output for {_WAIT_S} s when its speed was measured"
+                    f"a request that measures the engine did not end within {_WAIT_S} s"
                 )
         if failures:
-            raise Unavailable(f"the engine cannot be measured: {failures[0]}")
+            raise Unavailable(f"a request that measures the engine failed: {failures[0]}")
         return times
 
     def _callback(
@@ -98,7 +100,7 @@ def measure(engine: Submits, clock: Clock, *, seats: int) -> Speed:
     """Measure a running, idle engine.
 
     Args:
-        engine: accepts prompts of `PREFILL_TOKENS`, and `seats` requests at once.
+        engine: engine that accepts prompts of `PREFILL_TOKENS` tokens and `seats` requests at once.
         clock: time source.
         seats: maximum sequences in a step.
 
@@ -128,7 +130,7 @@ def measure(engine: Submits, clock: Clock, *, seats: int) -> Speed:
 
 
 def _step_ms(times: list[list[int]]) -> float:
-    """Return the median token time of the last request, which ran beside others the longest."""
+    """Return the median ms per token of the last request, which ran beside others the longest."""
     tokens = times[-1][1:]
     median_ns = statistics.median(b - a for a, b in itertools.pairwise(tokens))
     return max(median_ns, 1) / NS_PER_MS

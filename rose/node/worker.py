@@ -1,9 +1,10 @@
 """The program of a worker: `python -m rose.node.worker --help`.
 
-With `--attach` it is a borrowed one, on the device of a serving engine that listens there.
+With `--attach SOCKET` the worker is borrowed: it runs on the device of the serving engine that
+listens at SOCKET.
 
-It ends when its stdin closes, so it never outlives its parent process. ROSE_TOKEN is the token of
-its weights' publisher.
+The program ends when its stdin closes, so it never outlives its parent process. ROSE_TOKEN is the
+token of the publisher of its weights.
 """
 
 import logging

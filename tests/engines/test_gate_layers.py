@@ -110,7 +110,7 @@ def test_gates_can_be_taken_out() -> None:
 
 @pytest.mark.parametrize("every", [0, -1, 0.25, 1.5])
 def test_impossible_segment_is_refused(every: float) -> None:
-    with pytest.raises(InvalidArgument, match=f"{every:g} layers"):
+    with pytest.raises(InvalidArgument, match=f"got {every:g}"):
         gate_layers(Lane(), Model(3), every=every)
 
 

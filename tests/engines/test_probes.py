@@ -77,7 +77,7 @@ def test_warm_up_runs_both_shapes_until_there_is_evidence(
 
 
 def test_warm_up_that_is_late_says_how_far_it_got(still: Pair) -> None:
-    with pytest.raises(DeadlineExceeded, match=r"the step lacks \d+ runs and that of the chunk"):
+    with pytest.raises(DeadlineExceeded, match=r"\d+ runs of the shape 'step' and \d+ runs"):
         still.serving.prober.warm_up(timeout_ms=0.0)
 
 

@@ -75,7 +75,7 @@ def test_warming_arena_has_a_limit_too() -> None:
     arena = ActivationArena(memory, limit_bytes=LIMIT)
     with arena.step():
         memory.allocate(LIMIT)
-    with pytest.raises(OutOfMemory, match="1 bytes more than their 1000 bytes"), arena.step():
+    with pytest.raises(OutOfMemory, match="limit of 1000 bytes by 1 bytes"), arena.step():
         memory.allocate(LIMIT + 1)
 
 

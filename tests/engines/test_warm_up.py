@@ -80,7 +80,7 @@ def test_an_arena_that_is_too_small_for_the_warm_up_stays_unsealed(
     warm = Warm(models, limit=50)
     try:
         warm.pair.rollout.start()
-        with pytest.raises(Unavailable, match="lower max_batch_tokens or raise the arena"):
+        with pytest.raises(Unavailable, match="lower max_batch_tokens or raise limit_bytes"):
             warm.warm_up()
         assert warm.arena.state is ArenaState.WARMING
     finally:
@@ -114,7 +114,7 @@ def test_leased_weights_are_active_after_the_warm_up(models: tuple[Model, Model]
 def test_a_warm_up_that_says_nothing_is_refused(warm: Warm) -> None:
     with pytest.raises(InvalidArgument, match="got 0"):
         warm_up(warm.pair.rollout, warm.arena, requests=0, context_tokens=9, timeout_ms=1.0)
-    with pytest.raises(InvalidArgument, match="side by side"):
+    with pytest.raises(InvalidArgument, match="in one batch"):
         warm_up(warm.pair.rollout, warm.arena, requests=64, context_tokens=3, timeout_ms=1.0)
     warm.arena.seal()
     with pytest.raises(InvalidArgument, match="sealed already"):

@@ -120,7 +120,7 @@ def test_turn_that_was_stopped_goes_on_at_its_token(dedicated) -> None:
     [
         ({"max_new_tokens": 0}, "at least 1"),
         ({"prompt": ()}, "at least 1"),
-        ({"max_new_tokens": 4000}, "does not fit"),
+        ({"max_new_tokens": 4000}, "exceeds the"),
         ({"temperature": -1.0}, "temperature"),
     ],
 )

@@ -36,7 +36,7 @@ def test_a_publisher_of_other_tensors_is_refused() -> None:
     model = load_model("micro-policy", seed=0)
     with rose.publish(weights(model, torch.float32)) as publisher:
         source = RemoteSource(publisher.address, publisher.token)
-        with pytest.raises(rose.InvalidArgument, match="each in bf16"):
+        with pytest.raises(rose.InvalidArgument, match="in bf16, but publishes"):
             _live_weights(model, source)
         source.close()
 

@@ -113,7 +113,7 @@ def test_speed_is_what_the_engine_takes(prefill_us, step_us, sequence_us, seats)
 def test_an_engine_that_fails_has_no_speed() -> None:
     engine = PricedEngine(Time(), 1, 1, 1, 2, error="out of blocks")
     try:
-        with pytest.raises(Unavailable, match="cannot be measured: out of blocks"):
+        with pytest.raises(Unavailable, match="measures the engine failed: out of blocks"):
             measure(engine, engine.time, seats=2)
     finally:
         engine.stop()

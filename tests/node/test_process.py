@@ -170,7 +170,7 @@ def test_what_is_said_on_stdin_is_told_to_the_worker(spawn, node) -> None:
     wait_for(lambda: worker.ends)
     said = "\n".join(worker.lines)
     assert "that is nothing to say" in said
-    assert "no JSON object" in said
+    assert "must be a JSON object" in said
 
 
 def test_sigterm_ends_a_worker_after_its_last_words(spawn, node) -> None:

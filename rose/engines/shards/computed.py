@@ -30,16 +30,16 @@ class ComputedTensors:
     A delta changes the copies; `load` passes them to the model's own loader; `undo` restores every
     bit that this load wrote. Call between two steps, on one thread; nobody else writes the model.
 
-    Writes are recorded when torch dispatches them, to registered and other tensors. Not undone are
-    writes outside torch's dispatch (of a kernel that gets an address), and attributes that a loader
-    sets on objects other than the model's tensors.
+    Every write that torch dispatches is recorded, whether its tensor is registered or not. Two
+    kinds of changes cannot be undone: writes outside torch's dispatch (by a kernel that gets an
+    address), and attributes that a loader sets on objects other than the model's tensors.
 
     Args:
         model: model that the loader writes.
         load_weights: loader of (name, tensor) pairs; must accept a subset of the tensors.
         named: current elements of exactly these tensors; copied.
-        ends: ends of a `LoaderTrace`: tensors that end in one parameter are loaded together, the
-            others only if they changed. Without it all are loaded, always.
+        ends: ends of a `LoaderTrace`: `load` then passes only changed tensors, and those that end
+            in the same parameters. None: every `load` passes all tensors.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ComputedTensors:
         return {_PREFIX + name: one for name, one in self._host.items()}
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """Return the pieces of a rank, which are the copies."""
+        """Return the pieces of a rank: one for each host copy with elements."""
         return tuple(
             whole(name, look_of(one), _PREFIX + name, rank=rank)
             for name, one in self._host.items()
@@ -72,18 +72,21 @@ class ComputedTensors:
         )
 
     def storages(self, rank: int) -> dict[tuple[int, str], int]:
-        """Return the number of elements of every copy, as of parameters in a `LoaderTrace`."""
+        """Return the number of elements of every copy, as in `LoaderTrace.storages`."""
         return storages_of(self.parameters, rank=rank)
 
     def completed(self, shards: ShardMap) -> ShardMap:
         """Return a map with these tensors on the host of every rank.
 
         Raises:
-            InvalidArgument: a tensor is not computed in the map.
+            InvalidArgument: a tensor is not a computed one in the map.
         """
         for name in self._host:
             if name not in shards.computed:
-                raise InvalidArgument(f"{name} is not computed: its pieces are in the map")
+                raise InvalidArgument(
+                    f"{name} is not computed in the map: give ComputedTensors only the tensors of "
+                    "shards.computed"
+                )
         ranks = shards.ranks or (0,)
         pieces = tuple(piece for rank in ranks for piece in self.pieces(rank))
         computed = {name: why for name, why in shards.computed.items() if name not in self._host}
@@ -94,10 +97,10 @@ class ComputedTensors:
         return ShardMap({**shards.tensors, **specs}, shards.pieces + pieces, computed)
 
     def load(self, changed: Iterable[str] | None = None) -> None:
-        """Pass copies to the loader; all of them, or those needed for `changed` ones.
+        """Pass copies to the loader: all, or those needed after a change of the tensors `changed`.
 
-        The previous load can no longer be undone. If the loader fails, or replaces a tensor that
-        has views, the model is restored.
+        The previous load can no longer be undone. If the loader fails or replaces a parameter, the
+        model is restored.
 
         Raises:
             InvalidArgument: the loader replaced a parameter, or a tensor is unknown.
@@ -117,7 +120,7 @@ class ComputedTensors:
                 self.undo()
 
     def undo(self) -> None:
-        """Restore every bit of the model that the last load wrote; the copies stay."""
+        """Restore every bit of the model that the last load wrote; host copies do not change."""
         self._saved.restore()
 
     def settle(self) -> None:
@@ -130,15 +133,17 @@ class ComputedTensors:
             yield name, self._host[name].clone()
 
     def _needed(self, changed: Iterable[str] | None) -> list[str]:
-        """Return the changed tensors and all that share an end with one."""
+        """Return the changed tensors, and all that end in the same parameters."""
         if changed is None or not self._ends:
             return list(self._host)
         needed = set(changed)
         if unknown := needed - self._host.keys():
-            raise InvalidArgument(f"{min(unknown)} is not a computed tensor")
+            raise InvalidArgument(
+                f"changed must name tensors of this ComputedTensors, got {min(unknown)}"
+            )
         while True:
             places = {place for name in needed for place in self._ends.get(name, ())}
-            # If a loader asked for elements, its ends are unknown: such tensors are always loaded.
+            # A tensor has no known ends if the loader read its elements: it is always loaded.
             more = {
                 name
                 for name in self._host

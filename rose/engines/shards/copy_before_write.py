@@ -24,7 +24,7 @@ class CopyBeforeWrite(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[tuple[int, torch.dtype, Look], tuple[torch.Tensor, torch.Tensor]] = {}
-        # By address: an address that is freed while active is reused only by tensors created then.
+        # Addresses of the code's own storages. One that is freed can only be reused by the code.
         self._made: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -28,8 +28,8 @@ def shard_map_of_dtensors(named: Mapping[str, Any], *, rank: int, mesh: Any = No
         named: DTensors and plain tensors, by canonical name.
         rank: rank of the caller.
         mesh: DeviceMesh of all ranks, with dimension names. Tensors on a part of its dimensions are
-            replicated along the others, as when FSDP2 wraps what TP left alone; plain tensors are
-            replicated everywhere. Without it, the map has only the ranks of each tensor's own mesh.
+            replicated along the others, as when FSDP2 wraps modules without TP; plain tensors are
+            replicated everywhere. None: the map has only the ranks of each tensor's own mesh.
 
     Raises:
         InvalidArgument: a tensor is a partial sum, does not match its placements, does not start at
@@ -75,7 +75,8 @@ def _extended(name: str, placements: list[Placement], own: Any, mesh: Any) -> li
     every = mesh.mesh_dim_names or ()
     if [one for one in every if one in names] != list(names):
         raise InvalidArgument(
-            f"{name} is on a mesh of dimensions {names}, which is not a part of {every}"
+            f"{name} is on a mesh of dimensions {names}, which is not a part of {every}: pass the "
+            "mesh of all ranks"
         )
     placed = dict(zip(names, placements, strict=True))
     return [placed.get(one, Replicate()) for one in every or [""] * mesh.mesh.ndim]
@@ -90,12 +91,13 @@ def _placement(name: str, placement: Any) -> Placement:
     if placement.is_replicate():
         return Replicate()
     raise InvalidArgument(
-        f"no rank holds the elements of {name}, which is {placement}: redistribute it"
+        f"no rank holds the elements of {name}, whose placement is {placement}: redistribute it to "
+        "Shard or Replicate"
     )
 
 
 def _check_local(name: str, local: torch.Tensor, pieces: list[Piece]) -> None:
-    """Compare the local tensor with its placements; those of other ranks are trusted."""
+    """Compare the local tensor with its placements; tensors of other ranks are not checked."""
     expected = local_shape(pieces)
     if (expected or (0,)) != tuple(local.shape) and (expected or local.numel()):
         raise InvalidArgument(

@@ -6,13 +6,13 @@ from typing import Final, NamedTuple
 
 from rose.transfer.plan import Region
 
-# Most boxes of one look. For a loader that scatters more finely, running it is faster.
+# Most boxes of one copy. If a loader scatters more finely, running the loader again is faster.
 BOXES_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A strided view of a storage: index i is its element offset + sum(i * strides).
+    """A strided view of a storage: its index i is the storage's element offset + sum(i * strides).
 
     Args:
         offset: index of the first element.
@@ -26,7 +26,7 @@ class Look:
 
     @property
     def last(self) -> int:
-        """Return the largest element that it may reach."""
+        """Return the largest element of the storage that the view may reach."""
         steps = zip(self.shape, self.strides, strict=True)
         return self.offset + sum((size - 1) * stride for size, stride in steps)
 
@@ -44,7 +44,7 @@ class Placed(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """Evenly spaced elements: their number, and the step between two on both sides."""
+    """Evenly spaced elements: their number, and their distance in the tensor and in the target."""
 
     size: int
     step: int
@@ -52,7 +52,7 @@ class _Axis(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A part still to be cut: first element on both sides, and its axes."""
+    """A part still to be cut: first element in the tensor and in the target, and its axes."""
 
     first: int
     at: int
@@ -109,9 +109,9 @@ class _Canonical:
         self._wide = [at for at, size in enumerate(shape) if size > 1]
 
     def joined(self, part: _Part) -> _Part:
-        """Drop axes of one element, and merge two that continue in one stride.
+        """Drop axes of one element, and merge two axes if one stride covers both.
 
-        They stay separate if the merged axis would leave its dimension: `cut` made those.
+        Two axes stay separate if the merged one would leave its dimension: `cut` separated them.
         """
         axes: list[_Axis] = []
         for axis in sorted(part.axes, key=lambda one: one.step, reverse=True):
@@ -129,7 +129,7 @@ class _Canonical:
         return part._replace(axes=tuple(axes))
 
     def cut(self, part: _Part) -> Iterator[_Part] | None:
-        """Return smaller parts; None if it is a box."""
+        """Return smaller parts; None if the part is a box."""
         dimensions: set[int] = set()
         for number, axis in enumerate(part.axes):
             at = self._dimension(axis)
@@ -163,7 +163,7 @@ class _Canonical:
         return at is not None and self._digit(first, at) + axis.size <= self._shape[at]
 
     def _each(self, part: _Part, number: int) -> Iterator[_Part]:
-        """Cut an axis into its elements, up to one beyond the limit."""
+        """Cut an axis into its elements; stop at one more than `BOXES_MAX`."""
         axis = part.axes[number]
         rest = part.axes[:number] + part.axes[number + 1 :]
         for index in range(min(axis.size, BOXES_MAX + 1)):

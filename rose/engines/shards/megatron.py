@@ -22,7 +22,8 @@ class MegatronModel:
         kv_heads: number of key and value heads; query groups, in Megatron's terms.
         head: size of a head.
         ffn: inner size of the MLP, or of an expert.
-        vocabulary: number of tokens; rows are padded to a multiple of `vocabulary_multiple` * tp.
+        vocabulary: number of token ids; rows are padded to a multiple of `vocabulary_multiple` *
+            tp.
         experts: number of experts per layer; 0 for a dense model.
         tp: number of tensor parallel ranks.
         ep: number of expert parallel groups.
@@ -56,19 +57,19 @@ class MegatronModel:
 
     def __post_init__(self) -> None:
         for large, small, words in (
-            (self.heads, self.kv_heads, "query heads over the heads of keys and values"),
-            (self.kv_heads, self.tp, "heads of keys and values over tensor parallel ranks"),
-            (self.ffn, self.tp, "the perceptron over tensor parallel ranks"),
-            (self.experts, self.ep, "experts over expert parallel groups"),
+            (self.heads, self.kv_heads, "heads must be a multiple of kv_heads"),
+            (self.kv_heads, self.tp, "kv_heads must be a multiple of tp"),
+            (self.ffn, self.tp, "ffn must be a multiple of tp"),
+            (self.experts, self.ep, "experts must be a multiple of ep"),
         ):
             if small < 1 or large % small:
-                raise InvalidArgument(f"{large} cannot be spread over {small}: {words}")
+                raise InvalidArgument(f"{words}, got {large} and {small}")
         if not self.stage_layers or min(self.stage_layers) < 0:
             raise InvalidArgument(
                 f"stage_layers must list at least one count, all >= 0, got {self.stage_layers}"
             )
         if self.ep > 1 and not self.experts:
-            raise InvalidArgument(f"a dense model has no experts for {self.ep} groups")
+            raise InvalidArgument(f"ep must be 1 for a dense model (experts=0), got {self.ep}")
 
     @property
     def padded_vocabulary(self) -> int:

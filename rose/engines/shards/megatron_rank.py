@@ -102,7 +102,7 @@ class MegatronRank:
                 self._perceptron(expert, to, f".weight{at}", at=0)
 
     def _perceptron(self, of: str, to: str, suffix: str, *, at: int) -> None:
-        """Place a gated MLP, the one at index `at` of its parameters."""
+        """Place a gated MLP; `at` is its index if a parameter holds several."""
         rows = self._model.ffn // self._model.tp
         size = rows * self._model.hidden
         first = f"{to}.linear_fc1{suffix}"

@@ -13,7 +13,7 @@ from rose.transfer.plan import LocalView, Piece, Region
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every rank along a mesh dimension holds the same."""
+    """Every rank along a mesh dimension holds the same elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def pieces_of_placements(
 ) -> tuple[Piece, ...]:
     """Return the pieces of every rank of a mesh.
 
-    Each rank's local tensor has its own storage, from the first element on, in row-major order.
+    Each rank's local tensor is row-major and starts at the first element of its own storage.
 
     Args:
         name: name of the tensor.
@@ -69,7 +69,7 @@ def pieces_of_placements(
         mesh_shape: number of ranks, per mesh dimension.
         placements: one per mesh dimension, applied from left to right.
         ranks: ranks of the mesh in row-major order; 0, 1, 2 ... by default.
-        parameter: name of the local tensor; that of the tensor by default.
+        parameter: name of the local tensor; by default `name`.
 
     Raises:
         InvalidArgument: the numbers of dimensions or ranks do not match.
@@ -156,8 +156,9 @@ def _check(
 ) -> None:
     if len(placements) != len(mesh_shape) or len(ranks) != math.prod(mesh_shape):
         raise InvalidArgument(
-            f"{name} has {len(placements)} placements and {len(ranks)} ranks for a mesh of shape "
-            f"{tuple(mesh_shape)}"
+            f"{name} on a mesh of shape {tuple(mesh_shape)} must have {len(mesh_shape)} placements "
+            f"and {math.prod(mesh_shape)} ranks, got {len(placements)} placements and "
+            f"{len(ranks)} ranks"
         )
     for one in placements:
         if not isinstance(one, Replicate) and not -len(shape) <= one.dim < len(shape):

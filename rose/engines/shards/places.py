@@ -19,7 +19,7 @@ def views_of(
     Changing a view changes the parameter, without autograd noticing.
 
     Args:
-        parameters: tensors by parameter name; any tensor of the storage will do.
+        parameters: tensors by parameter name; only the storage of a tensor matters.
         places: views of each tile, with the shape of its region.
 
     Raises:
@@ -36,15 +36,16 @@ def _view(
 ) -> torch.Tensor:
     tensor = parameters.get(view.parameter)
     if tensor is None:
-        raise InvalidArgument(f"the plan needs a parameter {view.parameter}, which is missing")
+        raise InvalidArgument(f"parameters must contain {view.parameter}, which the plan names")
     if len(shape) != len(view.strides):
         raise InvalidArgument(
-            f"a view of {view.parameter} has the shape {shape} but the strides {view.strides}"
+            f"a view of {view.parameter} must have a stride per dimension, got shape {shape} and "
+            f"strides {view.strides}"
         )
     look = Look(view.offset, shape, view.strides)
     if min((view.offset, *view.strides)) < 0 or look.last >= elements_of(tensor):
         raise InvalidArgument(
-            f"a view of {view.parameter} reaches from element {view.offset} to {look.last}, but "
-            f"its storage has {elements_of(tensor)}"
+            f"a view of {view.parameter} must lie within its storage of {elements_of(tensor)} "
+            f"elements, got offset {view.offset}, last element {look.last}, strides {view.strides}"
         )
     return tensor.detach().as_strided(shape, view.strides, view.offset)

@@ -22,8 +22,8 @@ def shard_map_of(named: Mapping[str, torch.Tensor], *, rank: int = 0) -> ShardMa
         rank: rank of the pieces.
 
     Raises:
-        InvalidArgument: two tensors overlap partly, or a tensor may have two elements at one
-            address, or no memory that a delta could change.
+        InvalidArgument: two tensors overlap partly, a tensor may have two elements at one address,
+            or a tensor has no memory that a delta could change.
     """
     for name, tensor in named.items():
         _check(name, tensor)
@@ -62,7 +62,8 @@ def joined(maps: Iterable[ShardMap]) -> ShardMap:
         for name, spec in one.tensors.items():
             if tensors.setdefault(name, spec) != spec:
                 raise InvalidArgument(
-                    f"{name} is {_words(tensors[name])} on one rank and {_words(spec)} on another"
+                    f"{name} must be the same on all ranks, got {_words(tensors[name])} and "
+                    f"{_words(spec)}"
                 )
     pieces = dict.fromkeys(piece for one in maps for piece in one.pieces)
     held = tuple(piece for piece in pieces if piece.tensor not in computed)
@@ -76,5 +77,5 @@ def _words(spec: TensorSpec) -> str:
 def _check(name: str, tensor: torch.Tensor) -> None:
     """Refuse tensors without memory, and those with two elements at one address."""
     if tensor.device.type == "meta":
-        raise InvalidArgument(f"{name} is on the device meta, and has no elements")
+        raise InvalidArgument(f"{name} is on the device meta, without elements: load it first")
     bits_of(name, tensor, is_written=True)

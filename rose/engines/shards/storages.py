@@ -1,4 +1,4 @@
-"""Tensors by the storage they view: its parameter, and their place in it."""
+"""Storages of tensors: their identity, and the place of a tensor in its storage."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from rose.errors import InvalidArgument
 def storage_of(tensor: torch.Tensor) -> int:
     """Return an id that all views of one storage share, on any device.
 
-    It is an address: after the storage is freed it has no meaning.
+    The id is an address, so it has no meaning after the storage was freed.
     """
     return int(tensor.untyped_storage()._cdata)
 
@@ -55,7 +55,7 @@ def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def storages_of(parameters: Mapping[str, torch.Tensor], *, rank: int) -> dict[tuple[int, str], int]:
-    """Return the elements of each parameter's storage, for a check of coverage."""
+    """Return the number of elements of each parameter's storage, by rank and name."""
     return {(rank, name): elements_of(tensor) for name, tensor in parameters.items()}
 
 

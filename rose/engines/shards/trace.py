@@ -50,8 +50,8 @@ def trace_loader(
     buffers are recorded and not executed, so the model keeps its bits and may serve meanwhile, on
     any device including "meta". Attributes that a loader sets on modules are not undone.
 
-    Tensors that are only cut, permuted and copied get exact pieces. The others are computed: their
-    dtype is converted, or an operation was not a view, or needed elements.
+    Tensors that are only cut, permuted and copied get exact pieces. All others are *computed*: the
+    loader converts their dtype, applies an operation that is not a view, or reads their elements.
 
     Args:
         model: model whose parameters are written.
@@ -91,7 +91,7 @@ def joined_traces(traces: Iterable[LoaderTrace]) -> LoaderTrace:
     """Merge the traces of all ranks of a replica, as `joined` does with maps.
 
     Raises:
-        InvalidArgument: two ranks got different tensors.
+        InvalidArgument: two ranks disagree on a tensor's shape or dtype.
     """
     traces = tuple(traces)
     shards = joined(one.shards for one in traces)
@@ -136,7 +136,7 @@ class _Follower:
                 return tracer.writes
             if reasons.keys() == {feed.last}:
                 todo = todo[todo.index(feed.last) + 1 :]
-            else:  # it reads ahead, so it is unknown which others were done
+            else:  # the loader reads ahead, so it is unknown which other tensors it has placed
                 todo = [name for name in specs if name not in stopped_at]
                 tracer = Tracer(self._parameters)
 
@@ -151,8 +151,8 @@ class _Follower:
             if tracer.raised:
                 computed = tracer.writes.computed
                 return {name: computed[name] for name in tracer.raised}
-            # Python's access to elements is not dispatched: `numpy`, `tolist` and others raise one
-            # of these two for lack of elements.
+            # Access to elements from Python (`numpy`, `tolist` and others) is not dispatched. On a
+            # tensor without elements it raises one of these two.
             if not feed.last or not isinstance(error, (RuntimeError, TypeError)):
                 raise
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -185,7 +185,7 @@ def _boxes(specs: Mapping[str, TensorSpec], writes: Writes, write: Write) -> lis
     (name,) = write.names
     boxes = boxes_of(specs[name].shape, write.seen, write.held)
     if boxes is None:
-        writes.compute(write.names, "it is scattered over too many boxes")
+        writes.compute(write.names, "scattered over too many boxes")
     return boxes or []
 
 

@@ -21,12 +21,12 @@ from rose.transfer.plan import TensorSpec
 
 _META: Final = torch.device("meta")
 _ATEN: Final = torch.ops.aten
-# They create a tensor like another, and read none of its elements.
+# Operations that create a tensor like another, and read none of its elements.
 _LIKE: Final = frozenset(
     "empty_like new_empty new_empty_strided zeros_like new_zeros ones_like new_ones full_like "
     "new_full".split()
 )
-# They copy elements to another place: writes to that copy do not reach anything.
+# Operations that only copy elements; the trace follows the original instead of the copy.
 _SAME: Final = (_ATEN.clone.default, _ATEN._to_copy.default)
 
 
@@ -41,13 +41,13 @@ class Untraceable(RoseError):
 class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
     """Sees every operation of one thread while it is active, and lets no parameter be changed.
 
-    Traced tensors are on the device "meta", where an operation computes shapes and strides only: so
-    views are torch's own. A copy into a parameter is recorded and not executed. Any other result of
-    a traced tensor is followed as far as possible, to know its ends, and makes the tensor a
-    computed one.
+    Traced tensors are on the device "meta", where an operation computes only shapes and strides, so
+    views are torch's own. A copy into a parameter is recorded and not executed. Any other operation
+    makes the traced tensor a *computed* one; its result is followed as far as possible, to find the
+    parameters that depend on it.
 
     Args:
-        parameters: guarded tensors by name; each storage once.
+        parameters: tensors to guard, by name; each storage once.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -57,7 +57,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         self._homes = {storage_of(one): name for name, one in parameters.items()}
         self._traced: dict[int, str] = {}
         self._made_of: dict[int, frozenset[str]] = {}
-        # The storages above are known by address: none may be freed and its address reused.
+        # The storages above are known by address. Kept alive, so that no address is used again.
         self._alive: list[torch.Tensor] = []
 
     def trace(self, spec: TensorSpec) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         dtype = getattr(torch, spec.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise InvalidArgument(
-                f"{spec.name} has the dtype {spec.dtype!r}, which torch does not know"
+                f"{spec.name} must have a dtype of torch, such as 'bfloat16', got {spec.dtype!r}"
             )
         tensor = torch.empty(spec.shape, dtype=dtype, device=_META)
         self._alive.append(tensor)
@@ -80,7 +80,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         """Record the replacement of a parameter by another tensor."""
         home = self._homes[storage_of(before)]
         names = self._names(after)
-        self.writes.compute(names, "it takes the place of a parameter")
+        self.writes.compute(names, "it replaces a parameter")
         self.writes.add(Write(home, look_of(before), names, "assignment"))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -133,8 +133,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
             names = self._names(args[0])
             if func is not _ATEN.view.default or not names or not _is_meta(args[0]):
                 raise
-            # For the copy that `_SAME` did not make, this would be a view.
-            self.writes.compute(names, "reshape that is no view")
+            # With the copy that `_SAME` omitted, this would be a view.
+            self.writes.compute(names, "reshape that is not a view")
             return self._reshape(args[0], args[1], names)
         if isinstance(seen, torch.Tensor) and seen.element_size() != args[0].element_size():
             self.writes.compute(self._names(args[0]), f"{_name(func)} as {dtype_of(seen)}")
@@ -145,7 +145,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         if home is None:
             if not names:
                 return _ATEN.copy_.default(to, of)
-            self.writes.compute(names | self._names(to), "copied into what is no parameter")
+            self.writes.compute(names | self._names(to), "copied into a non-parameter")
             self._taint(to, names)
             return to
         seen = None
@@ -192,17 +192,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         return made
 
     def _reshape(self, tensor: torch.Tensor, shape: Any, names: frozenset[str]) -> torch.Tensor:
-        """Return another shape of a copy that was not made."""
+        """Return a reshaped tensor, in place of a copy that was not made."""
         made = torch.empty_like(tensor, memory_format=torch.contiguous_format).view(shape)
         self._taint(made, names)
         return made
 
 
 def _why_no_copy(to: torch.Tensor, of: torch.Tensor) -> str | None:
-    """Return why a copy between two tensors is not one of elements; None if it is.
+    """Return why a copy does not keep all elements as they are; None if it does.
 
     Raises:
-        InvalidArgument: it cannot be copied at all.
+        InvalidArgument: the shapes do not fit together.
     """
     if to.dtype != of.dtype:
         return f"converted from {dtype_of(of)} to {dtype_of(to)}"
@@ -211,7 +211,7 @@ def _why_no_copy(to: torch.Tensor, of: torch.Tensor) -> str | None:
             of.expand(to.shape)
         except RuntimeError as error:
             raise InvalidArgument(
-                f"the loader must keep shapes: it copied {tuple(of.shape)} into {tuple(to.shape)}"
+                f"the loader must keep shapes, but copied {tuple(of.shape)} into {tuple(to.shape)}"
             ) from error
         return "expand"
     steps = zip(of.shape, of.stride(), strict=True)
@@ -222,7 +222,7 @@ def _why_computed(func: Any, args: Any, kwargs: Mapping[str, Any]) -> str:
     if func is _ATEN._to_copy.default and kwargs.get("dtype") not in {None, args[0].dtype}:
         to = str(kwargs["dtype"]).removeprefix("torch.")
         return f"converted from {dtype_of(args[0])} to {to}"
-    return "reshape that is no view" if func is _ATEN._unsafe_view.default else _name(func)
+    return "reshape that is not a view" if func is _ATEN._unsafe_view.default else _name(func)
 
 
 def _name(func: Any) -> str:

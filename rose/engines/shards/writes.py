@@ -1,4 +1,4 @@
-"""A loader's writes to parameters, in order, and which can be repeated in place later."""
+"""A loader's writes to parameters, in order, and the tensors that are not only copied."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ class Write:
 
     Args:
         parameter: name of its storage.
-        held: place of the write.
-        names: tensors whose elements, or results of them, were written; empty for a constant.
+        held: view of the parameter that is written.
+        names: tensors from whose elements the written values come; empty for a constant.
         operation: name of the writing operation.
         seen: view of the one tensor whose elements were copied unchanged; None otherwise.
     """
@@ -30,7 +30,7 @@ class Writes:
     """All writes of a loader so far.
 
     Args:
-        computed: reason by tensor that was not only copied.
+        computed: for each tensor that is not only copied, the reason.
     """
 
     computed: dict[str, str] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class Writes:
     def settle(self) -> None:
         """Find copied tensors whose place has other writes too, and mark them as computed.
 
-        A copy is gone if its place was changed later; and loading a computed tensor again would
-        overwrite later copies. Each tensor found may affect others.
+        A copy is lost if its place was changed later, and loading a computed tensor again would
+        overwrite later copies. Each newly marked tensor may affect others, so the search repeats.
         """
         while True:
             found = {name: why for row in self._of.values() for name, why in self._spoiled(row)}
@@ -76,9 +76,9 @@ class Writes:
                 continue
             for when, other in others:
                 if (when > at or other.names) and other.held.may_meet(write.held):
-                    why = f"{other.operation} changes {write.parameter} where it was copied to"
+                    why = f"{other.operation} changes {write.parameter} where the copy is"
                     yield from ((name, why) for name in write.names)
 
     def _is_copy(self, write: Write) -> bool:
-        """Whether it is a copy of a tensor that is only copied."""
+        """Whether `write` copies a tensor that is only copied."""
         return write.seen is not None and write.names.isdisjoint(self.computed)

@@ -1,6 +1,6 @@
 """Two engines of transformers' continuous batching on one device, under rose.
 
-The substitution points and their pitfalls: `docs/architecture.md`.
+`docs/engines.md` lists what is overridden in transformers, and why.
 """
 
 from rose.engines.transformers.commits import Committed, Slices

@@ -32,9 +32,9 @@ from rose.executor import RolloutLane
 from rose.memory import KVGeometry, KVSpace, Layout
 from rose.units import ceil_div
 
-# Alignment of a block, as of transformers' sectors.
+# Alignment of a block in bytes, the same as that of transformers' sectors.
 _ALIGNMENT: Final = 128
-# Slabs in use relative to the slabs that their blocks would fill, above which a copy pays.
+# Compaction pays above this ratio: slabs in use ÷ slabs that their blocks would fill.
 _HELD_OVER_NEEDED: Final = 1.1
 
 
@@ -43,7 +43,7 @@ def block_geometry(
 ) -> KVGeometry:
     """Return the geometry of a model's KV with one block size for all groups of layers.
 
-    Found by asking a cache of one block, so it follows transformers' own rules.
+    It is read from a cache of one block, so it follows transformers' own rules.
 
     Args:
         config: configuration of the model; several attention types are allowed.
@@ -55,7 +55,7 @@ def block_geometry(
         cache.bytes_per_sector // allocator.bytes_per_block * allocator.tokens_per_page
         for allocator in cache.cache_allocators.values()
     )
-    # With several types, a block belongs to one at a time: no layer count divides all of them.
+    # With several types a block belongs to one at a time, so blocks have no common layer count.
     layers = config.num_hidden_layers if len(cache.cache_allocators) == 1 else 1
     return KVGeometry(
         layers=layers,
@@ -70,7 +70,7 @@ def group_geometries(
 ) -> tuple[KVGeometry, ...]:
     """Return the geometry of each attention group, in the order of transformers' allocators.
 
-    Each group has blocks of its own here; those of `block_geometry` are shared by all groups.
+    Each group has blocks of its own here; with `block_geometry` all groups share one kind of block.
 
     Args:
         config: configuration of the model.
@@ -112,7 +112,7 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
     """A `PagedAttentionCache` whose prefixes belong to the current weights."""
 
     def __init__(self, **kwargs: Any) -> None:
-        # Requests whose blocks must not be shared: of old weights, or private.
+        # Requests whose blocks must not be shared: they have KV of old weights, or are private.
         self._unshared: set[str] = set()
         super().__init__(**kwargs)
 
@@ -120,12 +120,12 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         """Stop sharing the blocks written so far with requests admitted from now on.
 
         Running requests keep their blocks and go on; blocks that they complete later are not shared
-        either, because they depend on old ones.
+        either, because these depend on old ones.
 
         Args:
             version: version of the new weights.
         """
-        del version  # Nothing of another version is kept.
+        del version  # All old prefixes are dropped, so none needs a version.
         self.evict_cached_blocks()
         for allocator in self.cache_allocators.values():
             self._unshared.update(allocator.block_table)
@@ -134,7 +134,7 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         self.pool.try_to_free_sectors()
 
     def keep_private(self, request_id: str) -> None:
-        """Never share blocks of a coming request."""
+        """Never share blocks of a request that will be submitted."""
         self._unshared.add(request_id)
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
@@ -162,8 +162,8 @@ class SlabCache(VersionedCache):
     """A `PagedAttentionCache` over the slabs of one tenant.
 
     All types of attention share the blocks of one geometry, or each has a group of the lane.
-    Rose's allocator keeps a borrower's prefixes, in a namespace per version of the weights;
-    serving's prefixes are held like blocks in use, so that they are not lent.
+    Rose's allocator keeps a borrower's prefixes, in a namespace per version of the weights.
+    Serving's prefixes count as blocks in use, so that they are not lent.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class SlabCache(VersionedCache):
         self._lay_out()
         self.cache_tensor = self._tensors[0]
         self.num_sectors = max(len(rows) for rows in self._rows) - 2
-        # Constant, for the largest possible holding: IO tensors depend on it.
+        # Constant, and enough for all memory that could be the tenant's: IO tensors depend on it.
         lendable = self.spaces[0].lendable_bytes
         self.num_blocks = lendable // sum(
             allocator.bytes_per_block for allocator in self.cache_allocators.values()
@@ -219,7 +219,7 @@ class SlabCache(VersionedCache):
             else [_group_geometry(one).block_bytes for one in self.cache_allocators.values()]
         )
         found = [space.geometry.block_bytes for space in self.spaces]
-        check(found == needed, f"the cache has blocks of {needed} bytes, the lane {found}")
+        check(found == needed, f"the lane's blocks have {found} bytes, the cache needs {needed}")
         self._tensors = [as_tensor(space.flat(), self.device) for space in self.spaces]
         # By space: row i is block i.
         self._rows = [
@@ -238,15 +238,15 @@ class SlabCache(VersionedCache):
 
     @property
     def is_append_only(self) -> bool:
-        """Whether a token's KV stays in place: false for a sliding window's ring."""
+        """Whether a token's KV is never overwritten: false for the ring of a sliding window."""
         return all(allocator.supports_block_table for allocator in self.cache_allocators.values())
 
     # ---- room
 
     def compute_free_capacity(self, relative: bool = True) -> int | float:
-        """Return free bytes, or their share of the tenant's memory (stock: of the whole view).
+        """Return free bytes, or their share of the tenant's memory, not of the whole view.
 
-        Groups share all free memory; the result is the most that one of them could have.
+        Groups share all free memory; the result is the most that one group could have.
         """
         free_bytes = max(
             int(space.allocator.free_blocks) * space.geometry.block_bytes for space in self.spaces
@@ -268,8 +268,8 @@ class SlabCache(VersionedCache):
     ) -> bool:
         """Request more blocks from rose, then drop prefix cache, before refusing.
 
-        Idle slabs of a borrower may leave at any moment, so counted blocks are trusted only once
-        taken.
+        Idle slabs of a borrower may be taken at any moment, so free blocks count only after they
+        were allocated.
         """
         allocators = self.cache_allocators.values()
         needed = [
@@ -285,7 +285,7 @@ class SlabCache(VersionedCache):
         return True
 
     def make_free(self, share: float) -> bool:
-        """Try to have `share` of the tenant's memory free; grow first, then drop old cache."""
+        """Try to have `share` of the tenant's memory free: grow first, then drop old cache."""
         groups = len(self.spaces)
         of_space = [
             math.ceil(share * space.allocator.capacity_blocks / groups) for space in self.spaces
@@ -300,14 +300,14 @@ class SlabCache(VersionedCache):
         return self.pool.num_free_sectors >= sum(blocks)
 
     def _make_free(self, blocks: Sequence[int]) -> bool:
-        """Free this many blocks for each allocator, by a loan before dropping cache."""
+        """Free this many blocks for each allocator: by a loan, or else by dropping cache."""
         kept = int(self.lane.kv.allocator.cached_blocks)
         if self.pool.ensure([blocks[0] + kept, *blocks[1:]]):
             return True
         return self._has_free(blocks) or self._evict_oldest(blocks)
 
     def _evict_oldest(self, blocks: Sequence[int]) -> bool:
-        """Drop cached prefix blocks, oldest first, until there is room; False if it never is."""
+        """Drop cached prefix blocks, oldest first, until there is room; False if there is none."""
         for allocator in self.cache_allocators.values():
             for block in list(allocator.ledger.cached_blocks):
                 if self._has_free(blocks):
@@ -334,7 +334,7 @@ class SlabCache(VersionedCache):
         self._ledger.renew(version)
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """Match as stock does, and hold the blocks found at once, since idle ones may leave."""
+        """Match as stock does, and take references at once, since idle slabs may be taken back."""
         if self._ledger is None:
             return int(super().search_prefix_match(request_id, prompt_ids))
         (allocator,) = self.cache_allocators.values()
@@ -396,7 +396,7 @@ class SlabCache(VersionedCache):
         Args:
             slabs: slabs to empty; None for the sparsest.
             bytes_max: most bytes to copy.
-            settle: waits until a copy is complete.
+            settle: function that waits until a copy is complete.
 
         Returns:
             The number of bytes moved.

@@ -9,7 +9,7 @@ from rose.executor import RolloutLane
 from rose.units import NS_PER_MS
 
 # Retry interval of growth after a refusal: short enough to follow the end of serving's burst, long
-# enough that certificates of refusals stay few.
+# enough that serving's process seldom has to decide.
 _ASK_AGAIN_MS: Final = 100.0
 
 
@@ -22,7 +22,10 @@ class Capacity(Protocol):
         ...
 
     def squeezed(self) -> int | None:
-        """Return the remaining capacity in tokens if memory was revoked since the last call."""
+        """Return the capacity left, in tokens, if memory was revoked since the last call.
+
+        Otherwise return None.
+        """
         ...
 
     def has_regrown(self) -> bool:
@@ -47,7 +50,7 @@ class CacheCapacity:
         return self._cache.holds_tokens
 
     def squeezed(self) -> int | None:
-        """Return None."""
+        """Return None: nothing is ever revoked."""
         return None
 
     def has_regrown(self) -> bool:
@@ -61,7 +64,7 @@ class CacheCapacity:
 
 
 class LaneCapacity:
-    """The capacity of a borrower's lane: possible, and current while serving needs memory."""
+    """The capacity of a borrower's lane: its maximum, and what is left after a revocation."""
 
     def __init__(self, processor: RolloutProcessor, clock: Clock) -> None:
         self._processor = processor
@@ -81,13 +84,13 @@ class LaneCapacity:
 
     @property
     def tokens_max(self) -> int:
-        """The lane's limit, or the pool without serving's reserve, minus the weights' slabs."""
+        """Tokens in the most slabs that the lane can get, minus the slabs of the weights."""
         weights = self._processor.weights
         taken = 0 if weights is None else weights.slabs_max
         return max(0, self._lane.slabs_max() - taken) * self._slab_tokens
 
     def squeezed(self) -> int | None:
-        """Return the remaining capacity if serving has taken slabs since the last call."""
+        """Return the capacity left if serving took slabs since the last call; None otherwise."""
         pressures = self._processor.pressures
         if pressures == self._pressures:
             return None
@@ -101,7 +104,7 @@ class LaneCapacity:
         return len(frozenset(self._lane.slabs()) - taken) * self._slab_tokens
 
     def has_regrown(self) -> bool:
-        """Whether a further slab was just lent, or there are no more; asks at intervals.
+        """Request one more slab, at intervals; True if it was lent, or if all slabs are lent.
 
         Weights that were evicted get their slabs first.
         """

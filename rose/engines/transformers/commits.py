@@ -25,7 +25,7 @@ class Slices(Protocol):
         ...
 
     def abandon(self) -> object:
-        """Roll back to the previous version, unless it is over."""
+        """Roll back to the previous version, unless the commit is over."""
         ...
 
     @property
@@ -101,7 +101,7 @@ class CommitQueue:
             self._pending.append(PendingCommit(slices, version, on_done, self._clock.now_ns()))
 
     def step_ended(self) -> None:
-        """Record the end of an engine step, where a pause starts."""
+        """Record the end of an engine step, from which a pause is counted."""
         self._pause_began_ns = self._clock.now_ns()
 
     def advance(self) -> bool:
@@ -117,7 +117,7 @@ class CommitQueue:
         is_match = self.has_committed
         with self._lock:
             pending = self._pending.popleft()
-        # Only a successful commit ends a quarantine: a rollback restores the state before.
+        # Only a successful commit ends a quarantine: a rollback restores the quarantined weights.
         is_undefined = pending.slices.state is CommitState.QUARANTINED
         self.is_quarantined = not is_match and (is_undefined or self.is_quarantined)
         now_ns = self._clock.now_ns()

@@ -64,8 +64,8 @@ class EngineConfig:
             it under the new weights, or "abort" them with the output so far.
         move_bytes: most KV that a borrower copies between two steps, so that slabs become empty
             without stopping a request; costs time of the quantum, and of serving if it waits.
-        cores: CPU cores that are the device; None leaves threads where they are.
-        clock: source of times.
+        cores: CPU cores that are the device; None does not pin threads.
+        clock: time source.
     """
 
     page_tokens: int = 16
@@ -87,7 +87,9 @@ class EngineConfig:
             InvalidArgument: `inflight` is unknown.
         """
         if self.inflight not in IN_FLIGHT:
-            raise InvalidArgument(f"inflight '{self.inflight}': choose {', '.join(IN_FLIGHT)}")
+            raise InvalidArgument(
+                f"inflight must be one of {', '.join(IN_FLIGHT)}, got '{self.inflight}'"
+            )
 
 
 class Engine:
@@ -96,13 +98,13 @@ class Engine:
     def __init__(
         self, manager: ContinuousBatchingManager, processor: DeviceProcessor, router: CallbackRouter
     ) -> None:
-        """Create a manager with rose's processor and router."""
+        """Wrap a manager that has rose's processor and router."""
         self.manager = manager
         self.processor = processor
         self._router = router
         self._on_stop: list[Callable[[], None]] = []
         self.is_stopping = False
-        # For a serving engine whose device lends.
+        # Only in a serving engine built with `probes`.
         self.prober: Prober | None = None
 
     def start(self) -> None:
@@ -134,14 +136,17 @@ class Engine:
             max_new_tokens: limit of generated tokens, > 0.
             on_output: called with the output so far; `is_finished()` is true for the last one.
             sampling: sampling parameters; only for an engine built with `sampling`.
-            stop_tokens: ids that end the request, and are part of the output.
+            stop_tokens: ids that end the request; the output contains the id that ended it.
 
         Raises:
             InvalidArgument: `sampling` is set but the engine does not sample.
             Unavailable: the generation thread is stopping or has died.
         """
         if sampling is not None and not self.processor.is_sampling:
-            raise InvalidArgument("build the engine with EngineConfig(sampling=True) to sample")
+            raise InvalidArgument(
+                "sampling must be None, because this engine does not sample: build the engine with "
+                "EngineConfig(sampling=True)"
+            )
         self._check_accepting()
         self._router.live[request_id] = LiveRequest(on_output, sampling or Sampling())
         self.manager.add_request(
@@ -163,11 +168,11 @@ class Engine:
         self.manager.cancel_request(request_id)
 
     def pause(self) -> None:
-        """Stop at the next step boundary, and return when no step runs. Pairs with `resume`."""
+        """Stop at the next step boundary; return when no step runs. Call `resume` afterwards."""
         self.manager.background_thread_status.acquire_pause(self.manager._wake_up_loop)
 
     def resume(self) -> None:
-        """Continue with the present requests."""
+        """Continue after `pause`, with the same requests."""
         self.manager.background_thread_status.release_pause()
 
     def commit(self, commit: Slices, *, version: int, on_done: OnCommitted) -> None:
@@ -180,7 +185,7 @@ class Engine:
         Args:
             commit: transaction over the live weights of this engine's model.
             version: version after a successful commit.
-            on_done: called once with the result, in the loop thread; or by `stop`, in its thread.
+            on_done: called once with the result, in the loop thread or in one that calls `stop`.
 
         Raises:
             Unavailable: the generation thread is stopping or has died.
@@ -216,7 +221,7 @@ class Engine:
 
     @property
     def has_requests(self) -> bool:
-        """Whether it has unfinished requests."""
+        """Whether the engine has unfinished requests."""
         return bool(self._router.live)
 
     @property
@@ -241,9 +246,9 @@ class Engine:
             self.prober.stop()
         if self.manager.is_running():
             self.manager.stop(block=True, hard_stop=True, keep_for_next_session=True)
-            # Kept at the model, it would be the manager of every later engine, whatever its config.
+            # The model caches this manager; every later engine would get it, whatever its config.
             vars(self.manager.model).pop("_cached_continuous_batching_manager", None)
-        # Its thread is gone, so this thread may restore the weights.
+        # The generation thread is gone, so this thread may restore the weights.
         self.processor.abandon_commits()
         for action in reversed(self._on_stop):
             action()
@@ -280,7 +285,7 @@ def _engine(
     processor_class: Callable[..., DeviceProcessor],
     config: EngineConfig,
 ) -> Engine:
-    """Put cache, scheduler and processor into `manager`, as it would with its own."""
+    """Build an engine: put cache, scheduler and processor into `manager`, in place of its own."""
     cb_config = manager.continuous_batching_config
     manager._use_prefix_sharing = cache.use_prefix_sharing
     update_cb_config_after_cache_creation(
@@ -315,7 +320,7 @@ def _engine(
     manager.batch_processor = processor
     check(
         manager._create_batch_processor() is processor,
-        "the manager would build a stock processor of its own",
+        "the manager of transformers ignored rose's processor",
     )
     return Engine(manager, processor, manager.output_router)
 
@@ -357,8 +362,8 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
 def kv_groups(model: PreTrainedModel, config: EngineConfig) -> tuple[KVGeometry, ...]:
     """Return the geometry of each attention group of `model`, for a borrower's lane.
 
-    A uniform model has one group, and a lane like that of `kv_geometry`. Others waste less this
-    way: the unit that all groups divide may be many blocks of each.
+    A uniform model has one group, and the same lane as with `kv_geometry`. Other models waste less
+    memory with groups, because a unit that all groups can share may be many blocks of each.
 
     Raises:
         Unavailable: the installed transformers is not supported.
@@ -384,7 +389,7 @@ def stock_engine(
         model: causal language model.
         config: configuration, as for the other engines.
         cache_blocks: size of its private cache, in blocks of `page_tokens` tokens.
-        processor: class of its step loop; other schemes stop between two steps by their own rules.
+        processor: class of the step loop; a subclass may stop between two steps by its own rules.
     """
     manager = _manager(model, config)
     manager.continuous_batching_config.num_blocks = cache_blocks
@@ -401,8 +406,8 @@ def serving_engine(
         model: causal language model.
         lane: lane made with `kv_geometry(model, config)`.
         config: configuration, as for the other engines.
-        probes: whether it runs its own steps while idle, to certify rollouts; otherwise nothing is
-            lent until requests have shown how long steps take.
+        probes: whether the idle engine runs probes, which provide evidence for certificates;
+            otherwise nothing is lent until enough requests were measured.
     """
     manager = _manager(model, config)
     cache = _slab_cache(lane, manager, config)
@@ -412,7 +417,7 @@ def serving_engine(
 
     engine = _engine(manager, cache, PreemptingScheduler, processor, config)
     serving = engine.processor
-    check(isinstance(serving, ServingProcessor), "serving has a processor of another kind")
+    check(isinstance(serving, ServingProcessor), "serving's processor is a ServingProcessor")
     if probes:
         engine.prober = Prober(engine, lane)
         serving.probes = engine.prober.names
@@ -428,15 +433,17 @@ def rollout_engine(
     weights: LeasedWeights | None = None,
     arena: ActivationArena | None = None,
 ) -> Engine:
-    """Build a borrower: gated every few layers, preempted at the token if serving needs slabs.
+    """Build a borrower's engine, with gates every few layers.
+
+    When serving needs slabs, requests are preempted and later continue at their last token.
 
     Args:
         model: causal language model, not the serving one.
         lane: lane made with `kv_geometry(model, config)`, or with `kv_groups` for several groups.
         config: configuration, as for the other engines.
         layers_per_segment: decoder layers between two gates; see `gate_layers`.
-        weights: weights of `model`, if they are loaded into slabs of the lane on demand; otherwise
-            they stay in place.
+        weights: weights of `model` that are loaded into slabs of the lane on demand; None if the
+            weights stay in place.
         arena: memory of the forward pass; `warm_up` seals it.
     """
     manager = _manager(model, config)
@@ -455,7 +462,7 @@ def rollout_engine(
 
     engine = _engine(manager, cache, PreemptingScheduler, processor, config)
     borrower = engine.processor
-    check(isinstance(borrower, RolloutProcessor), "the borrower has a processor of another kind")
+    check(isinstance(borrower, RolloutProcessor), "the borrower's processor is a RolloutProcessor")
     lane.on_revoke = borrower.give_up_slabs
     lane.on_room = borrower.note_room
     lane.on_look = borrower.while_parked

@@ -1,4 +1,4 @@
-"""The capacity grants that a worker reports: whether it accepts turns, and how many tokens."""
+"""The capacity grants that a worker reports: whether it accepts turns, and of how many tokens."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,7 +13,7 @@ _RENEWALS: Final = 3
 class CapacityGrants:
     """One worker's capacity grants, one after the other. For the loop thread.
 
-    Life: `open` → (`resize` | `renew`)* → `close`; the next has a higher epoch.
+    Life: `open` → (`resize` | `renew`)* → `close`; the next grant has a higher epoch.
 
     Args:
         worker: number of the worker.
@@ -28,7 +28,7 @@ class CapacityGrants:
 
     @property
     def is_live(self) -> bool:
-        """Whether turns may run under it."""
+        """Whether turns may run under the current grant."""
         return self.kv_tokens > 0
 
     def open(self, kv_tokens: int, *, now_ms: float) -> GrantChanged:
@@ -37,7 +37,7 @@ class CapacityGrants:
         return self.resize(kv_tokens, now_ms=now_ms)
 
     def resize(self, kv_tokens: int, *, now_ms: float) -> GrantChanged:
-        """Change its capacity to `kv_tokens` tokens; 0 ends it."""
+        """Change the grant's capacity to `kv_tokens` tokens; 0 ends the grant."""
         self.kv_tokens = kv_tokens
         self._reported_ms = now_ms
         return GrantChanged(
@@ -48,11 +48,11 @@ class CapacityGrants:
         )
 
     def has_run_out(self, *, now_ms: float) -> bool:
-        """Whether its TTL passed without a report: the scheduler has ended it for good."""
+        """Whether the TTL passed without a report, so that the scheduler has ended the grant."""
         return self.is_live and 0 < self.ttl_ms <= now_ms - self._reported_ms
 
     def renew(self, *, now_ms: float) -> GrantChanged | None:
-        """Return the grant, to report it again, once a third of its TTL has passed; None before."""
+        """Return the grant's next report if a third of its TTL has passed; None otherwise."""
         is_due = now_ms - self._reported_ms >= self.ttl_ms / _RENEWALS
         if not self.is_live or self.ttl_ms == 0 or not is_due:
             return None

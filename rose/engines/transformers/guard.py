@@ -144,7 +144,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
 
 
 def check_version() -> None:
-    """Refuse a transformers whose continuous batching rose was not tested with.
+    """Refuse a version of transformers with which rose was not tested.
 
     Raises:
         Unavailable: the version, or a signature that rose relies on, differs.
@@ -159,6 +159,6 @@ def check_version() -> None:
         actual = tuple(inspect.signature(function).parameters)
         if actual != expected:
             raise Unavailable(
-                f"transformers {found} changed {name}: rose expects the parameters "
-                f"{', '.join(expected)}, not {', '.join(actual)}"
+                f"transformers {found} changed {name}: rose needs the parameters "
+                f"{', '.join(expected)}, got {', '.join(actual)}; install another {SUPPORTED}.x"
             )

@@ -23,8 +23,8 @@ class LeasedWeights:
         model: model on one device; its tensors become the host copy.
         lane: lane of the borrower that will run it.
         live: live weights of the model, on the host; their changes are written to the slabs too.
-        device: device of steps, if the model is elsewhere.
-        dormant_bytes_max: most device memory while the weights are dormant.
+        device: device that runs the steps; None for the model's present device.
+        dormant_bytes_max: most bytes of device memory while the weights are dormant.
 
     Raises:
         InvalidArgument: the lane can never hold the weights and a slab of KV, or the live weights
@@ -56,8 +56,9 @@ class LeasedWeights:
         slabs = lane.slabs_max()
         if self.lease.slabs_max >= slabs:
             raise InvalidArgument(
-                f"weights of {self.lease.size_bytes} bytes take {self.lease.slabs_max} slabs, and "
-                f"the borrower can have {slabs}, with KV: raise limit_bytes or lower the reserve"
+                f"weights of {self.lease.size_bytes} bytes take {self.lease.slabs_max} slabs, but "
+                f"the borrower can have {slabs} for weights and KV together: raise limit_bytes or "
+                "lower the reserve"
             )
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
@@ -71,7 +72,7 @@ class LeasedWeights:
         return bool(self._device.type != "cpu")
 
     def _show(self, state: WeightsState) -> None:
-        """Set the parameters' memory for `state`; under the lease's lock."""
+        """Set the parameters' memory for `state`; called under the lease's lock."""
         for at, parameter in enumerate(self._parameters):
             if state is WeightsState.ACTIVE:
                 parameter.data = self._on_device(at)
@@ -81,7 +82,7 @@ class LeasedWeights:
                 parameter.data = self._host[at]
 
     def _on_device(self, at: int) -> torch.Tensor:
-        """Return parameter `at` in its slabs."""
+        """Return the view of parameter `at` in its slabs."""
         flat = as_tensor(self.lease.window_of(at), self._device)
         return flat.view(self._host[at].dtype).view(self._host[at].shape)
 
@@ -103,9 +104,10 @@ class LeasedWeights:
         self.lease.write(first * size, last * size)
 
     def equals_host(self) -> bool:
-        """Whether the weights that steps read equal the host copy bit by bit, in the right place.
+        """Whether steps read weights at the right address that equal the host copy bit by bit.
 
-        It reads all of the weights, and delays a revocation of their slabs by one tensor at most.
+        The call reads all weights. It delays a revocation of their slabs by the time to compare one
+        tensor at most.
         """
         return all(self._is_right(at) for at in range(len(self._host)))
 
@@ -121,7 +123,7 @@ class LeasedWeights:
 def _on_host(parameter: nn.Parameter, *, is_pinned: bool) -> torch.Tensor:
     """Return a contiguous host tensor, page-locked if a device is to copy it."""
     host = parameter.data.to("cpu").contiguous()
-    check(not host.is_sparse, "weights are dense")
+    check(not host.is_sparse, "leased weights are dense tensors")
     return host.pin_memory() if is_pinned and not host.is_pinned() else host
 
 

@@ -19,7 +19,7 @@ _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 
 
 class Mirror(Protocol):
-    """The weights that steps read, if not in the buffer of `LiveWeights`."""
+    """The weights that steps read, if these are not in the buffer of `LiveWeights`."""
 
     def write(self, first: int, last: int) -> None:
         """Copy elements `first` to `last` from the buffer."""
@@ -56,15 +56,16 @@ class LiveWeights:
     and a change touches only changed elements. Make it before the engine, and once per model.
 
     In host memory the row is an array of its own, from which the buffer can be repaired. On a GPU
-    it is the upper halves of the buffer's numbers: deltas are applied and digests taken there, in
-    torch's current stream.
+    the row is the upper halves of the buffer's numbers: deltas are applied there and digests are
+    computed there, in torch's current stream.
 
-    With a `mirror` steps read that instead: a change goes to the buffer first, then to the mirror.
+    If `mirror` is set, steps read the mirror instead of the buffer: a change goes to the buffer
+    first, then to the mirror.
 
     It is a `rose.transfer.receiving.commit.Target`; one thread changes it, between two steps.
 
     Args:
-        model: float32, all on one device; its weights are rounded to bf16.
+        model: model with float32 weights on one device; they are rounded to bf16.
         tile_elements: elements per tile, a multiple of 4.
         by_name: tiles of the tensors in the order of their names, as `rose.publish` cuts them; None
             for tiles of `tile_elements` over all weights in the model's order.
@@ -85,18 +86,19 @@ class LiveWeights:
         if by_name is not None:
             named.sort(key=itemgetter(0))
         self._parameters = [parameter for _, parameter in named]
-        if {(one.dtype, one.device) for one in self._parameters} != {
-            (torch.float32, self._parameters[0].device)
-        }:
+        kinds = {(one.dtype, one.device) for one in self._parameters}
+        if kinds != {(torch.float32, self._parameters[0].device)}:
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise InvalidArgument(
-                "live weights must be float32 and on one device: load the model with load_model"
+                f"live weights must be float32 and on one device, got {found}: load the model with "
+                "load_model"
             )
         self.mirror: Mirror | None = None
         row = _bits_of(self._parameters)
         self.cut = by_name or Tiles.of(len(row), tile_elements)
         self._live = _widened(row).to(self._parameters[0].device)
         self._live_bits = self._live.view(torch.int32)
-        # The second of the two halves, on machines whose numbers begin with the low one.
+        # On a little-endian machine the upper half is the second one.
         self._upper = self._live.view(torch.int16)[1::2]
         self._views = (
             Row(row, self.cut)
@@ -143,7 +145,7 @@ class LiveWeights:
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
         """Apply or undo `delta` on one tile; on an error the tile is unchanged.
 
-        On a GPU a delta that `delta_check` found sound is queued without a wait.
+        On a GPU a delta that has passed `delta_check` is queued without a wait.
 
         Raises:
             InvalidArgument: the tile does not exist, or the delta has another size.
@@ -154,7 +156,7 @@ class LiveWeights:
             self._views.apply(tile, delta, undo=undo)
             return
         part = self._row[place]
-        changed, _ = topk_unpack(delta, part)  # the same places in both directions
+        changed, _ = topk_unpack(delta, part)  # apply and undo change the same places
         delta_apply(part, delta, undo=undo)
         fresh = _widened(part[changed]).view(torch.int32)
         self._live_bits[place].index_copy_(0, torch.from_numpy(changed), fresh)
@@ -180,11 +182,11 @@ class LiveWeights:
         return view
 
     def repair(self, tile: int) -> bool:
-        """Repair the copy of a tile that steps read from the row; return whether it differed.
+        """Rewrite a tile of the buffer from the row, if they differ; return whether they did.
 
         The digests of a `Scrub` detect corruption of the row, and this method corruption of the
-        buffer. `scrub` checks that each mirror equals the buffer at its place. On a GPU only the
-        lower halves can differ, which are 0.
+        buffer. `scrub` checks that a mirror equals the buffer. On a GPU only the lower halves can
+        differ: they must be 0.
         """
         if self._equals(tile):
             return False
@@ -195,9 +197,9 @@ class LiveWeights:
         return True
 
     def scrub(self) -> bool:
-        """Return whether every live parameter equals the row bit by bit, in the right place.
+        """Return whether every live parameter equals the row bit by bit, at its right address.
 
-        It reads all of the weights at once, including a mirror: for tests and diagnosis. `Scrub`
+        The call reads all weights at once, including a mirror: for tests and diagnosis. `Scrub`
         with `repair` is for use between steps.
         """
         is_read = self._is_attached() if self.mirror is None else self.mirror.equals_host()

@@ -87,8 +87,8 @@ def load_model(name: str, *, seed: int, device: str = "cpu") -> PreTrainedModel:
         device: device of the weights.
 
     Raises:
-        InvalidArgument: an unknown preset or directory, or a model transformers cannot load or
-            batch.
+        InvalidArgument: the preset or directory is unknown, or transformers cannot load the model
+            or batch its requests.
         Unavailable: torch has no such device.
     """
     if device != "cpu" and not torch.cuda.is_available():

@@ -21,15 +21,16 @@ def move_blocks(
 ) -> dict[int, int]:
     """Compact blocks; nobody may read or write this space during the call.
 
-    A slab under revocation that becomes empty leaves inside the call; pinned slabs are not moved.
+    A slab under revocation that becomes empty is returned inside the call. Blocks of pinned slabs
+    are not moved.
 
     Args:
         space: space of the blocks.
         rows: (blocks, bytes) uint8, row i is block i, on the device.
         slabs: slabs to empty, in this order, each wholly or not at all; None for the sparsest, as
-            far as the others have room.
+            far as the other slabs have room.
         limit: most blocks to move.
-        settle: waits until the copy is complete, on an asynchronous device.
+        settle: function that waits until the copy is complete, on an asynchronous device.
 
     Returns:
         The new id of each moved block.
@@ -61,5 +62,5 @@ def rename_pages(allocator: CacheAllocator, blocks: Mapping[int, int]) -> None:
     for name in ("shared_ref_counts", "block_to_hash", "cached_blocks"):
         known = getattr(ledger, name)
         setattr(ledger, name, {at(page): of for page, of in known.items()})
-    if isinstance(ledger.hash_to_block, dict):  # Otherwise it is the allocator's, which has moved.
+    if isinstance(ledger.hash_to_block, dict):  # Otherwise rose's allocator has it, and updated it.
         ledger.hash_to_block = {key: at(page) for key, page in ledger.hash_to_block.items()}

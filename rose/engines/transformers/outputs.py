@@ -19,7 +19,8 @@ class Output(GenerationOutput):  # type: ignore[misc]  # transformers ships no t
 
     Args:
         versions: version of the weights for each generated token.
-        failure: why the request ended early; None while it runs, and if it was taken away.
+        failure: exception that ended the request; None if it runs, is complete, or was ended on
+            purpose (`CallbackRouter.take_away`).
     """
 
     versions: list[int] = field(default_factory=list)
@@ -48,7 +49,7 @@ class CallbackRouter(OutputRouter):  # type: ignore[misc]  # transformers ships 
     """Stamps outputs with versions and delivers them in the loop thread."""
 
     def __init__(self, *, version: int) -> None:
-        """Start without requests; `version` is that of the weights."""
+        """Start without requests; `version` is the version of the weights."""
         super().__init__()
         self.version = version
         self.live: dict[str, LiveRequest] = {}
@@ -65,14 +66,14 @@ class CallbackRouter(OutputRouter):  # type: ignore[misc]  # transformers ships 
             return
         if output.is_finished():
             self.live.pop(output.request_id, None)
-        # A step delivers its tokens before the next may begin, so unstamped ones are of this
-        # version.
+        # A step delivers its tokens before the next may begin, so tokens without a version are of
+        # the current one.
         fresh = len(output.generated_tokens) - len(live.versions)
         live.versions.extend([self.version] * fresh)
         live.on_output(Output(**vars(output), versions=live.versions[:], failure=failure))
 
     def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
-        """Deliver one by one."""
+        """Deliver outputs one by one."""
         for output in outputs:
             self.deliver(output)
 

@@ -64,14 +64,14 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         )
 
     def by_space(self, blocks: Sequence[int]) -> list[int]:
-        """Return sums per space of one number per allocator."""
+        """Return the sum of the allocators' numbers for each space."""
         sums = [0] * len(self.spaces)
         for at, count in zip(self.space_index, blocks, strict=True):
             sums[at] += count
         return sums
 
     def ensure(self, blocks: Sequence[int]) -> bool:
-        """Ensure this many free blocks at once for each allocator; request a loan if needed."""
+        """Try to have this many free blocks for each allocator; request a loan if needed."""
         wanted = self.by_space(blocks)
         if len(wanted) > 1 and isinstance(self.lane, RolloutLane):
             return self.lane.ensure_groups(wanted)
@@ -88,8 +88,8 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
     def _take(self, index: int, count: int) -> bool:
         """Take blocks, from the fullest slabs.
 
-        Via the lane: serving's lane keeps enough free, even if a batch takes its blocks long before
-        or after a step.
+        The lane takes them: serving's lane then keeps enough blocks free, even if a batch takes its
+        blocks long before or after a step.
         """
         at = self.space_index[index]
         blocks = self.spaces[at].allocator.alloc(count) if at else self.lane.alloc(count)
@@ -98,21 +98,21 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         return blocks is not None
 
     def allocate_sector(self, index: int) -> None:
-        """Take one block for the allocator `index`, where stock code has counted free ones.
+        """Take one block for the allocator `index`, after stock code has counted a free one.
 
         Raises:
-            OutOfMemory: none is free, because stock code miscounted or slabs have left since.
+            OutOfMemory: none is free: stock code miscounted, or slabs were taken since.
         """
         if not self._take(index, 1):
             raise OutOfMemory(
-                "the cache of transformers counted a free block, but the lane has none left"
+                "the cache of transformers counted a free block, but the lane has no free block"
             )
 
     def free_blocks(self, index: int, block_ids: list[int]) -> None:
         """Mark pages as free, and return blocks without a live page at once.
 
-        An emptied slab under revocation leaves inside this call; and a block that the allocator
-        keeps as a prefix must not be written.
+        So a slab under revocation that becomes empty is returned inside this call, and no page of
+        a block that the allocator keeps as a prefix is written again.
         """
         super().free_blocks(index, block_ids)
         self._give(index)
@@ -128,7 +128,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
             self.spaces[self.space_index[index]].allocator.free(roots)
 
     def moved(self, index: int, blocks: dict[int, int]) -> None:
-        """Rename an allocator's partly free blocks after a move."""
+        """Update the ids of an allocator's partly free blocks after a move."""
         free = self._free_blocks[index]
         size = free.elems_per_tree
         free.trees = {
@@ -138,5 +138,5 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
 
 
 def spaces_of(lane: KVLane) -> tuple[KVSpace, ...]:
-    """Return the spaces of a lane, one per attention group; serving's has one."""
+    """Return the spaces of a lane, one per attention group; serving's lane has one."""
     return lane.groups.spaces if isinstance(lane, RolloutLane) else (lane.kv,)

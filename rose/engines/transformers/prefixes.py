@@ -35,11 +35,11 @@ class PrefixIndex:
 
 
 class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no types
-    """A `BlockLedger` with the allocator's references and prefixes: one block is one block.
+    """A `BlockLedger` that uses the references and prefixes of rose's allocator.
 
-    An unused prefix counts as free memory, and leaves with its slab when serving needs it. Each
-    namespace is a model at one version of its weights: after `renew` earlier prefixes are not
-    found, even if still in use.
+    A block of transformers is one block of rose here. An unused prefix counts as free memory, and
+    is dropped when serving takes its slab. A namespace is a model at one version of its weights:
+    after `renew` earlier prefixes are not found, even if requests still use them.
 
     For the thread that holds the borrower's lock.
 
@@ -54,18 +54,19 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         self._blocks = blocks
         self._model = model
         self._renewals = 0
-        # A block computed by two requests: the second one's reference to the first one's block.
+        # When two requests computed the same block: the first one's block, which the second one
+        # will use and has a reference to already.
         self._claimed: int | None = None
         self.hash_to_block = PrefixIndex(blocks)
         blocks.forget_all()
         self._enter(version)
 
     def _enter(self, version: int) -> None:
-        # Counted too, so that equal names of different weights do not share KV.
+        # With the number of renewals, so that different weights of an equal version share no KV.
         self._blocks.set_cache_namespace((f"{self._model}#{self._renewals}", version))
 
     def renew(self, version: int) -> None:
-        """Switch to the prefixes of other weights."""
+        """Switch to the prefixes of the weights of `version`."""
         self._renewals += 1
         self.block_to_hash.clear()
         self._enter(version)
@@ -84,9 +85,9 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         self._blocks.share([block_id])
 
     def release(self, block_id: int, no_cache: bool = False) -> bool:
-        """Drop a reference; True if it is the last, which the pool then drops.
+        """Drop a reference; return whether it is the last one, which the pool then drops.
 
-        The allocator keeps a block with a key; `no_cache` removes the key.
+        The allocator caches a free block that has a key; `no_cache` removes the key.
         """
         if self._blocks.references(block_id) > 1:
             self._blocks.free([block_id])

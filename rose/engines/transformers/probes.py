@@ -14,21 +14,22 @@ from rose.units import NS_PER_MS, ceil_div
 if TYPE_CHECKING:  # The engine owns its prober.
     from rose.engines.transformers.engine import Engine
 
-# Delay of a probe: small beside the seconds that a search takes.
+# Interval at which the thread checks for a due probe: short, because collecting evidence takes
+# seconds.
 _LOOK_S: Final = 0.02
 # Share of a step's tokens from which a chunk counts as full (csrc/slo/latency_model.cpp).
 _FULL_SHARE: Final = 0.75
-# Decode steps of a probe after a prompt that no certificate needs; with fewer, prompts would cost
-# more than steps.
+# Decode steps of a probe that measures them. Its prompt is not needed by any certificate; with
+# fewer steps the prompt would cost more time than the steps.
 _DECODE_STEPS: Final = 16
 
 
 class Prober:
     """Runs the step shapes that certificates ask about, as requests without an owner.
 
-    A probe is the longest request that serving accepts: a random prompt, whose chunks are full
-    except the last, and one token, or more to measure decode steps. It is not announced, shares no
-    cache, and is cancelled at the step boundary after the first request arrived.
+    A probe is the longest request that serving accepts. It has a random prompt, whose chunks are
+    full except the last, and generates one token, or more to measure decode steps. It is not
+    announced, shares no cache, and is cancelled at the first step boundary after a request arrived.
 
     Life: made → (`start` → `stop`)*; `warm_up` between these two.
     """
@@ -93,8 +94,9 @@ class Prober:
         engine_tokens = int(self._engine.processor.cache.max_batch_tokens)
         if engine_tokens < _FULL_SHARE * self._lane.limits.step_tokens:
             raise InvalidArgument(
-                f"the engine runs at most {engine_tokens} tokens in a step, so no chunk comes near "
-                f"the step_tokens={self._lane.limits.step_tokens} of its lane: set both alike"
+                f"max_batch_tokens of the engine is {engine_tokens}, too small to measure full "
+                f"chunks of its lane's step_tokens, {self._lane.limits.step_tokens}: set both to "
+                "the same number"
             )
         deadline_ns = self._clock.now_ns() + int(timeout_ms * NS_PER_MS)
         done = 0
@@ -103,11 +105,11 @@ class Prober:
                 on_progress(done, done + sum(missing.values()))
                 if self._clock.now_ns() >= deadline_ns:
                     raise DeadlineExceeded(
-                        f"after {timeout_ms:g} ms the bound of "
-                        + " and that of ".join(
-                            f"the {shape} lacks {runs} runs" for shape, runs in missing.items()
+                        f"the warm-up did not finish within {timeout_ms:g} ms: bounds still need "
+                        + " and ".join(
+                            f"{runs} runs of the shape '{shape}'" for shape, runs in missing.items()
                         )
-                        + ": raise timeout_ms, or epsilon"
+                        + "; raise timeout_ms or epsilon"
                     )
                 if self._stop.is_set():
                     raise Unavailable("the engine was stopped during its warm-up")
@@ -124,7 +126,7 @@ class Prober:
     # ---- one probe ------------------------------------------------------------------------------
 
     def _probe(self, *, decode_steps: int, deadline_ns: int | None = None) -> None:
-        """Run one probe to its end, or to its cancellation.
+        """Run one probe until it ends or is cancelled.
 
         Raises:
             Unavailable: the engine is stopping, or the probe failed.
@@ -147,7 +149,7 @@ class Prober:
             raise Unavailable(f"a probe failed: {failure}") from failure
 
     def _prompts(self, decode_steps: int) -> tuple[list[list[int]], int]:
-        """Return prompts that together fill a step, and the tokens to generate for each."""
+        """Return prompts that together fill a step, and how many tokens to generate for each."""
         limits = self._lane.limits
         new_tokens = 1 + min(decode_steps, limits.request_tokens // 2)
         prompt_tokens = max(limits.request_tokens - new_tokens, 1)

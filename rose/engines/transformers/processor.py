@@ -31,19 +31,19 @@ class LoopListener(Protocol):
     """Follows an engine's loop. Called in the loop thread, with no lock held."""
 
     def at_boundary(self) -> None:
-        """No step runs, and none will before this returns."""
+        """Act between two steps: none starts before this returns."""
         ...
 
     def after_step(self) -> None:
-        """A step has ended, but a borrower's quantum has not: this is time that serving granted."""
+        """Act after a step; a borrower's quantum still runs, so serving granted this time."""
         ...
 
     def while_parked(self) -> None:
-        """A borrower's step has waited at a closed gate for a while; serving is working."""
+        """Act while a borrower's step waits at a closed gate and serving works."""
         ...
 
     def at_end(self, error: Exception) -> None:
-        """The loop ends: it was stopped, or failed. All requests have had their last output."""
+        """Act when the loop was stopped or failed, after the last output of each request."""
         ...
 
 
@@ -51,7 +51,8 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
     """A stock processor that stays on the device's cores and changes weights between two steps.
 
     On a CPU the device is a fixed set of cores. On a GPU `cores` is None, and all of the thread's
-    work is queued on `stream`, including input copies: nothing orders the default stream with it.
+    work is queued on `stream`, including input copies: work on the default stream would not be in
+    order with the rest.
     """
 
     cache: VersionedCache
@@ -90,13 +91,13 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         if self.stream is not None:
             self.inputs_and_outputs.compute_stream = self.stream
             self.offloading_manager._compute_stream = self.stream
-            # Order after stock code's fills so far, on whichever stream was current.
+            # Wait for the fills that stock code has queued on the current stream so far.
             self.stream.wait_stream(torch.cuda.current_stream(kwargs["model_device"]))
         self.busy_ns = 0
         self._step_began_ns = 0
 
     def reset(self) -> None:
-        """Reset as stock does, on the processor's own stream, because it fills inputs of steps."""
+        """Reset as stock does, on the processor's own stream: a reset fills inputs of steps."""
         if self.stream is None:
             super().reset()
             return
@@ -106,8 +107,9 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
     def prepare_next_batch(self) -> bool:
         """Process arrivals once, then prepare a batch if there is work.
 
-        Stock code does both at once. Apart, a paused engine is in no step, and a request that
-        arrives in between waits for the next turn instead of running unprotected.
+        Stock code does both at once. Here they are separate, so that a paused engine is in no step,
+        and a request that arrives between them waits for the next call instead of running without
+        protection.
         """
         if self.cores is not None:
             os.sched_setaffinity(0, self.cores)
@@ -170,7 +172,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
     # ---- commits --------------------------------------------------------------------------------
 
     def _is_called_away(self) -> bool:
-        """Whether a stop or a pause is requested, for which a commit can wait."""
+        """Whether a stop or a pause is requested; a commit then waits."""
         return self._is_stopping or bool(self.background_thread_status.is_pause_requested())
 
     @property
@@ -193,13 +195,13 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         pending, committed = self.commits.settle(self.output_router.version)
         if has_committed:
             self._renew_cache(committed.version)
-        for state in ended:  # Before the version changes: these tokens are of the old one.
-            self.output_router.take_away(state, "the weights are others now")
+        for state in ended:  # Before the version changes: these tokens are of the old weights.
+            self.output_router.take_away(state, "the weights have changed")
         self.output_router.version = committed.version
         pending.on_done(committed)
 
     def _renew_cache(self, version: int) -> None:
-        """Hide KV of old weights from coming requests."""
+        """Hide KV of old weights from future requests."""
         self.cache.renew(version)
 
     def _meet_new_weights(self) -> list[RequestState]:
@@ -229,11 +231,11 @@ class ServingProcessor(DeviceProcessor):
     def __init__(self, lane: ServingLane, **kwargs: Any) -> None:
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
-        # Requests that yield to any other.
+        # Ids of running probes, which are cancelled when any other request arrives.
         self.probes: AbstractSet[str] = frozenset()
 
     def _drop_cancelled(self) -> None:
-        """Also drop probes after an arrival, so that it waits for at most one probe step."""
+        """Also drop probes after an arrival: the new request waits for one probe step at most."""
         probes = set(self.probes)
         if probes and (self.lane.has_requests or self.output_router.live.keys() - probes):
             for name in probes:
@@ -265,7 +267,7 @@ class ServingProcessor(DeviceProcessor):
         )
 
     def fail_all_requests(self, error: Exception) -> None:
-        """Release the device first: a step in flight has failed."""
+        """Release the device first, because a step in flight has failed; then fail the requests."""
         self.lane.give_step_up()
         super().fail_all_requests(error)
 

@@ -24,7 +24,7 @@ from rose.units import NS_PER_MS, NS_PER_S
 
 # Interval at which a borrower at a closed gate checks for stop and pause requests.
 _LOOK_UP_MS = 50.0
-_LENDS_NO_MORE = "the device lends no more: it was closed, or rose gave back"
+_LENDS_NO_MORE = "the device lends no more: it was closed, or rose gave everything back"
 
 
 class RolloutProcessor(DeviceProcessor):
@@ -34,12 +34,12 @@ class RolloutProcessor(DeviceProcessor):
     but not in the forward pass or a slice of a commit, so serving can take slabs while a step is
     parked or weights are half changed.
 
-    With a listener, requests whose memory serving takes end, and their owners are informed;
-    otherwise they are requeued here.
+    When serving takes a request's memory, the request is requeued. With a listener it ends instead,
+    and its owner is informed.
 
-    With leased weights a step runs while they are active. Serving takes their slabs last. When work
-    waits and there is memory, they are copied to the device again, in quanta, with a gate after
-    each slice; KV makes room for them, because it is useless without them.
+    With leased weights a step runs only while they are active. Serving takes slabs of weights last.
+    When work waits and there is memory, the weights are copied to the device again, in quanta, with
+    a gate after each slice. KV is dropped to make room, because it is useless without the weights.
     """
 
     scheduler: PreemptingScheduler
@@ -57,7 +57,7 @@ class RolloutProcessor(DeviceProcessor):
     ) -> None:
         """Bind the loop to `lane`; `wake` ends the manager's wait for work.
 
-        Between two steps it copies at most `move_bytes` of KV, so that slabs become empty.
+        Between two steps the loop copies at most `move_bytes` of KV, so that slabs become empty.
         """
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
@@ -84,10 +84,10 @@ class RolloutProcessor(DeviceProcessor):
     # ---- the loop thread ------------------------------------------------------------------------
 
     def prepare_next_batch(self) -> bool:
-        """Prepare as any loop; inform owners of evicted requests first.
+        """Inform the owners of evicted requests, then prepare a batch as every loop does.
 
         Raises:
-            Unavailable: as `_ask_quantum`; also for an idle borrower with a listener.
+            Unavailable: the device lends no more; for an idle borrower only with a listener.
         """
         self.deliver_evicted()
         if self.listener is not None and self.lane.is_closed:
@@ -98,9 +98,9 @@ class RolloutProcessor(DeviceProcessor):
 
     @property
     def is_shut_out(self) -> bool:
-        """Whether quanta were refused for so long that its turns should run elsewhere.
+        """Whether quanta were refused for so long that the turns should run on other workers.
 
-        It ends with the next quantum.
+        False again after the next quantum.
         """
         return self.listener is not None and self._shut_out.is_over_bound
 
@@ -108,7 +108,7 @@ class RolloutProcessor(DeviceProcessor):
         return not self.commits.is_empty or bool(self.scheduler.has_pending_requests())
 
     def _ask_to_run(self) -> None:
-        """Request a quantum without work: it shows that turns can run again."""
+        """Request a quantum without work: a granted one shows that turns can run again."""
         quantum = self._ask_quantum()
         if quantum is not None:
             with quantum:
@@ -121,7 +121,7 @@ class RolloutProcessor(DeviceProcessor):
         self._shut_out.refused(self.clock.now_ns(), why)
 
     def _ask_quantum(self) -> Quantum | None:
-        """Wait for a quantum for a while, after emptying slabs under revocation.
+        """Empty slabs under revocation, then wait a short time for a quantum; None if none came.
 
         Raises:
             Unavailable: there will be no more quanta; the manager then fails all requests.
@@ -183,7 +183,7 @@ class RolloutProcessor(DeviceProcessor):
             return self.weights.begin()
 
     def _wait_for_growth(self, refusal: Refusal) -> None:
-        """Wait while a revocation holds growth off; the manager waits for anything else.
+        """Wait while growth is held off after a revocation; otherwise leave waiting to the manager.
 
         Raises:
             Unavailable: there will be no more slabs; the manager then fails all requests.
@@ -195,7 +195,7 @@ class RolloutProcessor(DeviceProcessor):
             self.wake.set()
 
     def _activate(self) -> bool:
-        """Copy missing weights within the quantum; False if they have to leave."""
+        """Copy missing weights within the quantum; return whether all are active afterwards."""
         weights = self.weights
         if weights is None or self._are_active():
             return True
@@ -207,7 +207,7 @@ class RolloutProcessor(DeviceProcessor):
         finally:
             self._let_weights_go()
         if weights.state is WeightsState.ACTIVATING:
-            self.wake.set()  # Interrupted, not given up: back for the next quantum at once.
+            self.wake.set()  # The copy was interrupted: request the next quantum at once.
         return self._are_active()
 
     def _gate_before_copies(self) -> None:
@@ -222,7 +222,7 @@ class RolloutProcessor(DeviceProcessor):
         return self.weights is None or self.weights.pin()
 
     def _let_weights_go(self) -> None:
-        """Unpin the weights, once the copies to them are complete."""
+        """Wait until the copies to the weights are complete, then unpin the weights."""
         if self.weights is not None:
             self._drain()
             self.weights.unpin()
@@ -255,9 +255,9 @@ class RolloutProcessor(DeviceProcessor):
             finally:
                 self._let_weights_go()
             if is_over:
-                self._settle_commit()  # In time that serving granted, like the slices.
+                self._settle_commit()  # Within the quantum, like the slices.
         if not is_over:
-            self.wake.set()  # Back for the next quantum at once.
+            self.wake.set()  # Request the next quantum at once.
         return is_over
 
     def _renew_cache(self, version: int) -> None:
@@ -276,18 +276,18 @@ class RolloutProcessor(DeviceProcessor):
     def while_parked(self) -> None:
         """Inform the listener that a step waits at its gate; called by the lane.
 
+        On a GPU segments of the step may already be in the stream behind the closed gate, and would
+        have to run before an abort. So the step is aborted here on a CPU only.
+
         Raises:
-            StepAborted: the engine is to stop or pause, while serving may keep the gate closed for
-                long; or it has been closed for too long. On a GPU the stream may hold segments of
-                the step behind the closed gate, which would have to run first. So there the step
-                waits, without turns.
+            StepAborted: the engine stops or pauses, or the gate was closed for too long.
         """
         self._note_wait(self.lane.why_refused)
         if self.listener is not None:
             self.deliver_evicted()
             self.listener.while_parked()
         if self.stream is None and (self._is_called_away() or self.is_shut_out):
-            raise StepAborted("the engine stops or pauses, or no gate opens for it")
+            raise StepAborted("the engine stops or pauses, or its gate was closed for too long")
 
     def fail_all_requests(self, error: Exception) -> None:
         """Inform the owners of evicted requests first: they did not fail."""
@@ -298,7 +298,7 @@ class RolloutProcessor(DeviceProcessor):
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
         self._pin = self.lane.groups.pin(self.cache.blocks_by_space(sorted(self._in_flight)))
-        if self.lane.takes_ranks:  # Until the next step: slabs may be taken without asking here.
+        if self.lane.takes_ranks:  # The order in which serving may take slabs without asking here.
             self.lane.rank([*self._cheapest_slabs(), *self._slabs_of_weights])
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -310,7 +310,7 @@ class RolloutProcessor(DeviceProcessor):
             inputs = io.get_model_kwargs(use_padding=self.model_runner.pad_inputs)
             with self._in_arena(), self._launches.of_step():
                 self.model_runner.compute_batch(model, inputs)
-            self.lane.finish()  # Between the model and the books.
+            self.lane.finish()  # Between the model and the bookkeeping.
             io.retrieve_device_outputs()
             is_ended = True
         except StepAborted:
@@ -357,10 +357,10 @@ class RolloutProcessor(DeviceProcessor):
         self._evacuate(leaving)
 
     def _move_together(self, leaving: frozenset[int]) -> None:
-        """Move KV so that slabs become empty without losing any; within the step's quantum.
+        """Move KV so that slabs become empty and no KV is lost; within the step's quantum.
 
-        Out of slabs under revocation, or where blocks are so scattered that serving would have to
-        stop many requests for little memory.
+        KV is moved out of slabs under revocation. If there are none, it is compacted when blocks
+        are so scattered that serving would have to stop many requests for little memory.
         """
         of_kv = sorted(leaving - self._slabs_of_weights)  # Weights have a copy on the host.
         if self._move_bytes <= 0 or not (of_kv if leaving else self.cache.is_sparse):
@@ -403,7 +403,7 @@ class RolloutProcessor(DeviceProcessor):
 
     @property
     def _slabs_of_weights(self) -> frozenset[int]:
-        """Slabs to give up last: having them again costs a copy of all weights."""
+        """Slabs of the weights, given up last: to get them back costs a copy of all weights."""
         return frozenset() if self.weights is None else self.weights.slabs
 
     def _cheapest_slabs(self) -> list[int]:
@@ -445,6 +445,7 @@ class RolloutProcessor(DeviceProcessor):
                 self.scheduler.preempt(state)
             else:
                 self.scheduler.evict(state)
-                self._evicted.append(state)  # This may be serving's thread: it informs nobody.
+                # The loop thread informs the owner later: this may be serving's thread.
+                self._evicted.append(state)
         self.cache.drop_cached_in(leaving)
         self.cache.pool.try_to_free_sectors()

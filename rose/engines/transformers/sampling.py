@@ -39,7 +39,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidArgument(f"temperature {self.temperature} must be a number, 0 or more")
+            raise InvalidArgument(
+                f"temperature must be finite and at least 0, got {self.temperature}"
+            )
 
 
 def _signed(word: int) -> int:
@@ -125,7 +127,7 @@ class SamplingRunner(DeviceRunner):
     def prepare_rows(self, batch: Sequence[FutureRequestState], device: torch.device) -> None:
         """Make the keys of the prepared step, one per row of its logits.
 
-        This precedes the forward pass, because on a GPU nothing within it may wait for the stream.
+        Called before the forward pass, which on a GPU may not wait for its stream.
         """
         rows = [future.state for future in batch if future.has_new_token]
         chosen = [self._sampling_of(state.request_id) for state in rows]
@@ -140,8 +142,8 @@ class SamplingRunner(DeviceRunner):
         )
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """Write tokens, and the bits of their logprobs, in the places of stock code."""
-        # A partly prefilled request has a row too, after all others, which is not read.
+        """Write tokens and the bits of their logprobs where stock code writes them."""
+        # A partly prefilled request also has a row, behind all others; nobody reads its result.
         rows = len(self._keys)
         tokens, logprobs = choose(scores[0, :rows], self._keys, self._temperatures)
         output_ids[0, :rows].copy_(tokens)

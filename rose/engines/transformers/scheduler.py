@@ -1,4 +1,4 @@
-"""FIFO scheduling on a shrinking pool: preempts at the token, or idles."""
+"""FIFO scheduling on a shrinking pool: preempts requests at their last token, or idles."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Scheduled:
 
 
 class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers ships no types
-    """A FIFO scheduler that requeues requests at the token when memory is short.
+    """A FIFO scheduler that requeues requests at their last token when memory is short.
 
     Methods that touch the cache run under the borrower's lock (see `RolloutProcessor`); new
     requests are queued without it.
@@ -38,8 +38,8 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
     ) -> tuple[list[FutureRequestState], bool, int, int]:
         """Schedule as FIFO does; if nothing fits, preempt the youngest, and finally idle.
 
-        Stock code returns None then, and a processor that cannot offload fails the loop and every
-        request.
+        If nothing fits, stock code returns None, and a processor that cannot offload then fails the
+        loop and every request.
         """
         was_decoding = {
             request_id
@@ -107,7 +107,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         for scheduled in self.scheduled:
             state = scheduled.state
             if len(scheduled.tokens) > 1 and not self.cache.is_append_only:
-                # The completed layers have overwritten old tokens of their window.
+                # The completed layers have overwritten the oldest tokens of their window.
                 self.preempt(state, no_cache=True)
                 continue
             state.position_offset = scheduled.position
@@ -126,7 +126,7 @@ def requeue(scheduler: FIFOScheduler, state: RequestState, *, no_cache: bool) ->
     scheduler.cache.free_blocks(state.request_id, no_cache=no_cache)
     scheduler.active_requests.pop(state.request_id)
     again = state.create_equivalent_initial_request()
-    # Stock resets these, which would falsify latencies.
+    # Stock code resets these two, which would falsify latencies.
     again.created_time, again._timestamps = state.created_time, state._timestamps
     # The private field: the property's setter would record the end of the request.
     state._status = RequestStatus.FINISHED
@@ -145,6 +145,6 @@ def forget(scheduler: FIFOScheduler, state: RequestState) -> None:
 
 
 def youngest_first(scheduler: FIFOScheduler) -> list[RequestState]:
-    """Return the active requests so that queueing each in front keeps their order."""
+    """Return the active requests in the order in which to queue them in front: oldest last."""
     active = list(scheduler.active_requests.values())
     return sorted(active, key=lambda state: float(state.created_time), reverse=True)

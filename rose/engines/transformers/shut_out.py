@@ -6,20 +6,20 @@ from typing import Final
 from rose.events import Reason
 from rose.units import NS_PER_S
 
-# Serving is idle, but nothing can be certified: that ends when steps become shorter or better
-# known, which takes many of them. A second is longer than any pause between two quanta.
+# Bound while serving is idle but nothing can be certified. That takes many steps to change, and a
+# second is longer than any pause between two quanta.
 _UNCERTIFIED_NS: Final = 1 * NS_PER_S
-# Serving's bursts pass. A longer one costs more than starting the turns elsewhere.
+# Bound during a burst of serving: waiting longer costs more than starting the turns elsewhere.
 _BUSY_NS: Final = 10 * NS_PER_S
-# A borrower that did not ask for longer was not refused meanwhile.
+# After a longer time without a request for a quantum, the time of refusals starts anew.
 _SILENCE_NS: Final = 1 * NS_PER_S
 _UNCERTIFIED: Final = (Reason.SLO_AT_RISK, Reason.NO_EVIDENCE)
 
 
 class ShutOut:
-    """Whether a borrower with work was refused for too long. Pure; one thread.
+    """Whether a borrower with work was refused for too long. Pure; for one thread.
 
-    It stays shut out until it passes a gate.
+    The borrower stays shut out until it passes a gate.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class ShutOut:
         self._refused_ns = 0
 
     def passed(self) -> None:
-        """Record that it runs."""
+        """Record that the borrower has passed a gate."""
         self._since_ns, self.is_over_bound = None, False
 
     def refused(self, now_ns: int, why: Callable[[], Reason]) -> None:
-        """Record that it waits with work.
+        """Record that the borrower has work and was refused.
 
         Args:
             now_ns: current time.

@@ -17,8 +17,8 @@ class Turn:
         request: request of the turn.
         request_id: id of the engine's request.
         output: newest output of the engine, with all tokens so far.
-        sent: number of reported tokens.
-        is_over: whether its end was reported; later output is dropped.
+        sent: number of tokens reported so far.
+        is_over: whether the turn's end was reported; later output is dropped.
     """
 
     worker: int
@@ -61,7 +61,7 @@ def checked_sampling(request: TurnRequest, *, tokens_max: int) -> Sampling:
         tokens_max: largest possible context of its worker.
 
     Raises:
-        InvalidArgument: the turn cannot run anywhere, or not here; the message says why.
+        InvalidArgument: the turn is invalid, or too long for the worker; the message says why.
     """
     if not request.prompt or request.max_new_tokens < 1:
         raise InvalidArgument(
@@ -70,5 +70,7 @@ def checked_sampling(request: TurnRequest, *, tokens_max: int) -> Sampling:
         )
     tokens = len(request.prompt) + request.max_new_tokens
     if tokens > tokens_max:
-        raise InvalidArgument(f"a turn of {tokens} tokens does not fit the worker's {tokens_max}")
+        raise InvalidArgument(
+            f"a turn of {tokens} tokens exceeds the {tokens_max} tokens that the worker can hold"
+        )
     return Sampling(seed=request.seed, temperature=request.temperature)

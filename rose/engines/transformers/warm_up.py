@@ -22,22 +22,22 @@ def warm_up(
 ) -> None:
     """Run `requests` requests at once up to `context_tokens` tokens each, then seal the arena.
 
-    From then on a step that needs more device memory fails. Leased weights become active for it, as
-    for any request. Call it after the engine's start, before other work, from any thread except the
-    engine's.
+    From then on a step that needs more device memory fails. Leased weights become active for the
+    warm-up, as for any request. Call it after the engine's start, before other work, from any
+    thread except the engine's.
 
     Args:
         engine: a borrower's engine.
-        arena: its arena, not sealed yet.
+        arena: arena of the engine, not sealed yet.
         requests: largest number of concurrent requests.
         context_tokens: length of the longest request, prompt and answer.
-        timeout_ms: longest duration, since serving may leave no room.
+        timeout_ms: longest duration; needed because serving may leave no time or memory.
 
     Raises:
         InvalidArgument: such a batch is impossible, or the arena is sealed.
-        DeadlineExceeded: it did not finish in time; the arena is not sealed.
-        Unavailable: a request failed, for instance because the arena is too small; it is not
-            sealed.
+        DeadlineExceeded: the warm-up did not finish in time; the arena is not sealed.
+        Unavailable: a request failed, for instance because the arena is too small; the arena is
+            not sealed.
     """
     if arena.state is not ArenaState.WARMING:
         raise InvalidArgument("the arena is sealed already: it cannot be warmed up again")
@@ -48,7 +48,7 @@ def warm_up(
     for end in ends:
         if end.status != RequestStatus.FINISHED:
             raise Unavailable(f"the warm-up failed: {end.error}") from end.failure
-    engine.pause()  # A step in preparation could grow it during its measurement.
+    engine.pause()  # A step in preparation could enlarge the arena while `seal` reads its size.
     try:
         arena.seal()
     finally:
@@ -56,14 +56,14 @@ def warm_up(
 
 
 def _batch(engine: Engine, *, requests: int, context_tokens: int) -> tuple[list[list[int]], int]:
-    """Return prompts that share no prefix, and answers so long that all of them decode at once."""
+    """Return prompts that share no prefix, and an answer length so that all decode together."""
     step_tokens = int(engine.processor.cache.max_batch_tokens)
     answer_tokens = ceil_div(requests * context_tokens, step_tokens) + 2
     prompt_tokens = context_tokens - answer_tokens
     if prompt_tokens < 1:
         raise InvalidArgument(
-            f"{requests} requests of {context_tokens} tokens would not decode side by side: give "
-            "fewer of them, more context or larger batches"
+            f"{requests} requests of {context_tokens} tokens cannot decode in one batch: lower "
+            "requests, or raise context_tokens or max_batch_tokens"
         )
     vocabulary = int(engine.manager.model.config.get_text_config().vocab_size)
     prompts = [

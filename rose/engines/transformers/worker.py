@@ -38,25 +38,25 @@ class EngineWorker:
     """Runs turns on an engine. A `rose.scheduler.worker.Worker`.
 
     Commands are queued for the loop thread, which executes them between two steps, or while a step
-    is parked at a closed gate. Only that thread touches the state and calls `on_event`, with no
-    lock held: a revocation waits for nobody here. A frozen or dead loop renews nothing, and its
+    is parked at a closed gate. Only that thread touches the state. It calls `on_event` with no lock
+    held, so a revocation never waits for that. A frozen or dead loop renews nothing, and its
     capacity grant expires.
 
     A dedicated worker has a capacity grant from the engine's start, a borrowed one between `grant`
-    and `revoke`. When serving takes slabs, their turns are reported INTERRUPTED, and the grant
-    shrinks to the remaining loan. A grant that would shrink to nothing ends, and a new one with a
-    higher epoch begins when serving lends again. The same happens when its steps are refused for
-    too long: a worker that cannot run gives its turns back.
+    and `revoke`. When serving takes slabs, the turns in them are reported INTERRUPTED, and the
+    grant shrinks to the remaining loan. A grant that would shrink to nothing ends, and a new one
+    with a higher epoch begins when serving lends again. The same happens when the worker's steps
+    are refused for too long: a worker that cannot run gives its turns back.
 
     Args:
-        engine: engine built with `EngineConfig(sampling=True)`, not started; a borrower's if
-            borrowed.
+        engine: engine built with `EngineConfig(sampling=True)`, not started; a borrower's engine
+            (`rollout_engine`) if `kind` is borrowed.
         number: number of the worker in events.
         kind: dedicated or borrowed.
         on_event: called in the loop thread; must be quick and must not raise.
         flush_ms: approximate longest delay before tokens are reported.
         ttl_ms: TTL of a borrowed worker's grant.
-        scrub_ms: time for a scrub between two steps; one checks at least one tile.
+        scrub_ms: time for scrubbing between two steps; at least one tile is checked each time.
 
     Raises:
         InvalidArgument: the engine does not sample, or does not match `kind`.
@@ -81,8 +81,8 @@ class EngineWorker:
         is_borrowed = kind is WorkerKind.BORROWED
         if is_borrowed != isinstance(processor, RolloutProcessor):
             raise InvalidArgument(
-                f"kind is {kind.value}: rollout_engine builds engines of borrowed workers, "
-                "stock_engine of dedicated ones"
+                f"a {kind.value} worker needs another engine: rollout_engine builds engines of "
+                "borrowed workers, stock_engine those of dedicated workers"
             )
         self._engine = engine
         self._number = number
@@ -93,7 +93,7 @@ class EngineWorker:
         self._clock = processor.clock
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids = itertools.count()
-        # All below is the loop thread's.
+        # Only the loop thread uses the attributes below.
         self._capacity: Capacity = (
             LaneCapacity(processor, self._clock)
             if isinstance(processor, RolloutProcessor)
@@ -125,12 +125,12 @@ class EngineWorker:
     def start_turn(self, request: TurnRequest) -> None:
         """Queue a turn; if it cannot run, a failed output follows.
 
-        A turn under an expired grant is reported INTERRUPTED; one that runs already is ignored.
+        A turn under an expired grant is reported INTERRUPTED; a repeated request is ignored.
         """
         self._send(partial(self._start, request))
 
     def stop_turn(self, trajectory: int) -> None:
-        """Recall a turn: its last output is INTERRUPTED. Unknown ones are ignored."""
+        """Recall a trajectory's turn, if it has one here: the last output is INTERRUPTED."""
         self._send(partial(self._stop, trajectory))
 
     def grant(self) -> None:
@@ -144,8 +144,8 @@ class EngineWorker:
     def commit(self, commit: Slices, version: int, on_done: OnCommitted | None = None) -> None:
         """Change the weights at the next step boundary, then report `VersionCommitted`.
 
-        A worker whose weights end up at no version revokes its grant, and accepts turns again after
-        a successful commit.
+        If the weights end up at no version, the worker ends its grant, and accepts turns again
+        after a successful commit.
 
         Args:
             commit: transaction.
@@ -164,7 +164,7 @@ class EngineWorker:
 
         Args:
             scrub: scrub over the weights of the engine.
-            on_scrubbed: called when it is over, in the loop thread; must not wait.
+            on_scrubbed: called when the scrub is over, in the loop thread; must not wait.
         """
         self._send(partial(self._begin_scrub, scrub, on_scrubbed))
 
@@ -195,7 +195,7 @@ class EngineWorker:
         self._look()
 
     def at_end(self, error: Exception) -> None:
-        """Report the last tokens, and that the worker is gone."""
+        """Report the last tokens, and the loss of the worker."""
         self._report_ended()
         self._stop_all()
         self._emit(WorkerLost(self._number, str(error)))
@@ -227,7 +227,9 @@ class EngineWorker:
     def _submit(self, turn: Turn) -> None:
         request = turn.request
         if request.trajectory in self._turns:
-            raise InvalidArgument(f"trajectory {request.trajectory} has a turn here already")
+            raise InvalidArgument(
+                f"trajectory {request.trajectory} already has a turn on worker {self._number}"
+            )
         sampling = checked_sampling(request, tokens_max=self._capacity.tokens_max)
         self._engine.submit(
             turn.request_id,
@@ -245,7 +247,7 @@ class EngineWorker:
             self._ended.append(turn)
 
     def _stop(self, trajectory: int) -> None:
-        """Report a turn as it is and let the engine drop it; later output is ignored."""
+        """Report a turn's tokens so far and let the engine drop it; later output is ignored."""
         turn = self._turns.pop(trajectory, None)
         if turn is None:
             return
@@ -268,7 +270,7 @@ class EngineWorker:
         output = turn.output
         if output is None or output.status == RequestStatus.FINISHED:
             return TurnEnd.FINISHED, None
-        # A stop, or a device that lends no more, is not a failure of the turn.
+        # A stopped engine, or a device that stopped lending, is not a failure of the turn.
         is_fault = output.failure is not None and not isinstance(output.failure, Unavailable)
         if is_fault and not self._engine.is_stopping:
             return TurnEnd.FAILED, output.error

@@ -185,7 +185,7 @@ class Cut:
 @pytest.mark.parametrize(
     ("local", "kind", "words"),
     [
-        (torch.zeros(2, 3), "partial", "of t, which is partial: redistribute"),
+        (torch.zeros(2, 3), "partial", "of t, whose placement is partial: redistribute"),
         (torch.zeros(3, 3), "shard", r"local shape \(2, 3\), got \(3, 3\)"),
         (torch.zeros(3, 2).t(), "shard", "unknown to other ranks"),
         (torch.zeros(3, 3)[1:], "shard", "offset 3"),

@@ -73,13 +73,13 @@ def test_a_rank_may_hold_rows_of_no_token_only() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"heads": 3}, "3 cannot be spread over 2"),
-        ({"tp": 4}, "heads of keys and values over tensor parallel ranks"),
-        ({"ffn": 3}, "the perceptron"),
-        ({"experts": 3, "ep": 2}, "experts over expert"),
-        ({"ep": 2}, "dense model has no experts for 2 groups"),
+        ({"heads": 3}, "heads must be a multiple of kv_heads, got 3 and 2"),
+        ({"tp": 4}, "kv_heads must be a multiple of tp, got 2 and 4"),
+        ({"ffn": 3}, "ffn must be a multiple of tp, got 3 and 2"),
+        ({"experts": 3, "ep": 2}, "experts must be a multiple of ep, got 3 and 2"),
+        ({"ep": 2}, "ep must be 1 for a dense model"),
         ({"stage_layers": ()}, "at least one count"),
-        ({"tp": 0}, "over 0"),
+        ({"tp": 0}, "kv_heads must be a multiple of tp, got 2 and 0"),
     ],
 )
 def test_model_that_cannot_be_spread_is_refused(change, words) -> None:

@@ -79,7 +79,7 @@ def test_joined_maps_have_every_piece_once_and_compute_on_all_ranks_what_one_com
     assert [one.tensor for one in all_three.pieces] == ["b", "b", "c"]
     assert all_three.computed == {"a": "exp"}
     assert all_three.tensors.keys() == {"a", "b", "c"}
-    with pytest.raises(InvalidArgument, match=r"b is float32 of shape \(3,\) on one rank"):
+    with pytest.raises(InvalidArgument, match="same on all ranks, got float32 of shape"):
         joined([one, shard_map_of({"b": torch.randn(4)}, rank=1)])
 
 
@@ -95,17 +95,17 @@ def test_view_is_refused_exactly_when_it_leaves_the_storage(rows, columns, gap, 
         ((tile,),) = views_of({"p": parameter}, {0: ((view, (rows, columns)),)}).values()
         assert tile[-1, -1] == last
     else:
-        with pytest.raises(InvalidArgument, match="its storage has 24"):
+        with pytest.raises(InvalidArgument, match="its storage of 24"):
             views_of({"p": parameter}, {0: ((view, (rows, columns)),)})
 
 
 @pytest.mark.parametrize(
     ("view", "shape", "words"),
     [
-        (LocalView("q", 0, (1,)), (2,), "needs a parameter q"),
-        (LocalView("p", 0, (1,)), (2, 2), "the strides"),
-        (LocalView("p", -1, (1,)), (2,), "from element -1"),
-        (LocalView("p", 3, (-1,)), (2,), "its storage has 4"),
+        (LocalView("q", 0, (1,)), (2,), "must contain q"),
+        (LocalView("p", 0, (1,)), (2, 2), "a stride per dimension"),
+        (LocalView("p", -1, (1,)), (2,), "got offset -1"),
+        (LocalView("p", 3, (-1,)), (2,), "its storage of 4"),
     ],
 )
 def test_view_that_makes_no_sense_is_refused(view, shape, words) -> None:
