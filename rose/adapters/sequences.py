@@ -69,7 +69,7 @@ class SequenceInFlight:
 
     @property
     def is_over(self) -> bool:
-        """Whether the sequence has ended, so that no further token follows."""
+        """True if the sequence has ended, so that no further token follows."""
         return self.finish_reason is not None or self.error is not None
 
     def grow(self, state: DriverTrajectory) -> None:

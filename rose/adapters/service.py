@@ -187,7 +187,7 @@ class RolloutService:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the service is paused, so that turns are queued."""
+        """True if the service is paused, so that turns are queued."""
         return self._paused is not None
 
     async def pause(self, mode: PauseMode) -> None:

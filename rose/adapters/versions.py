@@ -26,7 +26,7 @@ class VersionRange:
 
     @property
     def is_any(self) -> bool:
-        """Whether every version is accepted."""
+        """True if every version is accepted."""
         return self.at_least is None and self.exact is None
 
     def fits(self, version: int) -> bool:

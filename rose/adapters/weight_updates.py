@@ -30,7 +30,7 @@ class WeightUpdates:
 
     @property
     def has_source(self) -> bool:
-        """Whether weights can be sent over HTTP."""
+        """True if weights can be sent over HTTP."""
         return self._source is not None
 
     def start(self) -> None:

@@ -60,7 +60,7 @@ class Checkpoint:
 
     @property
     def is_folder(self) -> bool:
-        """Whether the checkpoint was opened as a folder."""
+        """True if the checkpoint was opened as a folder."""
         return len(self.files) != 1 or self.files[0].path != self.path
 
     @property

@@ -108,7 +108,7 @@ class DeltaFile:
             raise InvalidArgument(f"{path} holds whole weights, not a delta")
 
     def is_for(self, tiles: Tiles) -> bool:
-        """Whether the delta is for weights with these tiles."""
+        """Return True if the delta is for weights with these tiles."""
         return (self.manifest.layout, self.manifest.tile_count) == (tiles.layout, len(tiles))
 
     def ends(self, chunk: Chunk, *, undo: bool) -> tuple[Digest, Digest]:

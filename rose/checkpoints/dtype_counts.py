@@ -36,7 +36,7 @@ class DtypeCounts:
 
     @property
     def has_exponents(self) -> bool:
-        """Whether the dtype has exponents."""
+        """True if the dtype has exponents."""
         return self._exponent is not None
 
     @property

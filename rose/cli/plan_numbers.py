@@ -180,7 +180,7 @@ class DevicePlan:
 
     @property
     def fits(self) -> bool:
-        """Whether an idle device can lend a quantum besides serving's reserve."""
+        """True if an idle device can lend a quantum besides serving's reserve."""
         return self.lendable_idle >= self.quantum_slabs
 
     @property

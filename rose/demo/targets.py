@@ -71,7 +71,7 @@ def _check_feasible(
 
 @dataclass(frozen=True, slots=True)
 class Feasibility:
-    """Whether quanta can be certified under serving's targets.
+    """True if quanta can be certified under serving's targets.
 
     Args:
         why: reason why no quantum can be certified, with numbers; None if quanta can be.

@@ -16,7 +16,7 @@ from rose.errors import InvalidArgument, OutOfMemory, Unavailable, check
 
 
 class ArenaState(Enum):
-    """Whether the arena may still grow."""
+    """The two phases of an arena: it grows in the first only."""
 
     WARMING = "it grows with what steps need"
     SEALED = "it is as large as it will ever be"

@@ -31,7 +31,7 @@ class LentWindow(Closing):
 
     @property
     def can_take(self) -> bool:
-        """Whether slabs can be mapped now. GPU memory is mapped only between steps."""
+        """True if slabs can be mapped now. GPU memory is mapped only between steps."""
         with self._lock:
             return self._is_still()
 

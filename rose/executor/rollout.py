@@ -171,7 +171,7 @@ class RolloutLane:
 
     @property
     def has_stream_gates(self) -> bool:
-        """Whether gates stop the stream, so that CUDA graphs can contain them.
+        """True if gates stop the stream, so that CUDA graphs can contain them.
 
         Otherwise gates stop the host.
         """
@@ -296,7 +296,7 @@ class RolloutLane:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the device has stopped lending, because it was closed or rose failed."""
+        """True if the device has stopped lending, because it was closed or rose failed."""
         return self._loans.is_closed
 
     # ---- memory ---------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class RolloutLane:
 
     @property
     def takes_ranks(self) -> bool:
-        """Whether the arbiter chooses slabs by `rank` instead of `on_revoke`."""
+        """True if the arbiter chooses slabs by `rank` instead of `on_revoke`."""
         return self._loans.takes_ranks
 
     def rank(self, slabs: Sequence[int]) -> None:

@@ -420,7 +420,7 @@ class ServingLane:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a request is live."""
+        """True if a request is live."""
         return any(one != _STEP for one in list(self._live))
 
     def evidence(self) -> tuple[ShapeEvidence, ...]:

@@ -38,7 +38,7 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether serving no longer waits for the borrower."""
+        """True if serving no longer waits for the borrower."""
         return self._timeouts >= _PARK_TIMEOUTS_MAX
 
     def timed_out(self, now_ns: int) -> None:
@@ -153,7 +153,7 @@ class Tenancy:
 
     @property
     def is_evicted(self) -> bool:
-        """Whether the tenant's process was killed because its segments did not stop."""
+        """True if the tenant's process was killed because its segments did not stop."""
         return self._patience.is_over
 
     def park_timed_out(self) -> None:

@@ -112,7 +112,7 @@ class WeightBins:
 
     @property
     def is_filled(self) -> bool:
-        """Whether all pieces of the bins on the device were copied."""
+        """True if all pieces of the bins on the device were copied."""
         return not self._missing
 
     def absent(self) -> dict[int, int]:

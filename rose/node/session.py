@@ -107,7 +107,7 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether the scheduler is gone; some turns of the session may not have ended yet."""
+        """True if the scheduler is gone; some turns of the session may not have ended yet."""
         with self._drained:
             return self._is_over
 

@@ -173,7 +173,7 @@ class DriverTrajectory:
         )
 
     def has_ended(self) -> bool:
-        """Whether the current turn has its last token."""
+        """Return True if the current turn has its last token."""
         return bool(self.tokens) and self.tokens[-1] in self._wanted().stop_tokens
 
     def conclude(self) -> TurnResult:

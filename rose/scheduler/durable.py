@@ -207,7 +207,7 @@ class Durable:
         return outcomes
 
     def needs_step(self) -> bool:
-        """Whether there are entries to process, or time alone may change the state."""
+        """Return True if there are entries to process, or time alone may change the state."""
         return (
             bool(self._entries)
             or bool(self.rollouts.refusals)
@@ -224,7 +224,7 @@ class Durable:
         self._checkpoint_ns = 0
 
     def is_checkpoint_due(self) -> bool:
-        """Whether the next checkpoint is due."""
+        """Return True if the next checkpoint is due."""
         return self._store is not None and self._time.now_ns() >= self._checkpoint_ns
 
     def begin_checkpoint(self) -> tuple[SchedulerCheckpoint, SlowCopy]:

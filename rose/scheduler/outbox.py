@@ -45,7 +45,7 @@ class Outbox(Generic[T]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the queue accepts no more items."""
+        """True if the queue accepts no more items."""
         with self._changed:
             return self._is_closed
 

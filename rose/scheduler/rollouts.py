@@ -128,7 +128,7 @@ class Rollouts:
         return self._core.stats()
 
     def is_idle(self) -> bool:
-        """Whether every trajectory is in its environment: then time changes only grants."""
+        """Return True if every trajectory is in its environment: then time changes only grants."""
         return all(one.phase is Phase.THINKING for one in self.state.trajectories.values())
 
     def begin_copy(self) -> SlowCopy:
@@ -164,7 +164,7 @@ class Rollouts:
         self._workers[registered.worker] = worker
 
     def is_here(self, worker: int) -> bool:
-        """Whether a worker is registered and not lost, after all accepted entries."""
+        """Return True if a worker is registered and not lost, after all accepted entries."""
         return worker in self._workers
 
     def absent(self) -> list[int]:
@@ -240,7 +240,7 @@ class Rollouts:
         self.state.workers[number] = registered
 
     def _is_back(self, registered: Registered) -> bool:
-        """Whether this worker was registered before, with the same kind and capabilities."""
+        """Return True if this worker was registered before, with the same kind and capabilities."""
         before = self.state.workers.get(registered.worker)
         if before is None:
             return False

@@ -76,7 +76,7 @@ class UsedNumbers:
     others: set[int] = field(default_factory=set)
 
     def __contains__(self, number: int) -> bool:
-        """Whether the number was used."""
+        """Return True if the number was used."""
         return 0 <= number < self.below or number in self.others
 
     def add(self, number: int) -> None:

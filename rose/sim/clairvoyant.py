@@ -92,7 +92,7 @@ class Clairvoyant(Governor):
         return math.inf if self._allowed else now_ms
 
     def may_start(self, now_ms: float) -> bool:
-        """Whether the next segment was allowed already, or is harmless while the engine is idle."""
+        """Return True if the next segment was allowed already, or delays no step of serving."""
         if self._allowed:
             return True
         now_ns = ns_of(now_ms)
@@ -163,7 +163,7 @@ class Clairvoyant(Governor):
         )
 
     def _is_harmless(self, now_ns: int, segments: int) -> bool:
-        """Whether serving meets all deadlines if its next step starts after these segments."""
+        """Return True if serving meets all deadlines with its next step after these segments."""
         start_ns = now_ns + self._segments_ns(segments) + 2 * ns_of(self._device.signal_ms)
         if not self._engine.has_work() and (
             self._admitted == len(self._ready_ns) or self._ready_ns[self._admitted] >= start_ns

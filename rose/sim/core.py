@@ -270,13 +270,13 @@ class CoreGovernor(Governor):
             self._look_ns = now_ns + max(1, self.creditor.look())
 
     def _is_running_out(self, offer: Offer) -> bool:
-        """Whether no further segment can start under the offer."""
+        """Return True if no further segment can start under the offer."""
         is_ours = self.gate.is_open() and self.gate.close_epoch == offer.close_epoch
         is_over = self.clock.now_ns() >= offer.until_ns or self.gate.credit_left == 0
         return not is_ours or is_over
 
     def _is_spent(self, offer: Offer) -> bool:
-        """Whether the whole quantum ran in time, so that a further offer may be made."""
+        """Return True if the whole quantum ran in time, so that a further offer may be made."""
         is_ours = self.gate.is_open() and self.gate.close_epoch == offer.close_epoch
         is_in_time = self.clock.now_ns() <= offer.until_ns
         return is_ours and is_in_time and self.gate.credit_left == 0

@@ -61,7 +61,7 @@ class ServingEngine:
         return self._context_tokens + begun
 
     def has_work(self) -> bool:
-        """Whether a step could begin."""
+        """Return True if a step could begin."""
         return bool(self._running or self._waiting)
 
     def admit(self, number: int) -> None:

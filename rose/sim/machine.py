@@ -247,7 +247,7 @@ class Machine:
             self._turn.lend_until_ns = -1
 
     def _is_idle(self) -> bool:
-        """Whether nothing runs, and no request waits for its first step."""
+        """Return True if nothing runs, and no request waits for its first step."""
         is_empty = self._step is None and self._segment is None and not self._launched
         return is_empty and self._admitted == self._arrived and not self._engine.has_work()
 

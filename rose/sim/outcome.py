@@ -33,7 +33,7 @@ class RequestOutcome:
         return self.late_gaps + (self.ttft_ms > slo.ttft_ms)
 
     def meets(self, slo: SLO) -> bool:
-        """Whether the first token and every later token came in time."""
+        """Return True if the first token and every later token came in time."""
         return self.ttft_ms <= slo.ttft_ms and self.longest_gap_ms <= slo.tpot_ms
 
 

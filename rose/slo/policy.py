@@ -117,7 +117,7 @@ class Policy:
 
     @property
     def has_gates(self) -> bool:
-        """Whether a rollout step is divided by gates; otherwise it is a single segment."""
+        """True if a rollout step is divided by gates; otherwise it is a single segment."""
         return "gate" not in self.without
 
     @property

@@ -28,7 +28,7 @@ class LiveRequests:
 
     @property
     def is_any_waiting(self) -> bool:
-        """Whether a request has no token yet, or no slot."""
+        """True if a request has no token yet, or no slot."""
         return self._waiting != 0 or self._slotless > 0
 
     def arrived(self, slot: int, *, prefilled: int, time_ns: int) -> list[str]:

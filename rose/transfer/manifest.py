@@ -58,7 +58,7 @@ class UpdateKey:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the chunks hold whole tiles, which need no base."""
+        """True if the chunks hold whole tiles, which need no base."""
         return self.base_n == WHOLE
 
 
@@ -98,7 +98,7 @@ class Chunk:
             )
 
     def is_of(self, frame: Buffer) -> bool:
-        """Whether a frame has the published size and SHA-256."""
+        """Return True if a frame has the published size and SHA-256."""
         nbytes = memoryview(frame).nbytes
         return nbytes == self.nbytes and hashlib.sha256(frame).digest() == self.sha256
 
@@ -182,12 +182,12 @@ class Manifest:
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether this is a snapshot: whole tiles, which need no base."""
+        """True if this is a snapshot: whole tiles, which need no base."""
         return self.base is None
 
     @property
     def is_announcement(self) -> bool:
-        """Whether this manifest changes nothing and states the current version."""
+        """True if this manifest changes nothing and states the current version."""
         return self.base == self.version
 
     @property
@@ -223,7 +223,7 @@ class Signing:
         return replace(manifest, mac=self._mac(manifest)) if self.key else manifest
 
     def is_signed(self, manifest: Manifest) -> bool:
-        """Whether the publisher signed it; without a key every manifest counts as signed."""
+        """Return True if the publisher signed it; without a key every manifest counts as signed."""
         return not self.key or hmac.compare_digest(self._mac(manifest), manifest.mac)
 
     def _mac(self, manifest: Manifest) -> bytes:
@@ -268,7 +268,7 @@ class Subscription:
 
     @property
     def is_all(self) -> bool:
-        """Whether every tile is needed."""
+        """True if every tile is needed."""
         return self._subset is None or len(self._subset) == len(self.tiles)
 
     @property

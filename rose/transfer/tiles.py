@@ -133,7 +133,7 @@ class Tiles:
 
 
 def is_layout(text: str) -> bool:
-    """Whether a text is a valid layout id."""
+    """Return True if a text is a valid layout id."""
     return len(text) == _LAYOUT_DIGITS and all(digit in "0123456789abcdef" for digit in text)
 
 

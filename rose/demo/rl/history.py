@@ -104,7 +104,7 @@ class History(DriverWatch):
 
     @property
     def is_granted(self) -> bool:
-        """Whether the borrowed worker has a capacity grant."""
+        """True if the borrowed worker has a capacity grant."""
         return self._granted_s is not None
 
     @property

@@ -31,7 +31,7 @@ class Look:
         return self.offset + sum((size - 1) * stride for size, stride in steps)
 
     def may_meet(self, other: "Look") -> bool:
-        """Whether their spans overlap; interleaved columns of one matrix count as overlapping."""
+        """Return True if their spans overlap, also if the columns of one matrix alternate."""
         return self.offset <= other.last and other.offset <= self.last
 
 
@@ -158,7 +158,7 @@ class _Canonical:
         return element // self._steps[at] % self._shape[at]
 
     def _fits(self, first: int, axis: _Axis) -> bool:
-        """Whether an axis stays within its dimension."""
+        """Return True if an axis stays within its dimension."""
         at = self._dimension(axis)
         return at is not None and self._digit(first, at) + axis.size <= self._shape[at]
 

@@ -81,6 +81,6 @@ def written_by(operation: Any, args: Any, kwargs: Mapping[str, Any]) -> list[tor
 
 
 def is_view(operation: Any) -> bool:
-    """Whether an operation returns a view of an argument, and changes nothing."""
+    """Return True if an operation returns a view of an argument, and changes nothing."""
     returned = [one.alias_info for one in operation._schema.returns]
     return any(one is not None and not one.is_write for one in returned)

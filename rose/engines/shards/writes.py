@@ -80,5 +80,5 @@ class Writes:
                     yield from ((name, why) for name in write.names)
 
     def _is_copy(self, write: Write) -> bool:
-        """Whether `write` copies a tensor that is only copied."""
+        """Return True if `write` copies a tensor that is only copied."""
         return write.seen is not None and write.names.isdisjoint(self.computed)

@@ -238,7 +238,7 @@ class SlabCache(VersionedCache):
 
     @property
     def is_append_only(self) -> bool:
-        """Whether a token's KV is never overwritten: false for the ring of a sliding window."""
+        """True if a token's KV is never overwritten: false for the ring of a sliding window."""
         return all(allocator.supports_block_table for allocator in self.cache_allocators.values())
 
     # ---- room
@@ -414,7 +414,7 @@ class SlabCache(VersionedCache):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether blocks in use occupy notably more slabs than they would fill."""
+        """True if blocks in use occupy notably more slabs than they would fill."""
         held = sum(int(space.allocator.slabs_in_use) for space in self.spaces)
         needed = sum(
             ceil_div(int(space.allocator.used_blocks), space.blocks_per_slab)

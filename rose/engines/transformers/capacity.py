@@ -29,12 +29,12 @@ class Capacity(Protocol):
         ...
 
     def has_regrown(self) -> bool:
-        """Whether revoked memory is available again."""
+        """Return True if revoked memory is available again."""
         ...
 
     @property
     def is_shut_out(self) -> bool:
-        """Whether no step could run for too long, so that capacity is useless."""
+        """True if no step could run for too long, so that capacity is useless."""
         ...
 
 
@@ -122,5 +122,5 @@ class LaneCapacity:
 
     @property
     def is_shut_out(self) -> bool:
-        """Whether serving's gate has been closed for too long."""
+        """True if serving's gate has been closed for too long."""
         return self._processor.is_shut_out

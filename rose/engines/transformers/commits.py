@@ -87,12 +87,12 @@ class CommitQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no commit is queued or in progress."""
+        """True if no commit is queued or in progress."""
         return not self._pending
 
     @property
     def has_committed(self) -> bool:
-        """Whether the first commit is over and its weights are in use."""
+        """True if the first commit is over and its weights are in use."""
         return self._pending[0].slices.state is CommitState.COMMITTED
 
     def add(self, slices: Slices, *, version: int, on_done: OnCommitted) -> None:

@@ -161,7 +161,10 @@ class Engine:
         status = self.manager.background_thread_status
         refusal = status.can_accept_new_requests()
         if refusal is not None:
-            raise Unavailable(f"{refusal} ({status.fatal_error})") from status.fatal_error
+            cause = "" if status.fatal_error is None else f": {status.fatal_error}"
+            raise Unavailable(f"the engine accepts no requests. {refusal}{cause}") from (
+                status.fatal_error
+            )
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; its callback gets the output so far, marked failed."""
@@ -201,27 +204,27 @@ class Engine:
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether the weights are of no version, so that no step runs."""
+        """True if the weights are of no version, so that no step runs."""
         return self.processor.commits.is_quarantined
 
     @property
     def is_running(self) -> bool:
-        """Whether the generation thread is alive."""
+        """True if the generation thread is alive."""
         return bool(self.manager.is_running())
 
     @property
     def is_accepting(self) -> bool:
-        """Whether `submit` would accept a request."""
+        """True if `submit` would accept a request."""
         return self.manager.background_thread_status.can_accept_new_requests() is None
 
     @property
     def is_paused(self) -> bool:
-        """Whether a pause is requested."""
+        """True if a pause is requested."""
         return bool(self.manager.background_thread_status.is_pause_requested())
 
     @property
     def has_requests(self) -> bool:
-        """Whether the engine has unfinished requests."""
+        """True if the engine has unfinished requests."""
         return bool(self._router.live)
 
     @property

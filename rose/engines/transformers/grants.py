@@ -28,7 +28,7 @@ class CapacityGrants:
 
     @property
     def is_live(self) -> bool:
-        """Whether turns may run under the current grant."""
+        """True if turns may run under the current grant."""
         return self.kv_tokens > 0
 
     def open(self, kv_tokens: int, *, now_ms: float) -> GrantChanged:
@@ -48,7 +48,7 @@ class CapacityGrants:
         )
 
     def has_run_out(self, *, now_ms: float) -> bool:
-        """Whether the TTL passed without a report, so that the scheduler has ended the grant."""
+        """Return True if the TTL passed without a report: the scheduler has ended the grant."""
         return self.is_live and 0 < self.ttl_ms <= now_ms - self._reported_ms
 
     def renew(self, *, now_ms: float) -> GrantChanged | None:

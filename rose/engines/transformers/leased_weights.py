@@ -68,7 +68,7 @@ class LeasedWeights:
 
     @property
     def _is_apart(self) -> bool:
-        """Whether the device cannot read the host copy."""
+        """True if the device cannot read the host copy."""
         return bool(self._device.type != "cpu")
 
     def _show(self, state: WeightsState) -> None:
@@ -104,7 +104,7 @@ class LeasedWeights:
         self.lease.write(first * size, last * size)
 
     def equals_host(self) -> bool:
-        """Whether steps read weights at the right address that equal the host copy bit by bit.
+        """Return True if the weights that steps read equal the host copy, bit by bit and in place.
 
         The call reads all weights. It delays a revocation of their slabs by the time to compare one
         tensor at most.

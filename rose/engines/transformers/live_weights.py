@@ -26,7 +26,7 @@ class Mirror(Protocol):
         ...
 
     def equals_host(self) -> bool:
-        """Whether steps read the content of the buffer."""
+        """Return True if steps read the content of the buffer."""
         ...
 
 
@@ -127,7 +127,7 @@ class LiveWeights:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the buffer is in host memory."""
+        """True if the buffer is in host memory."""
         return bool(self._live.device.type == "cpu")
 
     @property
@@ -206,7 +206,7 @@ class LiveWeights:
         return is_read and all(self._equals(tile) for tile in range(self.tiles))
 
     def _is_attached(self) -> bool:
-        """Whether the model still computes with this buffer: its storage was not replaced."""
+        """Return True if the model still computes with this buffer, not with other storage."""
         at = self._live.data_ptr()
         for parameter in self._parameters:
             if parameter.data_ptr() != at:

@@ -172,7 +172,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
     # ---- commits --------------------------------------------------------------------------------
 
     def _is_called_away(self) -> bool:
-        """Whether a stop or a pause is requested; a commit then waits."""
+        """Return True if a stop or a pause is requested; a commit then waits."""
         return self._is_stopping or bool(self.background_thread_status.is_pause_requested())
 
     @property

@@ -98,7 +98,7 @@ class RolloutProcessor(DeviceProcessor):
 
     @property
     def is_shut_out(self) -> bool:
-        """Whether quanta were refused for so long that the turns should run on other workers.
+        """True if quanta were refused for so long that the turns should run on other workers.
 
         False again after the next quantum.
         """
@@ -165,7 +165,7 @@ class RolloutProcessor(DeviceProcessor):
     # ---- the weights ----------------------------------------------------------------------------
 
     def has_slabs_for_weights(self) -> bool:
-        """Whether the weights are active, or have the slabs to be copied to."""
+        """Return True if the weights are active, or have the slabs to be copied to."""
         return self._lease_weights() is None
 
     def _lease_weights(self) -> Refusal | None:

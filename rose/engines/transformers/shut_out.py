@@ -1,4 +1,4 @@
-"""Whether a gate was closed for so long that its borrower no longer counts as a worker."""
+"""How long a borrower is refused before it no longer counts as a worker."""
 
 from collections.abc import Callable
 from typing import Final
@@ -17,7 +17,7 @@ _UNCERTIFIED: Final = (Reason.SLO_AT_RISK, Reason.NO_EVIDENCE)
 
 
 class ShutOut:
-    """Whether a borrower with work was refused for too long. Pure; for one thread.
+    """Measures whether a borrower with work was refused for too long. Pure; for one thread.
 
     The borrower stays shut out until it passes a gate.
     """

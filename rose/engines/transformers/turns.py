@@ -30,7 +30,7 @@ class Turn:
 
     @property
     def has_news(self) -> bool:
-        """Whether there are unreported tokens."""
+        """True if there are unreported tokens."""
         return self.output is not None and len(self.output.generated_tokens) > self.sent
 
     def report(self, end: TurnEnd | None = None, error: str | None = None) -> TurnOutput:

@@ -42,7 +42,7 @@ class Box:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the box has no elements."""
+        """True if the box has no elements."""
         return self.shape == (0,)
 
     @property
@@ -55,7 +55,7 @@ class Box:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether elements may share memory, so that an in-place change would be made twice.
+        """True if elements may share memory, so that an in-place change would be made twice.
 
         True for a stride of 0; false for slices, transposes and windows without overlap.
         """
@@ -67,7 +67,7 @@ class Box:
         return False
 
     def meets(self, other: "Box") -> bool:
-        """Whether two boxes share a byte; interleaved columns of one matrix do not."""
+        """Return True if two boxes share a byte; interleaved columns of one matrix do not."""
         if self.last <= other.address or other.last <= self.address:
             return False
         try:

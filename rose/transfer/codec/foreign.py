@@ -106,7 +106,7 @@ class _Versioned(ctypes.Structure):
 
 
 def _is_writable(capsule: Any) -> bool:
-    """Whether a capsule declares itself writable; capsules before DLPack 1.0 cannot."""
+    """Return True if a capsule declares itself writable; capsules before DLPack 1.0 cannot."""
     read = ctypes.pythonapi.PyCapsule_GetPointer
     read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     try:
@@ -117,6 +117,9 @@ def _is_writable(capsule: Any) -> bool:
 
 
 def _reports_writable(thing: Any) -> bool:
-    """Whether the CUDA array interface declares an array writable; CuPy declares it only there."""
+    """Return True if the CUDA array interface declares an array writable.
+
+    CuPy does not declare it in DLPack.
+    """
     interface = getattr(thing, "__cuda_array_interface__", None)
     return interface is not None and not interface["data"][1]

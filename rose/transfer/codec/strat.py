@@ -148,7 +148,7 @@ def strat_unpack(encoded: Delta, base: Any, *, threads: int = 1) -> Delta:
 
 
 def has_strat(entries: npt.NDArray[np.uint64]) -> bool:
-    """Whether a table has STRAT blocks, so that only `strat_unpack` can read the delta."""
+    """Return True if a table has STRAT blocks, so that only `strat_unpack` can read the delta."""
     return bool(((entries & _KIND) == _STRAT).any())
 
 

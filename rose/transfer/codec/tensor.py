@@ -53,7 +53,7 @@ class TensorBits:
 
     @property
     def is_raw(self) -> bool:
-        """Whether the dtype states only the width of the elements, not their meaning."""
+        """True if the dtype states only the width of the elements, not their meaning."""
         return self.dtype in _RAW_WIDTHS
 
 

@@ -1,4 +1,4 @@
-"""Whether a shard map covers the whole checkpoint and the whole memory of the ranks."""
+"""Checks that a shard map covers the whole checkpoint and the whole memory of the ranks."""
 
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass

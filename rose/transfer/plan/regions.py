@@ -8,7 +8,7 @@ from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSp
 
 
 def contains(outer: Region, inner: Region) -> bool:
-    """Whether `outer` contains `inner`, a box of the same tensor."""
+    """Return True if `outer` contains `inner`, a box of the same tensor."""
     return all(
         first <= at and at + count <= first + size
         for first, size, at, count in zip(

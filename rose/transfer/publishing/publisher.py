@@ -129,7 +129,7 @@ class Publisher:
 
     @property
     def is_sound(self) -> bool:
-        """Whether anything can be published; if not, begin another incarnation."""
+        """True if anything can be published; if not, begin another incarnation."""
         with self._lock:
             return self._is_sound
 

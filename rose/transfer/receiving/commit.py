@@ -141,7 +141,7 @@ class Commit:
 
     @property
     def is_over(self) -> bool:
-        """Whether `step` has nothing left to do."""
+        """True if `step` has nothing left to do."""
         return self._state in _FINAL
 
     @property
@@ -235,7 +235,7 @@ class Commit:
 
     @property
     def _is_all(self) -> bool:
-        """Whether the target has every tile, so that their digest is the digest of the weights."""
+        """True if the target has every tile, so that their digest is the digest of the weights."""
         return len(self._tiles) == self._staged.manifest.tile_count
 
     def _base(self) -> Digest:
@@ -280,7 +280,7 @@ class Commit:
         self._book().update(self._fresh)
 
     def _is_target(self) -> bool:
-        """Whether the weights have the digests of the version.
+        """Return True if the weights have the digests of the version.
 
         A receiver with all tiles compares their sum. Otherwise each tile is compared if the
         manifest has the digests of all tiles, and only the changed tiles if not.
@@ -322,7 +322,7 @@ class Commit:
         return True
 
     def _is_there_and_back(self, tile: int, delta: Delta, found: Digest) -> bool:
-        """Whether a tile with an unexpected digest has the bits from before the commit.
+        """Return True if a tile with an unexpected digest has the bits from before the commit.
 
         The delta is applied again: if memory changed during the commit, the result differs from
         the first result.

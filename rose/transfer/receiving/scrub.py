@@ -44,7 +44,7 @@ class Scrub:
 
     @property
     def is_over(self) -> bool:
-        """Whether every tile was read."""
+        """True if every tile was read."""
         return self._next == len(self._tiles)
 
     @property

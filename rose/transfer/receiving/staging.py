@@ -164,7 +164,7 @@ class Staging:
 
     @property
     def is_idle(self) -> bool:
-        """Whether `round` has nothing to do until the engine calls."""
+        """True if `round` has nothing to do until the engine calls."""
         with self._lock:
             is_at_rest = self._state is not ReceiverState.SYNCED
             return is_at_rest and self._repair_at is None and not self._reports
@@ -322,7 +322,7 @@ class Staging:
         return chosen
 
     def _is_base_of(self, update: Manifest, held: Held) -> bool:
-        """Whether the weights really are the base of an update, not only by name.
+        """Return True if the weights really are the base of an update, not only by name.
 
         An update states only the digest of all tiles of its base. So a receiver with some tiles
         trusts the name of its version, except before its first commit: then it asks for the tile

@@ -72,12 +72,12 @@ class Staleness:
 
 
 def _is_alive(one: Version, other: Version) -> bool:
-    """Whether `one` is of the same run as `other`, and not of an older incarnation."""
+    """Return True if `one` is of the same run as `other`, and not of an older incarnation."""
     return one.run == other.run and one.incarnation >= other.incarnation
 
 
 def _is_after(one: Version, held: Version) -> bool:
-    """Whether `one` is newer than `held`."""
+    """Return True if `one` is newer than `held`."""
     if one.run != held.run:
         return True
     return (one.incarnation, one.n) > (held.incarnation, held.n)

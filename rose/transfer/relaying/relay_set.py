@@ -56,7 +56,7 @@ class Standing:
         return sorted(there, key=lambda at: self._relays[at].is_liar)
 
     def is_liar(self, relay: int) -> bool:
-        """Whether a relay ever sent forged data."""
+        """Return True if a relay ever sent forged data."""
         return self._relays[relay].is_liar
 
     def answered(self, relay: int) -> None:
@@ -343,7 +343,7 @@ class RelaySet:
         return False
 
     def _is_introduced(self, relay: int, key: UpdateKey) -> bool:
-        """Whether a relay knows the chunks of a snapshot.
+        """Return True if a relay knows the chunks of a snapshot.
 
         A relay that did not send the snapshot is asked for it first.
         """

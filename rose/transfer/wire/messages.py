@@ -233,7 +233,7 @@ def _fields_of(message: Any) -> dict[str, Any]:
 
 
 def _received(message: Any, name: str) -> Any:
-    """Return a field of a received message as its value has it; None if it was omitted."""
+    """Return a field of a received message in the form of the dataclass; None if it was omitted."""
     is_optional = message.DESCRIPTOR.fields_by_name[name].has_presence
     if is_optional and not message.HasField(name):
         return None
