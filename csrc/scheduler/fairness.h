@@ -82,7 +82,7 @@ inline void FairDevice::serve(std::size_t job, double tokens_over_weight) {
   account.served += tokens_over_weight;
 }
 
-// All devices that several jobs share. Writes to the workers' columns which jobs are barred.
+// All devices that several jobs share. Records in the workers' columns which jobs are barred.
 class Fairness {
  public:
   explicit Fairness(const Settings& settings) noexcept

@@ -105,6 +105,8 @@ class Serving:
         work |= prefill
         for request, tokens in work.items():
             if not 0 < tokens <= request.remaining:
+                if request.remaining == 0:
+                    raise InvalidArgument(f"{request.name} has no tokens left to compute")
                 raise InvalidArgument(
                     f"a step of {request.name} must compute 1 to {request.remaining} tokens, "
                     f"got {tokens}"

@@ -121,7 +121,7 @@ class SchedulerCore:
 
 
 def action_of(row: Sequence[Any]) -> Action:
-    """Return the action of a row of the core: its code, then its fields."""
+    """Return the action that a row of the core encodes: a code, then the fields of the action."""
     code, *fields = row
     action: Action = _ACTIONS[code](*fields)
     return action

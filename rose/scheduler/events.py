@@ -85,13 +85,14 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class JobJoined:
-    """A job joined or has new values. Jobs without this event have the settings' values.
+    """A job joined or has new values. Jobs without this event have the settings' values
+    and the weight 1.
 
     Args:
         job: number of the job.
         batch_trajectories: trajectories that its trainer uses per version.
         max_staleness: versions between the start of a trajectory and its use.
-        weight: relative share of devices that several jobs share; 1 by default.
+        weight: relative share of devices that several jobs share.
     """
 
     job: Count

@@ -223,8 +223,8 @@ class Rollouts:
         left = counts.finished - counts.consumed
         if consumed.trajectories > left:
             raise InvalidArgument(
-                f"{consumed.trajectories} trajectories cannot be consumed: {left} are finished "
-                "and not consumed"
+                f"cannot consume {consumed.trajectories} trajectories: only {left} finished ones "
+                "are left"
             )
         counts.consumed += consumed.trajectories
         self._events.append(consumed)

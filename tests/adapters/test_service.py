@@ -268,7 +268,7 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
     [
         ([], InvalidArgument, "must have 1 to 3 sequences, got 0"),
         ([ask()] * 4, InvalidArgument, "must have 1 to 3 sequences, got 4"),
-        ([ask(98)], InvalidArgument, "1 to 100 tokens together, got 3 and 98"),
+        ([ask(98)], InvalidArgument, "together at most 100, got 3 and 98"),
         ([Ask((), Sampling(1), 0, ANY)], InvalidArgument, "got 0 and 1"),
         ([ask()] * 2, Overloaded, "3 of 4 sequences are in flight, and the request has 2"),
     ],

@@ -194,7 +194,7 @@ def test_a_sequence_grows_to_what_its_borrower_can_hold(rig) -> None:
         with pytest.raises(rose.InvalidArgument, match="cannot grow"):
             sequence.grow(wrong)
     sequence.close()
-    with pytest.raises(rose.InvalidArgument, match="closed"):
+    with pytest.raises(rose.InvalidArgument, match="it must be open"):
         sequence.grow(0)
 
 

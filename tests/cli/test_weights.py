@@ -208,7 +208,7 @@ def test_bad_input_is_one_sentence(
     files = ["--tls", *3 * [tmp_path / "no.pem"]]
     assert "no.pem" in refused(capsys, *receive, address, *files)
     monkeypatch.setenv("ROSE_MANIFEST_KEY", "1234")
-    assert "key of manifests" in refused(capsys, *receive, address)
+    assert "the manifest key must have at least 32" in refused(capsys, *receive, address)
 
 
 def test_receiver_refuses_other_tensors_and_unsigned_versions(

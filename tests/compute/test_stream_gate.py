@@ -121,7 +121,7 @@ def test_abortable_graph_needs_device_code_or_stops_at_its_gates(fake: Fake) -> 
     rig.gate.grant(2)
     fake.pump()
     assert len(fake.kernels()) == 2
-    with pytest.raises(InvalidArgument, match="without segments"):
+    with pytest.raises(InvalidArgument, match="at least one segment, got none"):
         rig.borrower.make_abortable([])
 
 

@@ -142,16 +142,16 @@ def test_wrong_arguments_are_one_sentence_with_the_value_and_the_mend() -> None:
         arguments = {"slo": TARGETS, "reserve_bytes": 0, **LIMITS, **knobs}
         return device.serving(SERVING_KV, **arguments)
 
-    says(lambda: open_device(pool_bytes=0), "0 bytes", "raise pool_bytes")
-    says(lambda: CoServing.open("tpu:7", pool_bytes=1), "tpu:7", "use 'cpu'")
+    says(lambda: open_device(pool_bytes=0), "pool_bytes must be above 0", "got 0")
+    says(lambda: CoServing.open("tpu:7", pool_bytes=1), "must be 'cpu'", "got 'tpu:7'")
     says(lambda: add(open_device(pool_bytes=2 * SLAB)), "no room", "raise pool_bytes")
     for pool_bytes in ((1 << 31) * SLAB + 2 * SLAB, 1 << 62, 1 << 70):
         says(lambda: add(open_device(pool_bytes=pool_bytes)), "slabs", "lower pool_bytes")  # noqa: B023
     with open_device() as device:
         says(
             lambda: add(device, reserve_bytes=POOL_BYTES),
-            f"{POOL_BYTES} bytes",
-            "lower reserve_bytes or raise pool_bytes",
+            "reserve_bytes must be from 0 to",
+            f"got {POOL_BYTES}",
         )
         says(
             lambda: add(device, request_tokens=1 << 20),
@@ -171,8 +171,8 @@ def test_wrong_order_of_calls_is_one_sentence() -> None:
     with open_device() as device:
         says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "serving engine before")
         use(device)
-        says(lambda: use(device), "one per device")
-        says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "one per device")
+        says(lambda: use(device), "already has a serving engine")
+        says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "can have one borrower")
     says(lambda: use(device), "closed", "open another")
     says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "closed", "open another")
 

@@ -158,7 +158,7 @@ def test_pool_of_more_slabs_than_descriptors_is_refused() -> None:
     device = CoServing.open(
         "cpu", pool_bytes=(limit + 2) * SLAB, slab_bytes=SLAB, isolation="mapped"
     )
-    with device, pytest.raises(InvalidArgument, match=f"this process may have {limit}"):
+    with device, pytest.raises(InvalidArgument, match=f"this process may have at most {limit}"):
         device.serving(SERVING_KV, slo=SLO(ttft_ms=1000, tpot_ms=50))
 
 

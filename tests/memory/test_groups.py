@@ -169,10 +169,10 @@ def test_null_blocks_of_groups_share_no_byte() -> None:
 
 
 def test_bad_groups_are_refused_in_a_sentence() -> None:
-    with pytest.raises(InvalidArgument, match="at least one group of layers"):
+    with pytest.raises(InvalidArgument, match="at least one KVGeometry, got an empty"):
         groups_of([])
     arbiter, tenant, groups = device(*SIZES)
-    with pytest.raises(InvalidArgument, match="needs 2 numbers"):
+    with pytest.raises(InvalidArgument, match="must have 2 numbers"):
         groups.missing_slabs([1])
     with pytest.raises(InvalidArgument, match="one number per group"):
         arbiter.missing_slabs(tenant, [1])
@@ -183,7 +183,7 @@ def test_bad_groups_are_refused_in_a_sentence() -> None:
     with pytest.raises(InvalidArgument, match="no allocator here"):
         arbiter.missing_slabs(0, [1])
     layered = KVGeometry(1, 1, 64)
-    with pytest.raises(InvalidArgument, match="needs block-major geometries"):
+    with pytest.raises(InvalidArgument, match="every geometry must be block-major"):
         KVGroups(arbiter, tenant, [layered, layered], header_index=0)
-    with pytest.raises(InvalidArgument, match="raise slab_bytes"):
+    with pytest.raises(InvalidArgument, match="slab_bytes must be at least 5120"):
         KVGroups(arbiter, tenant, [geometry_of(1536), geometry_of(1024)], header_index=0)

@@ -102,13 +102,13 @@ def test_null_blocks_are_never_lent() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     shared = arbiter()
-    with pytest.raises(InvalidArgument, match="header_index 3"):
+    with pytest.raises(InvalidArgument, match="from 0 to 2, got 3"):
         space_of(shared, SERVING, 3)
-    with pytest.raises(InvalidArgument, match="must hold at least 2 blocks"):
+    with pytest.raises(InvalidArgument, match="room for at least 2 blocks"):
         KVSpace(shared, 0, KVGeometry(1, 1, SLAB), header_index=0)
     space = space_of(shared, WHOLE, 1)
-    with pytest.raises(InvalidArgument, match="no view per layer"):
+    with pytest.raises(InvalidArgument, match="views need layout layer_major"):
         space.views()
     layered = space_of(shared, LAYERED, 2)
-    with pytest.raises(InvalidArgument, match="do not divide"):
+    with pytest.raises(InvalidArgument, match="must divide a layer's block of 100 bytes, got 8"):
         layered.views(np.float64)

@@ -139,7 +139,7 @@ async def test_what_is_given_up_is_stopped_and_everybody_is_told() -> None:
         asked = ask(scheduler, 0)
         await until(lambda: worker.running)
         await scheduler.abort(0)  # in the middle of a turn
-        with pytest.raises(TrajectoryDropped, match="trajectory 0 was dropped: it was ended"):
+        with pytest.raises(TrajectoryDropped, match="trajectory 0 was dropped: it was given up"):
             await asked
         assert worker.running == {}
         await waits  # One that is given up makes room for another.

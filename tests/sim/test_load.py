@@ -27,7 +27,14 @@ def test_serving_alone_is_as_busy_as_was_asked(busy) -> None:
         )
 
 
-@pytest.mark.parametrize(("requests", "busy"), [([], 0.5), (TRACE, 0.0), (TRACE, 1.0)])
-def test_a_load_that_cannot_be_is_refused(requests, busy) -> None:
-    with pytest.raises(InvalidArgument, match="a load "):
+@pytest.mark.parametrize(
+    ("requests", "busy", "says"),
+    [
+        ([], 0.5, "the trace has none"),
+        (TRACE, 0.0, "busy must be above 0 and below 1, got 0.0"),
+        (TRACE, 1.0, "busy must be above 0 and below 1, got 1.0"),
+    ],
+)
+def test_a_load_that_cannot_be_is_refused(requests, busy, says) -> None:
+    with pytest.raises(InvalidArgument, match=says):
         at_load(stretched(requests), DEVICE, busy=busy, seed=0)

@@ -204,5 +204,5 @@ def test_what_was_published_is_compared_and_a_large_error_warns(runs: Sequence[A
     half = [figures_like("resource-fixed", 1, 1.0, 50.0, like)]
     (far,) = validations({f"{name} 16": sixteen, f"{name} 24": half})
     assert far.warning is not None
-    assert "44 % below what was published" in far.warning
+    assert "44 % below the published value" in far.warning
     assert validations({"small": sixteen}) == ()

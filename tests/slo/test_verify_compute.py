@@ -211,9 +211,9 @@ def test_a_segment_that_the_watchdog_forced_is_one_more_and_only_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments", "says"),
     [
-        ("finished", (1,), "had not arrived, in slot 1"),
-        ("finished", (NO_SLOT,), "had not arrived"),
-        ("finished", (SLOTS,), "had not arrived"),
+        ("finished", (1,), "slot 1 has no request that could finish"),
+        ("finished", (NO_SLOT,), "has no request that could finish"),
+        ("finished", (SLOTS,), "has no request that could finish"),
         ("arrived", (0,), "slot 0 was given to a second request while"),
         ("arrived", (SLOTS,), "must be below 1048576"),
         ("arrived", (NO_SLOT - 1,), "must be below 1048576"),

@@ -75,7 +75,7 @@ def test_arrays_are_copied_and_read_only():
         (lambda: make().with_lengths(scale=-1.0), "scale is -1.0"),
         (lambda: make().with_lengths(prompt_max=0), "limit of 0"),
         (lambda: make().window(0.0, 0.0), "duration > 0"),
-        (lambda: make().head(-1), "first -1"),
+        (lambda: make().head(-1), "n must be at least 0, got -1"),
     ],
 )
 def test_bad_values_are_named(what, says):

@@ -13,7 +13,7 @@ from rose.addresses import reachable
 from rose.errors import InvalidArgument
 
 TOKEN_BYTES: Final = 32
-# Rejections that are logged: more than a healthy service sees. A flood is not worth more lines.
+# Maximum number of rejections that are logged. A healthy service has fewer.
 REJECTIONS_MAX: Final = 256
 
 _LOG: Final = logging.getLogger(__name__)

@@ -256,7 +256,7 @@ TEST(parked_borrower_that_stalls_a_serving_stream_is_refused) {
   fake().hold(rig.serving[1]->get());
   const GateProbe probe = rig.probe();
   CHECK(!probe.memop.is_usable);
-  CHECK(probe.memop.why.starts_with("a parked borrower stalls serving streams: number 1"));
+  CHECK(probe.memop.why.starts_with("a parked borrower stalls serving streams: stream number 1"));
   CHECK(probe.memop.alias_us >= 20'000);
   CHECK_EQ(probe.choice.kind, GateKind::kHost);
   fake().release(rig.serving[1]->get());
