@@ -85,8 +85,9 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class JobJoined:
-    """A job joined or has new values. Jobs without this event have the settings' values
-    and the weight 1.
+    """A job joined or has new values.
+
+    A job without this event has the values of the settings, and weight 1.
 
     Args:
         job: number of the job.
