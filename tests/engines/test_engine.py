@@ -282,7 +282,7 @@ def test_borrower_fails_its_requests_when_rose_gave_back_and_serving_goes_on(
         wait_for(lambda: rollout.streamed)
         pair.device.safety.report(RuntimeError("planted"))
         rollout.wait()
-        assert "lends no more" in rollout.errors()[0]
+        assert "has stopped lending" in rollout.errors()[0]
         assert isinstance(pair.rollout.error, Unavailable)
         assert pair.device.arbiter.snapshot().partitions[1].held == 0
         serving = Client(pair.serving, "serving", 13)

@@ -259,7 +259,7 @@ def test_requests_are_failed_when_the_device_lends_no_more(stepper: Stepper) -> 
     stepper.step()
     stepper.pair.device.lender.close()
     assert stepper.pair.weights.lease.state is WeightsState.DORMANT
-    with pytest.raises(Unavailable, match="lends no more"):
+    with pytest.raises(Unavailable, match="has stopped lending"):
         stepper.prepare()
     assert held(stepper.pair) == 0
 

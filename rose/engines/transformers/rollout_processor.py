@@ -24,7 +24,7 @@ from rose.units import NS_PER_MS, NS_PER_S
 
 # Interval at which a borrower at a closed gate checks for stop and pause requests.
 _LOOK_UP_MS = 50.0
-_LENDS_NO_MORE = "the device lends no more: it was closed, or rose gave everything back"
+_LENDS_NO_MORE = "the device has stopped lending: it was closed, or rose gave everything back"
 
 
 class RolloutProcessor(DeviceProcessor):
@@ -87,7 +87,7 @@ class RolloutProcessor(DeviceProcessor):
         """Inform the owners of evicted requests, then prepare a batch as every loop does.
 
         Raises:
-            Unavailable: the device lends no more; for an idle borrower only with a listener.
+            Unavailable: the device has stopped lending; for an idle borrower only with a listener.
         """
         self.deliver_evicted()
         if self.listener is not None and self.lane.is_closed:

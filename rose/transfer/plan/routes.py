@@ -53,7 +53,8 @@ def contributors(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) 
     return senders
 
 
-# Unit of costs. They are whole numbers, whose sums are the same on every machine.
+# Costs are counted in parts of a byte. They are whole numbers, so that their sums are the same on
+# every machine.
 _PARTS_PER_BYTE: Final = 16
 
 

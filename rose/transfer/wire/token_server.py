@@ -188,7 +188,7 @@ class TokenServer(Closing):
                 ("grpc.max_send_message_length", reply_bytes_max),
                 ("grpc.so_reuseport", 0),  # a second server on a port must be an error
             ),
-            # gRPC counts a call for a moment after its end: at most one such call per thread.
+            # gRPC counts a call for a moment after its end, so there is room for two per thread.
             maximum_concurrent_rpcs=room + 2 * calls_max,
         )
         with ExitStack() as undo:
