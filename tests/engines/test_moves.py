@@ -1,5 +1,6 @@
 """KV that moves between two steps: slabs come empty, and no request notices."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -94,6 +95,27 @@ def test_requests_that_lie_apart_are_moved_together(
         stepper.finish()
         assert stepper.client.wrong(truth) == []
         assert stepper.processor.scheduler.preempted_tokens == 0
+
+
+def test_kv_that_lies_apart_stays_where_a_move_would_overwrite_prefixes(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stepping(models, monkeypatch, "alike", move_bytes=0) as (stepper, truth):
+        spread(stepper, 3)
+        lane = stepper.pair.rollout_lane
+        allocator, count = lane.kv.allocator, 3 * lane.kv.blocks_per_slab
+        assert lane.ensure(count)
+        blocks = allocator.alloc(count)
+        keys = [hashlib.md5(bytes([number])).digest() for number in range(count)]
+        allocator.publish(blocks, keys)
+        allocator.free(blocks)
+        assert not stepper.processor.cache.is_sparse
+        stepper.processor._move_bytes = 64 << 20
+        stepper.step()
+        assert stepper.processor.moved_bytes == 0
+        assert allocator.lookup(keys) == blocks
+        stepper.finish()
+        assert stepper.client.wrong(truth) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

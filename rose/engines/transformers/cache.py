@@ -414,10 +414,16 @@ class SlabCache(VersionedCache):
 
     @property
     def is_sparse(self) -> bool:
-        """True if blocks in use occupy notably more slabs than they would fill."""
+        """True if blocks in use occupy notably more slabs than they and the cached ones would fill.
+
+        Compaction overwrites cached prefixes, which turns need when they return from their tools.
+        """
         held = sum(int(space.allocator.slabs_in_use) for space in self.spaces)
         needed = sum(
-            ceil_div(int(space.allocator.used_blocks), space.blocks_per_slab)
+            ceil_div(
+                int(space.allocator.used_blocks) + int(space.allocator.cached_blocks),
+                space.blocks_per_slab,
+            )
             for space in self.spaces
         )
         return held > _HELD_OVER_NEEDED * needed
