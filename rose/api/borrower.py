@@ -269,11 +269,13 @@ class Sequence(Tokens):
             InvalidArgument: the sequence is closed, `tokens` is negative, or the total exceeds
                 `Borrower.tokens_max`.
         """
+        if self.is_closed:
+            raise InvalidArgument(f"{self.name} must be open to grow, but it is closed")
         wanted = self.tokens + tokens
-        if self.is_closed or tokens < 0 or wanted > self._borrower.tokens_max:
+        if tokens < 0 or wanted > self._borrower.tokens_max:
             raise InvalidArgument(
-                f"{self.name} cannot grow by {tokens} to {wanted} tokens: it must be open, and its "
-                f"total may only rise, to at most {self._borrower.tokens_max}"
+                f"{self.name} cannot grow by {tokens} to {wanted} tokens: its total may only rise, "
+                f"to at most {self._borrower.tokens_max}"
             )
         self.tokens = wanted
 

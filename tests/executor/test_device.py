@@ -151,6 +151,7 @@ def test_wrong_arguments_are_one_sentence_with_the_value_and_the_mend() -> None:
         says(
             lambda: add(device, reserve_bytes=POOL_BYTES),
             "reserve_bytes must be from 0 to",
+            f"a pool of {POOL_BYTES} bytes",
             f"got {POOL_BYTES}",
         )
         says(
@@ -171,7 +172,7 @@ def test_wrong_order_of_calls_is_one_sentence() -> None:
     with open_device() as device:
         says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "serving engine before")
         use(device)
-        says(lambda: use(device), "already has a serving engine")
+        says(lambda: use(device), "already has a serving engine", "open another device")
         says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "can have one borrower")
     says(lambda: use(device), "closed", "open another")
     says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "closed", "open another")

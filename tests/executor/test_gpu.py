@@ -339,7 +339,7 @@ def test_stream_that_a_parked_borrower_stalls_costs_the_gates_in_streams(fake: F
     device.rollout(ROLLOUT_KV, limit_bytes=SLAB, serving_streams=[copies.handle])
     assert device.gate_choice is not None
     assert device.gate_choice.kind is GateKind.HOST
-    assert "stalls serving streams: stream number 1" in device.gate_choice.why
+    assert "a parked borrower stalls serving streams: stream number 1" in device.gate_choice.why
     fake.release(copies.handle)
     device.close()
 

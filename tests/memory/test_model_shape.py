@@ -299,7 +299,7 @@ def test_model_is_found_by_name_by_file_and_by_folder(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(None, "no model"), ("{", "is not JSON"), ("[1]", "contain a JSON object")],
+    [(None, "no model"), ("{", "is not JSON"), ("[1]", "must contain a JSON object")],
 )
 def test_file_that_is_no_config_is_one_sentence(tmp_path, text, says) -> None:
     if text is not None:

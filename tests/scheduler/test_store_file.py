@@ -346,7 +346,9 @@ def test_an_older_checkpoint_does_not_take_the_place_of_a_newer_one(tmp_path) ->
     store = FileStore(path)
     first, second = store.rotate(), store.rotate()
     store.save(checkpoint(second))
-    with pytest.raises(InvalidArgument, match=r"save checkpoint 1 to .*: it has the newer 2"):
+    with pytest.raises(
+        InvalidArgument, match=r"cannot save checkpoint 1 to .*: it has the newer 2"
+    ):
         store.save(checkpoint(first))
     store.close()
     with pytest.raises(InvalidArgument, match=r"cannot save checkpoint 2 to .*: it is closed"):
