@@ -87,7 +87,7 @@ async def test_what_contradicts_itself_is_refused_and_changes_nothing() -> None:
             (scheduler.start(-1), "must be from 0"),
             (scheduler.start(HUGE), "must be from 0"),
             (scheduler.finish(9), "never started"),
-            (scheduler.consumed(1), "0 are finished"),
+            (scheduler.consumed(1), "cannot consume 1 trajectories: only 0 finished"),
             (scheduler.publish(-1), "must be from 0"),
             (scheduler.add_job(1, batch_trajectories=0, max_staleness=1), "must be from 1"),
             (scheduler.checkpoint(), "without a store"),
