@@ -29,7 +29,7 @@ def main() -> None:
     served, draw, answers = Model(layers=2), random.Random(0), 0
     with (
         TemporaryDirectory() as folder,
-        rose.open("cpu", slo=rose.SLO(ttft_ms=500, tpot_ms=50)) as device,
+        rose.open("cpu", slo=rose.SLO(ttft_ms=3000, tpot_ms=300)) as device,
     ):
         serving = device.serving(served.config, step_tokens=256, request_tokens=512)
         serving.warm_up(served.run)
