@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <initializer_list>
 #include <string>
+#include <utility>
 
 #include "base/ceil_div.h"
 
@@ -93,6 +94,41 @@ Status check_first_index(std::uint64_t first_index, std::uint64_t width) noexcep
                                   " elements");
 }
 
+Status check_blocks(std::uint64_t count, std::uint64_t block_elements) noexcept {
+  if (block_elements != 16'384 && block_elements != kernels::kBlockMax) {
+    return Status::invalid_argument("block_elements is " + std::to_string(block_elements) +
+                                    ": choose 16384 or 65536");
+  }
+  const std::uint64_t blocks = ceil_div(count, block_elements);
+  if (blocks <= driver::kBlocksMax) return {};
+  return Status::invalid_argument(
+      "count is " + std::to_string(count) + ", which is " + std::to_string(blocks) +
+      " delta blocks: one launch takes at most " + std::to_string(driver::kBlocksMax));
+}
+
+Status check_pack(const kernels::DeltaPackParams& params) noexcept {
+  if (params.count == 0) return {};
+  ROSE_TRY(check_width(params.width));
+  ROSE_TRY(check_box("bits", params.bits, params.width));
+  ROSE_TRY(check_box("shadow", params.shadow, params.width, Null::kAllowed));
+  ROSE_TRY(check_keyed(params.threshold != nullptr || params.ages != nullptr, params.width));
+  ROSE_TRY(check_addresses({{"threshold", params.threshold, Null::kAllowed},
+                            {"arena", params.arena, null_if_empty(params.arena_words)},
+                            {"cursor", params.cursor},
+                            {"entries", params.entries},
+                            {"offsets", params.offsets},
+                            {"digest", params.digest, Null::kAllowed}}));
+  ROSE_TRY(check_first_index(params.first_index, params.width));
+  return check_blocks(params.count, params.block_elements);
+}
+
+// Whether two flat arrays can share a launch.
+bool is_alike(const kernels::DeltaPackParams& one, const kernels::DeltaPackParams& other) noexcept {
+  return one.block_elements == other.block_elements && one.threshold == other.threshold &&
+         one.arena == other.arena && one.arena_words == other.arena_words &&
+         one.cursor == other.cursor && one.seed == other.seed;
+}
+
 }  // namespace
 
 Result<CodecPtr> DeviceCodec::create(driver::DevicePtr device) noexcept {
@@ -143,19 +179,10 @@ template <typename Params>
 Status DeviceCodec::launch_blocks(const KernelLibrary& library, CUkernel kernel,
                                   const Params& params, std::uint64_t threads,
                                   CUstream stream) const noexcept {
-  const std::uint64_t block_elements = params.block_elements;
-  if (block_elements != 16'384 && block_elements != kernels::kBlockMax) {
-    return Status::invalid_argument("block_elements is " + std::to_string(block_elements) +
-                                    ": choose 16384 or 65536");
-  }
-  const std::uint64_t blocks = ceil_div(params.count, block_elements);
-  if (blocks > driver::kBlocksMax) {
-    return Status::invalid_argument(
-        "count is " + std::to_string(params.count) + ", which is " + std::to_string(blocks) +
-        " delta blocks: one launch takes at most " + std::to_string(driver::kBlocksMax));
-  }
-  const driver::Grid grid{.blocks = static_cast<unsigned>(blocks),
-                          .threads = static_cast<unsigned>(threads)};
+  ROSE_TRY(check_blocks(params.count, params.block_elements));
+  const driver::Grid grid{
+      .blocks = static_cast<unsigned>(ceil_div(params.count, params.block_elements)),
+      .threads = static_cast<unsigned>(threads)};
   return library.launch(kernel, grid, stream, params);
 }
 
@@ -168,27 +195,63 @@ driver::Grid DeviceCodec::persistent_grid(std::uint64_t count, unsigned threads,
           .threads = threads};
 }
 
-Status DeviceCodec::delta_pack(const kernels::DeltaPackParams& params,
+Status DeviceCodec::launch_flat(const kernels::DeltaPackFlatParams& params,
+                                std::uint64_t block_elements, std::uint64_t blocks,
+                                CUstream stream) const noexcept {
+  const bool is_64k = block_elements == kernels::kBlockMax;
+  const driver::Grid grid{
+      .blocks = static_cast<unsigned>(blocks),
+      .threads = static_cast<unsigned>(block_elements / kernels::kElementsOfThread)};
+  return libraries_.delta_pack->launch(is_64k ? delta_pack_flat_64k_ : delta_pack_flat_16k_, grid,
+                                       stream, params);
+}
+
+Status DeviceCodec::delta_pack(std::span<const kernels::DeltaPackParams> arrays,
                                CUstream stream) const noexcept {
-  if (params.count == 0) return {};
-  ROSE_TRY(check_width(params.width));
-  ROSE_TRY(check_box("bits", params.bits, params.width));
-  ROSE_TRY(check_box("shadow", params.shadow, params.width, Null::kAllowed));
-  ROSE_TRY(check_keyed(params.threshold != nullptr || params.ages != nullptr, params.width));
-  ROSE_TRY(check_addresses({{"threshold", params.threshold, Null::kAllowed},
-                            {"arena", params.arena, null_if_empty(params.arena_words)},
-                            {"cursor", params.cursor},
-                            {"entries", params.entries},
-                            {"offsets", params.offsets},
-                            {"digest", params.digest, Null::kAllowed},
-                            {"base_digest", params.base_digest, Null::kAllowed}}));
-  ROSE_TRY(check_first_index(params.first_index, params.width));
-  const bool is_64k = params.block_elements == kernels::kBlockMax;
-  const CUkernel general = is_64k ? delta_pack_ : delta_pack_16k_;
-  const CUkernel flat = is_64k ? delta_pack_flat_64k_ : delta_pack_flat_16k_;
-  const CUkernel kernel = kernels::is_flat(params) ? flat : general;
-  return launch_blocks(*libraries_.delta_pack, kernel, params,
-                       params.block_elements / kernels::kElementsOfThread, stream);
+  for (const kernels::DeltaPackParams& one : arrays) ROSE_TRY(check_pack(one));
+  kernels::DeltaPackFlatParams flat{};
+  const kernels::DeltaPackParams* first = nullptr;  // array of `flat`
+  std::uint64_t blocks = 0;                         // and their number
+  const auto launch = [&]() noexcept -> Status {
+    if (first == nullptr) return {};
+    const std::uint64_t elements = std::exchange(first, nullptr)->block_elements;
+    return launch_flat(flat, elements, blocks, stream);
+  };
+  for (const kernels::DeltaPackParams& one : arrays) {
+    if (one.count == 0) continue;
+    if (!kernels::is_flat(one)) {
+      const bool is_64k = one.block_elements == kernels::kBlockMax;
+      ROSE_TRY(launch_blocks(*libraries_.delta_pack, is_64k ? delta_pack_ : delta_pack_16k_, one,
+                             one.block_elements / kernels::kElementsOfThread, stream));
+      continue;
+    }
+    const std::uint64_t more = ceil_div(one.count, one.block_elements);
+    if (first != nullptr && (!is_alike(*first, one) || flat.arrays == kernels::kFlatArraysMax ||
+                             blocks + more > driver::kBlocksMax)) {
+      ROSE_TRY(launch());
+    }
+    if (first == nullptr) {
+      first = &one;
+      blocks = 0;
+      flat = {.arrays = 0,
+              .threshold = one.threshold,
+              .arena = one.arena,
+              .arena_words = one.arena_words,
+              .cursor = one.cursor,
+              .seed = one.seed,
+              .at = {}};
+    }
+    flat.at[flat.arrays++] = {.bits = reinterpret_cast<const kernels::u16*>(one.bits.base),
+                              .shadow = reinterpret_cast<kernels::u16*>(one.shadow.base),
+                              .count = one.count,
+                              .first_cta = blocks,
+                              .entries = one.entries,
+                              .offsets = one.offsets,
+                              .digest = one.digest,
+                              .first_index = one.first_index};
+    blocks += more;
+  }
+  return launch();
 }
 
 Status DeviceCodec::delta_apply(const kernels::DeltaApplyParams& params,

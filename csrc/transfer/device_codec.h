@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "driver/kernel_library.h"
 #include "kernels/delta_apply.h"
@@ -36,7 +37,11 @@ class DeviceCodec {
   static Result<std::shared_ptr<const DeviceCodec>> create(driver::DevicePtr device) noexcept;
   static Result<std::shared_ptr<const DeviceCodec>> create(Libraries libraries) noexcept;
 
-  Status delta_pack(const kernels::DeltaPackParams& params, CUstream stream) const noexcept;
+  // Packs several arrays. Flat ones (kernels::is_flat) that follow each other and have the same
+  // block size, threshold, arena, cursor and seed share a launch, up to kFlatArraysMax of them. All
+  // are checked before the first launch.
+  Status delta_pack(std::span<const kernels::DeltaPackParams> arrays,
+                    CUstream stream) const noexcept;
   Status delta_apply(const kernels::DeltaApplyParams& params, CUstream stream) const noexcept;
   Status topk_unpack(const kernels::TopkUnpackParams& params, CUstream stream) const noexcept;
   Status topk_histogram(const kernels::TopkHistogramParams& params, CUstream stream) const noexcept;
@@ -46,6 +51,8 @@ class DeviceCodec {
 
  private:
   DeviceCodec() noexcept = default;
+  Status launch_flat(const kernels::DeltaPackFlatParams& params, std::uint64_t block_elements,
+                     std::uint64_t blocks, CUstream stream) const noexcept;
   // One CTA of `threads` threads per delta block of `params`.
   template <typename Params>
   Status launch_blocks(const driver::KernelLibrary& library, CUkernel kernel, const Params& params,

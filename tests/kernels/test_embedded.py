@@ -34,6 +34,7 @@ class LauncherOnCpu:
 
     def __init__(self, library: Path) -> None:
         self._kernels = KernelsOnCpu(library, order=Order.SHUFFLED)
+        self.launches: list[str] = []
 
     def _run(self, name: str, kind: Any, values: dict[str, Any], *boxes: str) -> None:
         count, stream = values["count"], values.pop("stream")
@@ -46,8 +47,33 @@ class LauncherOnCpu:
             threads = 256
         self._kernels.launch(name, kind(**values), blocks=blocks, threads=threads)
 
-    def delta_pack(self, **values: Any) -> None:
-        self._run("delta_pack", on_cpu.PackParams, values, "bits", "shadow")
+    def delta_pack(self, *, stream: int, **values: Any) -> None:
+        """Pack flat arrays together, as the launcher does, and each of the others alone."""
+        assert stream == 7
+        columns = {name: one for name, one in values.items() if isinstance(one, list)}
+        shared = {name: one for name, one in values.items() if name not in columns}
+        flat, block = [], values["block_elements"]
+        for row in zip(*columns.values(), strict=True):
+            one = {**shared, **dict(zip(columns, row, strict=True))}
+            if one["count"] == 0:
+                continue
+            boxes = [one.pop("bits_box"), one.pop("shadow_box")]
+            is_flat = one["width"] == 16 and boxes == [None, None] and not one.get("ages")
+            for name, lie in zip(("bits", "shadow"), boxes, strict=True):
+                is_flat = is_flat and one[name] % 16 == 0
+                one[name] = box_at(one[name], lie, one["count"])
+            params = on_cpu.PackParams(**one)
+            if is_flat:
+                flat.append(params)
+            else:
+                self._launch("delta_pack_16k", params, -(-params.count // block))
+        if flat:
+            ctas = sum(-(-one.count // block) for one in flat)
+            self._launch("delta_pack_flat_16k", on_cpu.flat_params(flat), ctas)
+
+    def _launch(self, name: str, params: ctypes.Structure, ctas: int) -> None:
+        self.launches.append(name)
+        self._kernels.launch(name, params, blocks=ctas, threads=BLOCK // 128)
 
     def delta_apply(self, **values: Any) -> None:
         values["is_undo"] = values.pop("undo")
@@ -289,6 +315,26 @@ def test_model_is_packed_and_applied_as_its_tensors_are_with_one_copy_each(
         backend.delta_apply_all(shadow, deltas, list(news), undo=undo, verify=True)
         assert bits_of(shadow) == bits_of(boxed(olds if undo else news))
     assert (copies.sent, copies.fetched) == (4, 1)
+
+
+def test_contiguous_bf16_tensors_of_a_model_share_a_launch(codec: Any) -> None:
+    news, olds = models()
+    extra = {
+        name: changed(np.random.default_rng(8), 20_000, density=0.1, steps=0.7) for name in "xy"
+    }
+    fresh = [*boxed(news), *(tensor(new) for new, _ in extra.values())]
+    shadow = [*boxed(olds), *(tensor(old) for _, old in extra.values())]
+    none = [None] * len(fresh)
+    deltas = GpuBackend(codec).delta_pack_all(
+        fresh, shadow, block_elements=BLOCK, base_digests=none
+    )
+    assert bits_of(shadow) == bits_of(fresh)
+    assert [one.digest for one in deltas] == [
+        reference.digest(one.contiguous().view(-1).numpy().view(f"u{one.element_size()}"))
+        for one in fresh
+    ]
+    # The strided one and those of 8 and 32 bits are alone.
+    assert codec._codec.launches == ["delta_pack_16k"] * 3 + ["delta_pack_flat_16k"]
 
 
 @pytest.mark.parametrize("undo", [False, True])

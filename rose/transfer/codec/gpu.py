@@ -76,7 +76,7 @@ class GpuBackend:
         base_digests: Sequence[tuple[int, int] | None],
         threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> list[Delta]:
-        """Pack tensors of one GPU with one launch each, then copy all deltas to the host at once.
+        """Pack tensors of one GPU together, then copy all deltas to the host at once.
 
         The deltas share one array in pinned memory.
         """
