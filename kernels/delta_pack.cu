@@ -1,5 +1,6 @@
 #include "delta_pack.h"
 
+#include "array_of_cta.h"
 #include "change_key.h"
 #include "change_write.h"
 #include "eight.h"
@@ -456,24 +457,6 @@ struct FlatShared {
   ScanShared scan;
   u32 array;
 };
-
-// The number of a CTA's array.
-ROSE_DEVICE u32 array_of_cta(const DeltaPackFlatParams& params) {
-  u32 first = 0;
-  u32 end = static_cast<u32>(params.arrays);
-#pragma unroll 1
-  while (end - first > 1) {
-    const u32 middle = (first + end) / 2;
-    const bool is_after = params.at[middle].first_cta > blockIdx.x;
-    first = is_after ? first : middle;
-    end = is_after ? middle : end;
-  }
-  return first;
-}
-
-ROSE_DEVICE u32 number_in(const FlatArray& array) {
-  return blockIdx.x - static_cast<u32>(array.first_cta);
-}
 
 // A CTA's block as an array of its own.
 ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params, u32 block_elements,

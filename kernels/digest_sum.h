@@ -39,6 +39,14 @@ struct DigestSum {
     first += mix(word + (index + 1) * kFirstStride + seed);
     second += mix(word + (index + 1) * kSecondStride + seed);
   }
+  ROSE_HD void operator+=(const DigestSum& other) {
+    first += other.first;
+    second += other.second;
+  }
+  ROSE_HD void operator-=(const DigestSum& other) {
+    first -= other.first;
+    second -= other.second;
+  }
   // Turns the digest of a tensor with the word `old` into that with `now`.
   ROSE_HD void replace(u64 old, u64 now, const DigestKeys& keys) {
     first += mix(now + keys.first) - mix(old + keys.first);

@@ -93,21 +93,29 @@ void device_delta_pack(const DeviceCodec& codec, const Numbers& bits, const Numb
   check_unlocked([&] { return codec.delta_pack(arrays, stream_of(stream)); });
 }
 
-void device_delta_apply(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
-                        std::uint64_t payload_words, Address weights, std::uint64_t width,
-                        std::uint64_t count, std::uint64_t block_elements, Address bad_block,
-                        std::uint64_t stream, const Lie& weights_box, bool undo) {
-  const kernels::DeltaApplyParams params{.entries = at<std::uint64_t>(entries),
-                                         .offsets = at<std::uint64_t>(offsets),
-                                         .payload = at<std::uint32_t>(payload),
-                                         .payload_words = payload_words,
-                                         .weights = box_at(weights, weights_box, count),
-                                         .width = width,
-                                         .count = count,
-                                         .block_elements = block_elements,
-                                         .bad_block = at<std::uint64_t>(bad_block),
-                                         .is_undo = undo ? 1U : 0U};
-  check_unlocked([&] { return codec.delta_apply(params, stream_of(stream)); });
+void device_delta_apply(const DeviceCodec& codec, const Numbers& entries, const Numbers& offsets,
+                        const Numbers& payload, const Numbers& payload_words,
+                        const Numbers& weights, const Numbers& width, const Numbers& count,
+                        const Numbers& digest, const std::vector<Lie>& weights_box,
+                        const Numbers& block_elements, Address bad_block, std::uint64_t stream,
+                        bool undo) {
+  check_columns(entries.size(),
+                {offsets.size(), payload.size(), payload_words.size(), weights.size(), width.size(),
+                 count.size(), digest.size(), weights_box.size(), block_elements.size()});
+  std::vector<kernels::ApplyArray> arrays(entries.size());
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    arrays[i] = {.entries = at<std::uint64_t>(entries[i]),
+                 .offsets = at<std::uint64_t>(offsets[i]),
+                 .payload = at<std::uint32_t>(payload[i]),
+                 .payload_words = payload_words[i],
+                 .weights = box_at(weights[i], weights_box[i], count[i]),
+                 .width = width[i],
+                 .count = count[i],
+                 .first_cta = 0,
+                 .digest = at<std::uint64_t>(digest[i])};
+  }
+  const DeviceCodec::Apply apply{arrays, block_elements, at<std::uint64_t>(bad_block), undo};
+  check_unlocked([&] { return codec.delta_apply(apply, stream_of(stream)); });
 }
 
 void device_topk_unpack(const DeviceCodec& codec, Address entries, Address offsets,
@@ -191,8 +199,9 @@ void bind_device_codec(py::module_& module) {
            py::arg("first_index") = 0, py::arg("seed") = 0)
       .def("delta_apply", &device_delta_apply, py::kw_only(), py::arg("entries"),
            py::arg("offsets"), py::arg("payload"), py::arg("payload_words"), py::arg("weights"),
-           py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("bad_block"),
-           py::arg("stream"), py::arg("weights_box") = py::none(), py::arg("undo") = false)
+           py::arg("width"), py::arg("count"), py::arg("digest"), py::arg("weights_box"),
+           py::arg("block_elements"), py::arg("bad_block"), py::arg("stream"),
+           py::arg("undo") = false)
       .def("topk_unpack", &device_topk_unpack, py::kw_only(), py::arg("entries"),
            py::arg("offsets"), py::arg("first_outputs"), py::arg("payload"),
            py::arg("payload_words"), py::arg("base"), py::arg("width"), py::arg("count"),

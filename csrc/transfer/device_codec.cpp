@@ -122,6 +122,19 @@ Status check_pack(const kernels::DeltaPackParams& params) noexcept {
   return check_blocks(params.count, params.block_elements);
 }
 
+Status check_apply(const kernels::ApplyArray& array, std::uint64_t block_elements,
+                   const std::uint64_t* bad_block) noexcept {
+  if (array.count == 0) return {};
+  ROSE_TRY(check_width(array.width));
+  ROSE_TRY(check_box("weights", array.weights, array.width));
+  ROSE_TRY(check_addresses({{"entries", array.entries},
+                            {"offsets", array.offsets},
+                            {"payload", array.payload, null_if_empty(array.payload_words)},
+                            {"digest", array.digest, Null::kAllowed},
+                            {"bad_block", bad_block}}));
+  return check_blocks(array.count, block_elements);
+}
+
 // Whether two flat arrays can share a launch.
 bool is_alike(const kernels::DeltaPackParams& one, const kernels::DeltaPackParams& other) noexcept {
   return one.block_elements == other.block_elements && one.threshold == other.threshold &&
@@ -158,6 +171,7 @@ Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
       {*libraries.delta_pack, "delta_pack_flat_16k_kernel", codec->delta_pack_flat_16k_},
       {*libraries.delta_pack, "delta_pack_flat_64k_kernel", codec->delta_pack_flat_64k_},
       {*libraries.delta_apply, "delta_apply_kernel", codec->delta_apply_},
+      {*libraries.delta_apply, "delta_apply_digest_kernel", codec->delta_apply_digest_},
       {*libraries.topk_unpack, "topk_unpack_kernel", codec->topk_unpack_},
       {*libraries.topk_pack, "topk_histogram_kernel", codec->topk_histogram_},
       {*libraries.topk_pack, "topk_threshold_kernel", codec->topk_threshold_},
@@ -254,17 +268,47 @@ Status DeviceCodec::delta_pack(std::span<const kernels::DeltaPackParams> arrays,
   return launch();
 }
 
-Status DeviceCodec::delta_apply(const kernels::DeltaApplyParams& params,
-                                CUstream stream) const noexcept {
-  if (params.count == 0) return {};
-  ROSE_TRY(check_width(params.width));
-  ROSE_TRY(check_box("weights", params.weights, params.width));
-  ROSE_TRY(check_addresses({{"entries", params.entries},
-                            {"offsets", params.offsets},
-                            {"payload", params.payload, null_if_empty(params.payload_words)},
-                            {"bad_block", params.bad_block}}));
-  return launch_blocks(*libraries_.delta_apply, delta_apply_, params,
-                       kernels::threads_to_read(params.block_elements), stream);
+Status DeviceCodec::delta_apply(const Apply& apply, CUstream stream) const noexcept {
+  const auto& [arrays, block_elements, bad_block, is_undo] = apply;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    ROSE_TRY(check_apply(arrays[i], block_elements[i], bad_block));
+  }
+  kernels::DeltaApplyParams params{};
+  std::uint64_t blocks = 0;
+  const auto launch = [&]() noexcept -> Status {
+    if (params.arrays == 0) return {};
+    const driver::Grid grid{
+        .blocks = static_cast<unsigned>(blocks),
+        .threads = static_cast<unsigned>(kernels::threads_to_read(params.block_elements))};
+    const CUkernel kernel = params.at[0].digest == nullptr ? delta_apply_ : delta_apply_digest_;
+    ROSE_TRY(libraries_.delta_apply->launch(kernel, grid, stream, params));
+    params.arrays = 0;
+    return {};
+  };
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const kernels::ApplyArray& one = arrays[i];
+    if (one.count == 0) continue;
+    const std::uint64_t more = ceil_div(one.count, block_elements[i]);
+    const bool is_alike = params.block_elements == block_elements[i] &&
+                          (params.at[0].digest == nullptr) == (one.digest == nullptr);
+    if (!is_alike || params.arrays == kernels::kApplyArraysMax ||
+        blocks + more > driver::kBlocksMax) {
+      ROSE_TRY(launch());
+    }
+    if (params.arrays == 0) {
+      blocks = 0;
+      params = {.arrays = 0,
+                .block_elements = block_elements[i],
+                .bad_block = bad_block,
+                .is_undo = is_undo ? 1U : 0U,
+                .at = {}};
+    }
+    kernels::ApplyArray& row = params.at[params.arrays++];
+    row = one;
+    row.first_cta = blocks;
+    blocks += more;
+  }
+  return launch();
 }
 
 Status DeviceCodec::topk_unpack(const kernels::TopkUnpackParams& params,

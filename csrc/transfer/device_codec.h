@@ -42,7 +42,16 @@ class DeviceCodec {
   // are checked before the first launch.
   Status delta_pack(std::span<const kernels::DeltaPackParams> arrays,
                     CUstream stream) const noexcept;
-  Status delta_apply(const kernels::DeltaApplyParams& params, CUstream stream) const noexcept;
+  // Applies deltas to several arrays, or undoes them. Arrays that follow each other and have the
+  // same block size, and all a digest or none, share a launch, up to kApplyArraysMax of them. All
+  // are checked before the first launch.
+  struct Apply {
+    std::span<const kernels::ApplyArray> arrays;    // `first_cta` is ignored
+    std::span<const std::uint64_t> block_elements;  // of each array
+    std::uint64_t* bad_block;
+    bool is_undo;
+  };
+  Status delta_apply(const Apply& apply, CUstream stream) const noexcept;
   Status topk_unpack(const kernels::TopkUnpackParams& params, CUstream stream) const noexcept;
   Status topk_histogram(const kernels::TopkHistogramParams& params, CUstream stream) const noexcept;
   Status topk_threshold(const kernels::TopkThresholdParams& params, CUstream stream) const noexcept;
@@ -68,6 +77,7 @@ class DeviceCodec {
   CUkernel delta_pack_flat_16k_{nullptr};
   CUkernel delta_pack_flat_64k_{nullptr};
   CUkernel delta_apply_{nullptr};
+  CUkernel delta_apply_digest_{nullptr};
   CUkernel topk_unpack_{nullptr};
   CUkernel topk_histogram_{nullptr};
   CUkernel topk_threshold_{nullptr};

@@ -168,7 +168,6 @@ class EmbeddedCodec:
         *,
         block_elements: int,
         undo: bool = False,
-        bad_block: Any = None,
     ) -> Any:
         """Apply or undo each sound block of a delta.
 
@@ -182,29 +181,57 @@ class EmbeddedCodec:
             payload: (words,) int32 with the bits of u32 words.
             block_elements: 65,536 or 16,384, as packed.
             undo: whether to undo the changes.
-            bad_block: result of another call, to be lowered; None for one of its own.
 
         Returns:
             () int64, the lowest bad block, or -1.
         """
-        _check_table(weights, block_elements, entries, offsets)
-        if bad_block is None:
-            bad_block = torch.full((), -1, dtype=torch.int64, device=weights.device)
+        return self.delta_apply_all(
+            [weights], [(entries, offsets, payload)], [block_elements], undo=undo
+        )[0]
+
+    def delta_apply_all(
+        self,
+        weights: Sequence[Any],
+        tables: Sequence[Sequence[Any]],
+        block_elements: Sequence[int],
+        *,
+        undo: bool = False,
+        has_digest: bool = False,
+    ) -> tuple[Any, Any]:
+        """Apply or undo the sound blocks of several deltas; up to 23 tensors share a launch.
+
+        Args:
+            weights: tensors of one GPU, changed in place.
+            tables: entries, offsets and payload of each delta, as for `delta_apply`.
+            block_elements: 65,536 or 16,384 for each delta.
+            undo: whether to undo the changes.
+            has_digest: whether to sum up how the digests of the tensors change.
+
+        Returns:
+            () int64, the lowest bad block of all deltas, or -1; and (tensors, 2) int64, what the
+            call adds to the digests, or None.
+        """
+        for one, blocks, (entries, offsets, _) in zip(weights, block_elements, tables, strict=True):
+            _check_table(one, blocks, entries, offsets)
+        device = weights[0].device
+        bad_block = torch.full((), -1, dtype=torch.int64, device=device)
+        sums = torch.zeros(len(weights), 2, dtype=torch.int64, device=device)
         self._codec.delta_apply(
-            entries=entries.data_ptr(),
-            offsets=offsets.data_ptr(),
-            payload=payload.data_ptr(),
-            payload_words=payload.numel(),
-            weights=weights.data_ptr(),
-            width=_width_of(weights),
-            count=weights.numel(),
+            entries=[entries.data_ptr() for entries, _, _ in tables],
+            offsets=[offsets.data_ptr() for _, offsets, _ in tables],
+            payload=[payload.data_ptr() for _, _, payload in tables],
+            payload_words=[payload.numel() for _, _, payload in tables],
+            weights=[one.data_ptr() for one in weights],
+            width=[_width_of(one) for one in weights],
+            count=[one.numel() for one in weights],
+            digest=[one.data_ptr() if has_digest else 0 for one in sums],
+            weights_box=[box_of("weights", one) for one in weights],
             block_elements=block_elements,
             bad_block=bad_block.data_ptr(),
-            weights_box=box_of("weights", weights),
+            stream=_stream_of(weights[0]),
             undo=undo,
-            stream=_stream_of(weights),
         )
-        return bad_block
+        return bad_block, sums if has_digest else None
 
     def topk_threshold(
         self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX

@@ -131,6 +131,10 @@ def apply_agrees(kernels: KernelsOnCpu, case: Case) -> None:
     assert np.array_equal(weights, want.new)
     assert kernels.apply(want.delta, weights, undo=True) is None
     assert np.array_equal(weights, want.old)
+    for undo, after in ((False, want.new), (True, want.old)):
+        bad, digests = kernels.apply_all([want.delta], [weights], undo=undo)
+        assert (bad, digests) == (None, [reference.digest(after)])
+        assert np.array_equal(weights, after)
 
 
 def unpack_agrees(kernels: KernelsOnCpu, case: Case) -> None:

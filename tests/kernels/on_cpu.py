@@ -157,9 +157,33 @@ def flat_params(packs: Sequence[ctypes.Structure]) -> PackFlatParams:
     return flat
 
 
-ApplyParams = params(
-    "entries offsets payload payload_words weights:box width count block_elements bad_block is_undo"
+APPLY_ARRAYS = 23
+ApplyArray = params(
+    "entries offsets payload payload_words weights:box width count first_cta digest"
 )
+
+
+class ApplyParams(ctypes.Structure):
+    """`kernels::DeltaApplyParams`."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in "arrays block_elements bad_block is_undo".split()),
+        ("at", ApplyArray * APPLY_ARRAYS),
+    )
+
+
+def apply_params(
+    arrays: Sequence[ctypes.Structure], *, block_elements: int, bad_block: int, is_undo: bool
+) -> ApplyParams:
+    """Make the struct of one launch of an apply kernel, as the launcher does."""
+    made, ctas = ApplyParams(len(arrays), block_elements, bad_block, is_undo), 0
+    for i, one in enumerate(arrays):
+        made.at[i] = one
+        made.at[i].first_cta = ctas
+        ctas += -(-one.count // block_elements)
+    return made
+
+
 UnpackParams = params(
     "entries offsets first_outputs payload payload_words base:box width count block_elements "
     "positions values output_count bad_block"
@@ -172,7 +196,7 @@ ThresholdParams = params("histogram budget threshold")
 
 def threads_of(kernel: str, block_elements: int) -> int:
     """Return the threads of a CTA that handles a delta block."""
-    if kernel in {"delta_apply", "topk_unpack"}:
+    if kernel in {"delta_apply", "delta_apply_digest", "topk_unpack"}:
         return min(256, block_elements // ELEMENTS_OF_THREAD)
     return block_elements // ELEMENTS_OF_THREAD
 
@@ -371,25 +395,43 @@ class KernelsOnCpu:
 
     def apply(self, delta: Delta, weights: Bits, *, undo: bool = False) -> int | None:
         """Apply in place; return the least block that was corrupt."""
-        entries, offsets, payload = self._put_delta(delta)
-        target = self._place(weights)
+        return self.apply_all([delta], [weights], undo=undo, has_digest=False)[0]
+
+    def apply_all(
+        self,
+        deltas: Sequence[Delta],
+        weights: Sequence[Bits],
+        *,
+        undo: bool = False,
+        has_digest: bool = True,
+    ) -> tuple[int | None, list[tuple[int, ...]]]:
+        """Apply in place with one launch; return the least corrupt block, and the digests."""
         bad = self._put(np.full(1, MASK64, np.uint64))
-        values = ApplyParams(
-            entries=entries.address,
-            offsets=offsets.address,
-            payload=payload.address,
-            payload_words=len(delta.payload),
-            weights=target.box,
-            width=delta.width,
-            count=delta.count,
-            block_elements=delta.block_elements,
-            bad_block=bad.address,
-            is_undo=undo,
-        )
-        self._launch_blocks("delta_apply", values, len(delta.entries), delta.block_elements)
-        weights[...] = target.view
-        assert_only_in(weights, target)
-        return bad_block(bad)
+        arrays, targets, sums = [], [], []
+        for delta, one in zip(deltas, weights, strict=True):
+            entries, offsets, payload = self._put_delta(delta)
+            targets.append(self._place(one))
+            sums.append(self._put(np.array(reference.digest(one.reshape(-1)), np.uint64)))
+            arrays.append(
+                ApplyArray(
+                    entries=entries.address,
+                    offsets=offsets.address,
+                    payload=payload.address,
+                    payload_words=len(delta.payload),
+                    weights=targets[-1].box,
+                    width=delta.width,
+                    count=delta.count,
+                    digest=sums[-1].address if has_digest else 0,
+                )
+            )
+        block = deltas[0].block_elements
+        values = apply_params(arrays, block_elements=block, bad_block=bad.address, is_undo=undo)
+        name = "delta_apply_digest" if has_digest else "delta_apply"
+        self._launch_blocks(name, values, sum(len(one.entries) for one in deltas), block)
+        for one, target in zip(weights, targets, strict=True):
+            one[...] = target.view
+            assert_only_in(one, target)
+        return bad_block(bad), [tuple(one.view(np.uint64).tolist()) for one in sums]
 
     def unpack(
         self, delta: Delta, base: Bits, *, output_count: int | None = None

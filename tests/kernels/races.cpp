@@ -153,10 +153,11 @@ void run_codec(const Scenario& scenario) {
                            0,
                            5};
   };
-  const auto digest_of = [&](std::vector<u8>& bytes) {
+  const auto digest_of = [&](std::vector<u8>& bytes, u64 seed = 5) {
     std::array<u64, 2> sums{};
-    run(digest_kernel, DigestParams{flat(bytes, count), scenario.width, count, 0, 5, sums.data()},
-        2, kDigestThreads);
+    run(digest_kernel,
+        DigestParams{flat(bytes, count), scenario.width, count, 0, seed, sums.data()}, 2,
+        kDigestThreads);
     return sums;
   };
   const std::array<u64, 2> before = digest_of(shadow);
@@ -193,13 +194,22 @@ void run_codec(const Scenario& scenario) {
                           payload.data()},
       1, kGatherThreads);
 
-  std::vector<u8> weights = arrays.old;
-  run(delta_apply_kernel,
-      DeltaApplyParams{entries.data(), offsets.data(), arena.data(), cursor, flat(weights, count),
-                       scenario.width, count, block, &bad, 0},
-      blocks, threads_to_read(block));
-  need(bad == ~u64{0} && weights == shadow, "apply does not make the shadow");
-  need(packed == digest_of(weights), "the digest of the pack is not that of the shadow");
+  for (const bool has_digest : {false, true}) {
+    std::vector<u8> weights = arrays.old;
+    std::array<u64, 2> applied = digest_of(weights, 0);
+    const DeltaApplyParams one{1,
+                               block,
+                               &bad,
+                               0,
+                               {{entries.data(), offsets.data(), arena.data(), cursor,
+                                 flat(weights, count), scenario.width, count, 0, applied.data()}}};
+    run(has_digest ? delta_apply_digest_kernel : delta_apply_kernel, one, blocks,
+        threads_to_read(block));
+    need(bad == ~u64{0} && weights == shadow, "apply does not make the shadow");
+    need(packed == digest_of(weights), "the digest of the pack is not that of the shadow");
+    need(!has_digest || applied == digest_of(weights, 0),
+         "the digest of the apply is not that of the shadow");
+  }
 
   u64 changed = 0;
   for (u64 i = 0; i < blocks; ++i) {

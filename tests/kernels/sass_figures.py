@@ -150,12 +150,13 @@ def delta_pack(
     return figures_of(kernel, run, count)
 
 
-def delta_apply(kernel: Kernel, step: Step) -> Figures:
-    """Apply a block."""
+def delta_apply(kernel: Kernel, step: Step, *, arrays: int = 1) -> Figures:
+    """Apply a block, the first one of `arrays` arrays."""
     memory, count = Memory(1 << 20), step.new.size
     weights = memory.put(step.old)
     bad_block = memory.put(np.full(1, MASK64, np.uint64))
-    params = on_cpu.ApplyParams(
+    digest = memory.put(np.array(reference.digest(step.old), np.uint64))
+    array = on_cpu.ApplyArray(
         entries=memory.put(np.array(step.delta.entries, np.uint64)),
         offsets=memory.put(np.zeros(1, np.uint64)),
         payload=memory.put(np.array(step.delta.payload, np.uint32)),
@@ -163,13 +164,18 @@ def delta_apply(kernel: Kernel, step: Step) -> Figures:
         weights=box_of(weights, step.old),
         width=16,
         count=count,
-        block_elements=BLOCK,
-        bad_block=bad_block,
+        digest=digest,
+    )
+    params = on_cpu.apply_params(
+        [array] * arrays, block_elements=BLOCK, bad_block=bad_block, is_undo=False
     )
     threads, small = (threads_of("delta_apply", block) for block in (BLOCK, SMALL))
     run = Run(kernel, memory, bytes(params), blocks=1, threads=threads)
     assert memory.view(bad_block, np.uint64, 1)[0] == MASK64
     assert np.array_equal(memory.view(weights, np.uint16, count), step.new)
+    if "digest" in kernel.name:
+        sums = memory.view(digest, np.uint64, 2)
+        assert tuple(sums.tolist()) == reference.digest(step.new)
     return figures_of(kernel, run, count, others=(small,))
 
 
@@ -214,6 +220,12 @@ KERNELS: Final[tuple[tuple[str, str, Callable[[Kernel, Step], Figures]], ...]] =
     ),
     ("delta_pack", "delta_pack_flat_64k_kernel, top-k", partial(delta_pack, is_topk=True)),
     ("delta_apply", "delta_apply_kernel", delta_apply),
+    (
+        "delta_apply",
+        "delta_apply_kernel, most arrays",
+        partial(delta_apply, arrays=on_cpu.APPLY_ARRAYS),
+    ),
+    ("delta_apply", "delta_apply_digest_kernel", delta_apply),
     ("digest", "digest_kernel", digest),
     ("topk_pack", "topk_histogram_kernel", topk_histogram),
 )

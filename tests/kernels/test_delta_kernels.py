@@ -128,6 +128,19 @@ def test_apply_and_undo_are_the_reference(kernels: KernelsOnCpu, case: Case) -> 
     apply_agrees(kernels, case)
 
 
+def test_one_launch_applies_many_deltas_of_any_kind(kernels: KernelsOnCpu) -> None:
+    cases = [Case(16_384, 16_384, 0.01), Case(16_384, 40_961, 0.3, width=8), Case(16_384, 1)]
+    cases += [Case(16_384, 20_001, 0.02, width=32), Case(16_384, 16_390, 1, 1)]
+    cases += [Case(16_384, 64)] * 18
+    wants = [answer(case) for case in cases]
+    weights = [want.old.copy() for want in wants]
+    bad, digests = kernels.apply_all([want.delta for want in wants], weights)
+    assert bad is None
+    for want, one, digest in zip(wants, weights, digests, strict=True):
+        assert np.array_equal(one, want.new)
+        assert digest == reference.digest(want.new)
+
+
 @each_case
 def test_unpack_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
     unpack_agrees(kernels, case)

@@ -75,9 +75,22 @@ class LauncherOnCpu:
         self.launches.append(name)
         self._kernels.launch(name, params, blocks=ctas, threads=BLOCK // 128)
 
-    def delta_apply(self, **values: Any) -> None:
-        values["is_undo"] = values.pop("undo")
-        self._run("delta_apply", on_cpu.ApplyParams, values, "weights")
+    def delta_apply(self, *, stream: int, bad_block: int, undo: bool, **columns: Any) -> None:
+        assert stream == 7
+        arrays, ctas = [], 0
+        for row in zip(*columns.values(), strict=True):
+            one = dict(zip(columns, row, strict=True))
+            if one["count"] == 0:
+                continue
+            assert one.pop("block_elements") == BLOCK
+            one["weights"] = box_at(one["weights"], one.pop("weights_box"), one["count"])
+            arrays.append(on_cpu.ApplyArray(**one))
+            ctas += -(-one["count"] // BLOCK)
+        params = on_cpu.apply_params(
+            arrays, block_elements=BLOCK, bad_block=bad_block, is_undo=undo
+        )
+        name = "delta_apply_digest" if arrays[0].digest else "delta_apply"
+        self._launch(name, params, ctas)
 
     def payload_gather(self, *, stream: int, **values: Any) -> None:
         assert stream == 7
@@ -230,18 +243,52 @@ def test_device_that_refuses_a_sound_delta_is_a_bug_and_changes_nothing(
 ) -> None:
     want = answer(CASES[1])
     delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
-    held, apply = want.old.copy(), codec.delta_apply
+    held, apply = want.old.copy(), codec.delta_apply_all
 
     def refuse(*args: Any, **options: Any) -> Any:
-        return apply(*args, **options).fill_(1)
+        bad, sums = apply(*args, **options)
+        return bad.fill_(1), sums
 
-    monkeypatch.setattr(codec, "delta_apply", refuse)
+    monkeypatch.setattr(codec, "delta_apply_all", refuse)
     with pytest.raises(InternalError, match="the device refuses block 1 of a sound delta"):
         GpuBackend(codec).delta_apply(tensor(held), delta, undo=False)
     assert np.array_equal(held, want.old)
     # The host has checked it: nobody waits to see what the device says.
     GpuBackend(codec).delta_apply(tensor(held), replace(delta, is_checked=True), undo=False)
     assert np.array_equal(held, want.new)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.9])
+def test_apply_of_a_damaged_or_misplaced_delta_is_noticed_and_undone(
+    codec: Any, density: float
+) -> None:
+    want = answer(Case(BLOCK, 40_961, density, 0.2))
+    delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+    backend = GpuBackend(codec)
+    places = (want.new != want.old).nonzero()[0]
+    touched = want.old.copy()
+    touched[places[len(places) // 2]] ^= 0x4000
+    other = HOST.delta_pack(
+        np.where(want.new == want.old, want.old, want.old + np.uint16(1)),
+        want.old.copy(),
+        block_elements=BLOCK,
+        threshold=0,
+    )
+    # A delta with another payload that is well formed, and weights of another version.
+    damaged = replace(delta, entries=other.entries, payload=other.payload)
+    for held, wrong in ((want.old.copy(), damaged), (touched, delta), (want.new.copy(), delta)):
+        before = held.copy()
+        backend.delta_apply(tensor(held.copy()), wrong, undo=False)
+        for is_checked in (False, True):
+            with pytest.raises(CorruptData, match="the weights are not the base of the delta"):
+                backend.delta_apply(
+                    tensor(held), replace(wrong, is_checked=is_checked), undo=False, verify=True
+                )
+            assert np.array_equal(held, before)
+    codec._codec.launches.clear()
+    backend.delta_apply(tensor(held := want.old.copy()), delta, undo=False, verify=True)
+    assert np.array_equal(held, want.new)
+    assert codec._codec.launches == ["delta_apply_digest"], "the weights are read once"
 
 
 def test_upper_halves_of_floats_are_changed_and_digested_in_place(codec: Any) -> None:
@@ -353,9 +400,12 @@ def test_tensors_of_a_model_are_changed_together_or_not_at_all(codec: Any, *, un
     with pytest.raises(CorruptData, match=r"^d: block 1 "):
         backend.delta_apply_all(held, wrong, list(news), undo=undo)
     assert bits_of(held) == before
-    held[4][0] += 1
-    with pytest.raises(CorruptData, match=r"^same: the weights are not the (base|result) of the"):
+    changes = (news["c"] != olds["c"]).nonzero()[0]
+    held[2][int(changes[0])] += 1
+    before = bits_of(held)
+    with pytest.raises(CorruptData, match=r"^c: the weights are not the (base|result) of the"):
         backend.delta_apply_all(held, deltas, list(news), undo=undo, verify=True)
+    assert bits_of(held) == before
     with pytest.raises(InvalidArgument, match=r"^c: the delta is for 33 elements of 8 bits"):
         backend.delta_apply_all([*held[:2], *held[1:4]], deltas, list(news), undo=undo)
 

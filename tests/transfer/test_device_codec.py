@@ -29,7 +29,7 @@ def box(
 
 
 BOX = (5, 6, 7, 1000, 100, 10, 1)  # the inner sizes, and the strides
-FLAT_ARRAYS = 63  # that a launch takes
+FLAT_ARRAYS, APPLY_ARRAYS = 63, 23  # that a launch takes
 RULE = (7, 8, 116, 3, 0x0001_0202_0202_0003)
 
 
@@ -100,23 +100,25 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
     "delta_apply": (
         "delta_apply",
         {
-            "entries": 0x1008,
-            "offsets": 0x2008,
-            "payload": 0x3004,
-            "payload_words": 0x44,
-            "weights": 0x5004,
-            "width": 32,
-            "count": 0x4001,
-            "block_elements": 16_384,
+            "entries": [0x1008, 0x1018],
+            "offsets": [0x2008, 0x2018],
+            "payload": [0x3004, 0x3014],
+            "payload_words": [0x44, 0x45],
+            "weights": [0x5004, 0x5014],
+            "width": [32, 16],
+            "count": [0x4001, 0x33],
+            "digest": [0x7008, 0x7018],
+            "weights_box": [BOX, None],
+            "block_elements": [16_384, 16_384],
             "bad_block": 0x6008,
             "undo": True,
-            "weights_box": BOX,
         },
-        "delta_apply_kernel grid 2 1 1 block 128 1 1",
+        "delta_apply_digest_kernel grid 3 1 1 block 128 1 1",
         [
-            *(0x1008, 0x2008, 0x3004, 0x44),
-            *box_of_arguments(0x5004),
-            *(32, 0x4001, 16_384, 0x6008, 1),
+            *(2, 16_384, 0x6008, 1),
+            *(0x1008, 0x2008, 0x3004, 0x44, *box_of_arguments(0x5004), 32, 0x4001, 0, 0x7008),
+            *(0x1018, 0x2018, 0x3014, 0x45, *box(0x5014, 0x33), 16, 0x33, 2, 0x7018),
+            *[0] * (22 * (APPLY_ARRAYS - 2)),
         ],
     ),
     "topk_unpack": (

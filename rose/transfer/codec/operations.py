@@ -140,9 +140,9 @@ def delta_apply(
         weights: changed in place; or a mapping of them.
         delta: changes to add; or a mapping of them.
         undo: whether to undo the delta, which restores the bits before it.
-        verify: refuse weights that are not the base of the delta, or with `undo` its result. On a
-            CPU this proves the words that are touched, and the others are not read; on a GPU all
-            are.
+        verify: refuse weights that are not the base of the delta, or with `undo` its result. This
+            proves the words that are touched; the others are not read. A GPU without the embedded
+            kernels reads all. On a GPU the call waits for the stream.
         stream: GPU stream.
 
     Raises:

@@ -47,6 +47,7 @@ struct Bench {
     declare("delta_pack_flat_16k", sizeof(DeltaPackFlatParams));
     declare("delta_pack_flat_64k", sizeof(DeltaPackFlatParams));
     declare("delta_apply", sizeof(DeltaApplyParams));
+    declare("delta_apply_digest", sizeof(DeltaApplyParams));
     declare("topk_unpack", sizeof(TopkUnpackParams));
     declare("topk_histogram", sizeof(TopkHistogramParams));
     declare("topk_threshold", sizeof(TopkThresholdParams));
@@ -109,17 +110,33 @@ DeltaPackParams pack_params() {
           .seed = 0x9999};
 }
 
-DeltaApplyParams apply_params() {
-  return {.entries = at<u64>(0x1008),
-          .offsets = at<u64>(0x2008),
-          .payload = at<u32>(0x3004),
-          .payload_words = 0x44,
-          .weights = row_at(0x4002),
-          .width = 16,
-          .count = 16'384,
-          .block_elements = 16'384,
-          .bad_block = at<u64>(0x5008),
-          .is_undo = 1};
+// The arguments of one array; the codec takes several.
+struct ApplyCall : ApplyArray {
+  u64 block_elements;
+  u64* bad_block;
+  bool is_undo;
+};
+
+// `count` more arguments that are 0.
+std::string zeros(std::size_t count) {
+  std::string text;
+  for (std::size_t i = 0; i < count; ++i) text += " 0x0";
+  return text;
+}
+
+ApplyCall apply_params() {
+  return {{.entries = at<u64>(0x1008),
+           .offsets = at<u64>(0x2008),
+           .payload = at<u32>(0x3004),
+           .payload_words = 0x44,
+           .weights = row_at(0x4002),
+           .width = 16,
+           .count = 16'384,
+           .first_cta = 0,
+           .digest = nullptr},
+          16'384,
+          at<u64>(0x5008),
+          true};
 }
 
 TopkUnpackParams unpack_params() {
@@ -172,6 +189,12 @@ Params with_blocks_of(std::uint64_t block_elements, Params params) {
   return params;
 }
 
+Status apply(const Bench& bench, const ApplyCall& call) {
+  const ApplyArray& array = call;
+  return bench.codec->delta_apply(
+      {{&array, 1}, {&call.block_elements, 1}, call.bad_block, call.is_undo}, bench.stream->get());
+}
+
 // `launch` is refused, the sentence begins with `says`, and no driver call was made.
 void check_refused(Bench& bench, const Status& status, const std::string& says) {
   CHECK(status.code() == Code::kInvalidArgument);
@@ -193,12 +216,12 @@ TEST(each_launch_says_grid_block_and_arguments) {
                  "0xc 0x9999\n");
     CHECK(bench.codec->delta_pack({{with_blocks_of(16'384, pack_params())}}, stream).ok());
     CHECK(bench.launched().starts_with("delta_pack_16k_kernel grid 5 1 1 block 128 1 1 "));
-    CHECK(bench.codec->delta_apply(apply_params(), stream).ok());
+    CHECK(apply(bench, apply_params()).ok());
     CHECK_EQ(bench.launched(),
-             "delta_apply_kernel grid 1 1 1 block 128 1 1 shared 0 arguments 0x1008 0x2008 "
-             "0x3004 0x44 " +
-                 row_text("0x4002") + "0x10 0x4000 0x4000 0x5008 0x1\n");
-    CHECK(bench.codec->delta_apply(with_blocks_of(65'536, apply_params()), stream).ok());
+             "delta_apply_kernel grid 1 1 1 block 128 1 1 shared 0 arguments 0x1 0x4000 0x5008 0x1 "
+             "0x1008 0x2008 0x3004 0x44 " +
+                 row_text("0x4002") + "0x10 0x4000 0x0 0x0" + zeros(22 * 22) + "\n");
+    CHECK(apply(bench, with_blocks_of(65'536, apply_params())).ok());
     CHECK(bench.launched().starts_with("delta_apply_kernel grid 1 1 1 block 256 1 1 "));
     CHECK(bench.codec->topk_unpack(unpack_params(), stream).ok());
     CHECK_EQ(bench.launched(),
@@ -252,7 +275,7 @@ TEST(no_elements_is_no_launch) {
     Bench bench;
     const CUstream stream = bench.stream->get();
     CHECK(bench.codec->delta_pack({}, stream).ok());
-    CHECK(bench.codec->delta_apply({}, stream).ok());
+    CHECK(apply(bench, {}).ok());
     CHECK(bench.codec->topk_unpack({}, stream).ok());
     CHECK(bench.codec->topk_histogram({}, stream).ok());
     CHECK(bench.codec->digest({}, stream).ok());
@@ -264,8 +287,8 @@ TEST(no_elements_is_no_launch) {
 }
 
 // Each address is made null, then misaligned; an address that may be null is marked.
-template <typename Params, typename T, typename Launch>
-void check_address(Bench& bench, Params params, T* Params::* field, const std::string& name,
+template <typename Params, typename Owner, typename T, typename Launch>
+void check_address(Bench& bench, Params params, T* Owner::* field, const std::string& name,
                    bool may_be_null, const Launch& launch) {
   const Params sound = params;
   params.*field = nullptr;
@@ -285,8 +308,8 @@ void check_address(Bench& bench, Params params, T* Params::* field, const std::s
 }
 
 // The same for a box of 16-bit elements; then dimensions that no array has.
-template <typename Params, typename Launch>
-void check_box(Bench& bench, const Params& sound, kernels::Box Params::* field,
+template <typename Params, typename Owner, typename Launch>
+void check_box(Bench& bench, const Params& sound, kernels::Box Owner::* field,
                const std::string& name, bool may_be_null, const Launch& launch) {
   Params params = sound;
   (params.*field).base = nullptr;
@@ -368,8 +391,9 @@ TEST(flat_arrays_share_launches) {
     flat.shadow = row_at(0x2020);
     flat.ages = nullptr;
     const std::vector<DeltaPackParams> many(130, flat);
-    CHECK_EQ(grids(many), "flat_64k_kernel grid 126; flat_64k_kernel grid 126; "
-                          "flat_64k_kernel grid 8; ");
+    CHECK_EQ(grids(many),
+             "flat_64k_kernel grid 126; flat_64k_kernel grid 126; "
+             "flat_64k_kernel grid 8; ");
     DeltaPackParams empty = flat;
     empty.count = 0;
     CHECK_EQ(grids({empty, flat, pack_params(), empty, flat}),
@@ -399,6 +423,41 @@ TEST(flat_arrays_share_launches) {
   check_clean();
 }
 
+TEST(deltas_of_many_arrays_share_launches) {
+  {
+    Bench bench;
+    const auto grids = [&](const std::vector<ApplyCall>& calls) {
+      std::vector<ApplyArray> arrays(calls.begin(), calls.end());
+      std::vector<u64> block_elements;
+      for (const ApplyCall& one : calls) block_elements.push_back(one.block_elements);
+      CHECK(bench.codec
+                ->delta_apply({arrays, block_elements, at<u64>(0x5008), false}, bench.stream->get())
+                .ok());
+      std::istringstream text{bench.launched()};
+      std::string found;
+      for (std::string line; std::getline(text, line);) {
+        found += line.substr(0, line.find(" 1 1 block")) + "; ";
+      }
+      return found;
+    };
+    ApplyCall two = apply_params();
+    two.count = 16'385;
+    const std::string full = "delta_apply_kernel grid 46; ";
+    CHECK_EQ(grids(std::vector<ApplyCall>(50, two)), full + full + "delta_apply_kernel grid 8; ");
+    ApplyCall empty = two;
+    empty.count = 0;
+    ApplyCall other = with_blocks_of(65'536, two);
+    ApplyCall summed = two;
+    summed.digest = at<u64>(0x6008);
+    CHECK_EQ(grids({empty, two, empty, two, other, two}),
+             "delta_apply_kernel grid 4; delta_apply_kernel grid 1; delta_apply_kernel grid 2; ");
+    CHECK_EQ(grids({two, summed, summed}),
+             "delta_apply_kernel grid 2; delta_apply_digest_kernel grid 4; ");
+    CHECK_EQ(grids({empty}), "");
+  }
+  check_clean();
+}
+
 TEST(address_that_no_kernel_can_use_is_refused) {
   {
     Bench bench;
@@ -418,13 +477,14 @@ TEST(address_that_no_kernel_can_use_is_refused) {
       CHECK_ADDRESS(params, arena, true);
     }
     {
-      const auto launch = [&](const auto& one) { return bench.codec->delta_apply(one, stream); };
-      DeltaApplyParams params = apply_params();
+      const auto launch = [&](const auto& one) { return apply(bench, one); };
+      ApplyCall params = apply_params();
       CHECK_ADDRESS(params, entries, false);
       CHECK_ADDRESS(params, offsets, false);
       CHECK_ADDRESS(params, payload, false);
       CHECK_BOX(params, weights, false);
       CHECK_ADDRESS(params, bad_block, false);
+      CHECK_ADDRESS(params, digest, true);
       params.payload_words = 0;
       CHECK_ADDRESS(params, payload, true);
     }
@@ -503,9 +563,9 @@ TEST(width_that_the_format_does_not_know_is_refused) {
     for (const std::uint64_t width : {0, 4, 12, 64}) {
       const std::string says =
           "width is " + std::to_string(width) + ": it must be 8, 16 or 32 bits";
-      check_refused(bench, bench.codec->delta_pack({{with_width(pack_params(), width)}}, stream), says);
-      check_refused(bench, bench.codec->delta_apply(with_width(apply_params(), width), stream),
+      check_refused(bench, bench.codec->delta_pack({{with_width(pack_params(), width)}}, stream),
                     says);
+      check_refused(bench, apply(bench, with_width(apply_params(), width)), says);
       check_refused(bench, bench.codec->topk_unpack(with_width(unpack_params(), width), stream),
                     says);
       check_refused(bench, bench.codec->digest(with_width(digest_params(), width), stream), says);
@@ -528,13 +588,13 @@ TEST(size_that_no_launch_takes_is_refused) {
     const CUstream stream = bench.stream->get();
     check_refused(bench, bench.codec->delta_pack({{with_blocks_of(4'096, pack_params())}}, stream),
                   "block_elements is 4096: choose 16384 or 65536");
-    DeltaApplyParams apply = with_blocks_of(65'536, apply_params());
-    apply.count = std::uint64_t{0x7FFF'FFFF} * 65'536;
-    CHECK(bench.codec->delta_apply(apply, stream).ok());
+    ApplyCall large = with_blocks_of(65'536, apply_params());
+    large.count = std::uint64_t{0x7FFF'FFFF} * 65'536;
+    CHECK(apply(bench, large).ok());
     bench.launched();
-    ++apply.count;
+    ++large.count;
     check_refused(
-        bench, bench.codec->delta_apply(apply, stream),
+        bench, apply(bench, large),
         "count is 140737488289793, which is 2147483648 delta blocks: one launch takes at most "
         "2147483647");
     TopkHistogramParams histogram = histogram_params();
@@ -670,5 +730,5 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
     CHECK_EQ(std::string{fake().live()}, "");
   }
   // Six libraries, and ten kernels that are found and loaded; each with context and capture mode.
-  CHECK_EQ(failures, 3 * 6 + 4 * 10);
+  CHECK_EQ(failures, 3 * 6 + 4 * 11);
 }
