@@ -43,6 +43,8 @@ def test_machine_code(report: Report, tmp_path: Path) -> None:
     of = "instructions"
     report.add("sass_pack_load_loop_per_256", pack.load_loop_per_256, of, bar=Bar(at_most=100))
     report.add("sass_pack_total_per_256", pack.total_per_256, of, bar=Bar(at_most=200))
+    topk = found["delta_pack_flat_64k_kernel, top-k"]
+    report.add("sass_topk_pack_total_per_256", topk.total_per_256, of, bar=Bar(at_most=200))
     report.add("sass_pack_loads_in_flight", pack.loads_in_flight, "loads", bar=Bar(at_least=8))
     report.add("apply_barriers_per_block", found["delta_apply_kernel"].barriers, "barriers")
     occupancy = min(one.occupancy for one in found.values())

@@ -53,13 +53,19 @@ ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
   return {shared.before[warp] + sum - number, shared.before[warp], shared.before[warps]};
 }
 
-// Adds the threads' digests to `sums`. All threads of the CTA call it.
-ROSE_DEVICE void add_atomically(DigestSum sum, u64* sums) {
+// Sums up the digests of a warp; lane 0 has the result. All lanes call it.
+ROSE_DEVICE DigestSum sum_of_warp(DigestSum sum) {
 #pragma unroll
   for (u32 step = kWarp / 2; step > 0; step /= 2) {
     sum.first += __shfl_down_sync(kAllLanes, sum.first, step);
     sum.second += __shfl_down_sync(kAllLanes, sum.second, step);
   }
+  return sum;
+}
+
+// Adds the threads' digests to `sums`. All threads of the CTA call it.
+ROSE_DEVICE void add_atomically(const DigestSum& of_thread, u64* sums) {
+  const DigestSum sum = sum_of_warp(of_thread);
   if (threadIdx.x % kWarp == 0) {
     atomic_add(&sums[0], sum.first);
     atomic_add(&sums[1], sum.second);

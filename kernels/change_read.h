@@ -539,6 +539,11 @@ ROSE_DEVICE bool read_changes(const Entry& entry, const u32* payload, u32 elemen
   return true;
 }
 
+// Whether read_block() passes the changes of a valid block as a list.
+ROSE_DEVICE bool is_listed(const Entry& entry) {
+  return entry.kind != kRaw && ChangeReader<true>::words_for(entry) <= DecodeShared::kPoolWords;
+}
+
 // Passes the changes of a block that is not EMPTY to visit(tile), if the whole block is valid. All
 // threads of the CTA, a power of two, call it. False: corrupt, and visit was not called.
 template <typename Visit>
@@ -552,7 +557,7 @@ ROSE_DEVICE bool read_block(const Entry& entry, u32 elements, u32 width, u64 off
   if (entry.listed > entry.changed || entry.words >= raw_words(elements, width)) return false;
   const u32 shape_at = start_of(entry, elements, width).shape_at / 32;
   if (entry.listed != 0 && shape_at >= entry.words) return false;
-  if (ChangeReader<true>::words_for(entry) <= DecodeShared::kPoolWords) {
+  if (is_listed(entry)) {
     return read_changes<true>(entry, words, elements, width, shape_at, shared, visit);
   }
   return read_changes<false>(entry, words, elements, width, shape_at, shared, visit);

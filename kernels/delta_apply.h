@@ -1,15 +1,12 @@
-// delta_apply_kernel: applies a delta to an array, or undoes it.
+// delta_apply_kernel: applies deltas to arrays, or undoes them. delta_apply_digest_kernel: the
+// same, and sums up what that changes in the digests of the arrays.
 #pragma once
 
 #include "box.h"
 
 namespace rose::kernels {
 
-// One CTA of threads_to_read(block_elements) threads per delta block. Each block is checked
-// before it is written. A corrupt block changes nothing, and `bad_block` becomes the lowest number
-// of such a block. To apply a part of a delta, pass its part of the table, and `weights` from its
-// first element on.
-struct DeltaApplyParams {
+struct ApplyArray {
   const u64* entries;
   const u64* offsets;  // start of each block's payload, in words
   const u32* payload;
@@ -17,9 +14,24 @@ struct DeltaApplyParams {
   Box weights;
   u64 width;
   u64 count;
+  u64 first_cta;  // its first CTA in the grid, ascending
+  u64* digest;    // two sums, to which the change of the array's digest is added; or null
+};
+
+// As many arrays as fit into 4,096 bytes, the most that every driver accepts as arguments.
+constexpr u32 kApplyArraysMax = 23;
+
+// One CTA of threads_to_read(block_elements) threads per delta block. Each block is checked
+// before it is written. A corrupt block changes nothing, and `bad_block` becomes the lowest number
+// of such a block in its array. To apply a part of a delta, pass its part of the table, and
+// `weights` from its first element on. Array 0 begins at CTA 0, and no array is empty.
+struct DeltaApplyParams {
+  u64 arrays;
   u64 block_elements;
   u64* bad_block;  // ~0 at first
   u64 is_undo;     // 0 or 1; as wide as the rest, so that the struct has no padding
+  ApplyArray at[kApplyArraysMax];
 };
+static_assert(sizeof(DeltaApplyParams) <= 4096);
 
 }  // namespace rose::kernels

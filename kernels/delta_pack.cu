@@ -1,5 +1,6 @@
 #include "delta_pack.h"
 
+#include "array_of_cta.h"
 #include "change_key.h"
 #include "change_write.h"
 #include "eight.h"
@@ -32,6 +33,7 @@ struct PackShared {
   u32 window[kWindowWords];
   ScanShared scan;
   PlanShared planned;
+  u64 sums[kBlock / kElementsOfThread / kWarp][2];  // each warp's own
 
   ROSE_DEVICE const ChangeLayout& layout() const { return planned.plan.layout; }
 };
@@ -43,8 +45,8 @@ struct PackBlock {
   u32 width;
 };
 
-ROSE_DEVICE PackBlock block_of_cta(const DeltaPackParams& params) {
-  const u64 first = static_cast<u64>(blockIdx.x) * params.block_elements;
+ROSE_DEVICE PackBlock block_of(const DeltaPackParams& params, u32 number) {
+  const u64 first = number * params.block_elements;
   const u64 rest = params.count - first;
   const u64 elements = rest < params.block_elements ? rest : params.block_elements;
   return {first, static_cast<u32>(elements), static_cast<u32>(params.width)};
@@ -82,9 +84,8 @@ struct Bar {
   u32 age_limit;
 };
 
-// Compares eight elements, and sets `old` to the new values of the shadow.
 template <typename T>
-ROSE_DEVICE Masks compare(const Eight<T>& now, Eight<T>& old, const Bar& bar,
+ROSE_DEVICE Masks compare(const Eight<T>& now, const Eight<T>& old, const Bar& bar,
                           const Eight<u8>& ages) {
   Masks masks;
 #pragma unroll
@@ -103,15 +104,13 @@ ROSE_DEVICE Masks compare(const Eight<T>& now, Eight<T>& old, const Bar& bar,
     masks.is_sent |= 1U << i;
     masks.is_down |= (static_cast<u32>(difference) >> (8 * sizeof(T) - 1)) << i;
     if (difference != T{1} && difference != static_cast<T>(~T{0})) masks.is_far |= 1U << i;
-    old.set(i, to);
   }
   return masks;
 }
 
-// Fills the masks. Returns this thread's part of the updated shadow's digest.
+// Fills the masks, and sums up the change of the shadow's digest.
 template <typename T, typename Shared>
-ROSE_DEVICE DigestSum fill_masks(const DeltaPackParams& params, const PackBlock& block,
-                                 Shared& shared) {
+ROSE_DEVICE void fill_masks(const DeltaPackParams& params, const PackBlock& block, Shared& shared) {
   [[maybe_unused]] constexpr u32 kUnroll = sizeof(T) == 2 ? 2 : 1;
   const bool has_ages = sizeof(T) == sizeof(u16) && params.ages != nullptr;
   const Bar bar{params.threshold == nullptr ? 0 : *params.threshold,
@@ -125,31 +124,28 @@ ROSE_DEVICE DigestSum fill_masks(const DeltaPackParams& params, const PackBlock&
   for (u32 i = threadIdx.x; i < params.block_elements / kEight; i += blockDim.x) {
     const u64 at = block.first + i * kEight;
     const Eight<T> now = load_eight<T>(params.bits, at, params.count);
-    Eight<T> after = load_shadow<T>(params, at);
+    const Eight<T> old = load_shadow<T>(params, at);
     Eight<u8> ages{};
     if (has_ages && at < params.count) ages = load_ages(params, at);
-    const Masks masks = compare(now, after, bar, ages);
+    const Masks masks = compare(now, old, bar, ages);
     is_sent[i] = static_cast<u8>(masks.is_sent);
     is_down[i] = static_cast<u8>(masks.is_down);
     is_far[i] = static_cast<u8>(masks.is_far);
     if (has_ages) is_left[i] = static_cast<u8>(masks.is_left);
-    if (params.digest != nullptr) {
-      add_to_digest(sum, after, at, params.count, params.first_index, params.seed);
+    if (params.digest != nullptr && masks.is_sent != 0) {
+      Eight<T> after = old;
+#pragma unroll
+      for (u32 j = 0; j < kEight; ++j) {
+        if ((masks.is_sent >> j & 1) != 0) after.set(j, now.at(j));
+      }
+      replace_in_digest(sum, old, after, params.first_index + at, params.seed);
     }
   }
-  return sum;
-}
-
-template <typename T>
-ROSE_DEVICE DigestSum digest_of_shadow(const DeltaPackParams& params, const PackBlock& block) {
-  DigestSum sum;
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < params.block_elements / kEight; i += blockDim.x) {
-    const u64 at = block.first + i * kEight;
-    const Eight<T> old = load_shadow<T>(params, at);
-    add_to_digest(sum, old, at, params.count, params.first_index, params.seed);
+  sum = sum_of_warp(sum);
+  if (threadIdx.x % kWarp == 0) {
+    shared.sums[threadIdx.x / kWarp][0] = sum.first;
+    shared.sums[threadIdx.x / kWarp][1] = sum.second;
   }
-  return sum;
 }
 
 // The changes of a packed block, for change_write.h.
@@ -195,8 +191,8 @@ ROSE_DEVICE void count_sizes(const PackSource<Shared>& source, LengthCounts& len
 // Decides the encoding of the block and reserves its payload. count(lengths) counts the lengths of
 // the magnitudes. All threads of the CTA call it.
 template <typename Count>
-ROSE_DEVICE void make_plan(const DeltaPackParams& params, const PackBlock& block, u32 changed,
-                           u32 far, PlanShared& shared, const Count& count) {
+ROSE_DEVICE void make_plan(u64* cursor, const PackBlock& block, u32 changed, u32 far,
+                           PlanShared& shared, const Count& count) {
   if (far == 0) {  // the same for all threads
     if (threadIdx.x == 0) shared.few = shared.every = Cheapest{0, 0, 0};
   } else {
@@ -216,23 +212,25 @@ ROSE_DEVICE void make_plan(const DeltaPackParams& params, const PackBlock& block
   }
   if (threadIdx.x == 0) {
     shared.plan = plan_of(block.elements, block.width, changed, far, shared.few, shared.every);
-    shared.offset = atomic_add(params.cursor, shared.plan.entry.words);
+    shared.offset = atomic_add(cursor, shared.plan.entry.words);
   }
   __syncthreads();  // separates making the plan from reading it
 }
 
 // The entry as planned, or kDeferred if the arena has no room for it at its offset.
-ROSE_DEVICE Entry entry_of(const DeltaPackParams& params, const PlanShared& shared) {
+ROSE_DEVICE Entry entry_of(u64 arena_words, const PlanShared& shared) {
   const Entry entry = shared.plan.entry;
   const u64 offset = shared.offset;
-  const bool has_room = offset <= params.arena_words && entry.words <= params.arena_words - offset;
+  const bool has_room = offset <= arena_words && entry.words <= arena_words - offset;
   return has_room ? entry : Entry{kDeferred, 0, 0, 0};
 }
 
-ROSE_DEVICE void put_entry(const DeltaPackParams& params, const Entry& entry, u64 offset) {
+// `Params` has the table.
+template <typename Params>
+ROSE_DEVICE void put_entry(const Params& params, u32 number, const Entry& entry, u64 offset) {
   if (threadIdx.x != 0) return;
-  params.entries[blockIdx.x] = to_bits(entry);
-  params.offsets[blockIdx.x] = entry.words == 0 ? 0 : offset;
+  params.entries[number] = to_bits(entry);
+  params.offsets[number] = entry.words == 0 ? 0 : offset;
 }
 
 // Writes the words of a GAP or BITMAP block that belong to no element.
@@ -370,26 +368,26 @@ ROSE_DEVICE void move_ages(const DeltaPackParams& params, const PackBlock& block
   __syncthreads();  // separates reading the unsent mask from using the window
 }
 
-// One CTA packs one delta block. It reads the block once to find the changes (each thread takes
-// every blockDim-th group of eight elements), counts, and reserves its payload. Then each thread
-// writes the changes of its own kElementsOfThread elements, and finally all update the shadow.
+// The arguments of a launch, for pack().
+struct Arguments {
+  const DeltaPackParams& params;
+
+  ROSE_DEVICE const DeltaPackParams& operator()() const { return params; }
+};
+
+// One CTA packs delta block `number`. It reads the block once to find the changes (each thread
+// takes every blockDim-th group of eight elements), counts, and reserves its payload. Then each
+// thread writes the changes of its own kElementsOfThread elements, and finally all update the
+// shadow.
 //
-// `is_replacing`: the digest of the old shadow is among the sums already, and only the difference
-// is added.
-template <typename Shared>
-ROSE_DEVICE void pack(const DeltaPackParams& params, Shared& shared, bool is_replacing) {
-  const PackBlock block = block_of_cta(params);
+// `arguments` returns the arguments. It is called again for the last steps, so that no register has
+// to hold them meanwhile.
+template <typename Get, typename Shared>
+ROSE_DEVICE void pack(const Get& arguments, u32 number, Shared& shared) {
+  const DeltaPackParams& params = arguments();
+  const PackBlock block = block_of(params, number);
   const PackSource<Shared> source{params, block, shared};
-  const auto old_digest = [&] {
-    DigestSum sum;
-    with_width(params.width,
-               [&](auto zero) { sum = digest_of_shadow<decltype(zero)>(params, block); });
-    return sum;
-  };
-  DigestSum sum;
-  with_width(params.width,
-             [&](auto zero) { sum = fill_masks<decltype(zero)>(params, block, shared); });
-  if (is_replacing && params.digest != nullptr) sum -= old_digest();
+  with_width(params.width, [&](auto zero) { fill_masks<decltype(zero)>(params, block, shared); });
   __syncthreads();  // separates writing the masks from reading those of other threads
 
   u64 counts = 0;  // changes, and from bit 32 on those with a size other than 1
@@ -405,9 +403,9 @@ ROSE_DEVICE void pack(const DeltaPackParams& params, Shared& shared, bool is_rep
   Entry entry{kEmpty, 0, 0, 0};
   u64 offset = 0;
   if (changed != 0) {  // the same for all threads
-    make_plan(params, block, changed, static_cast<u32>(scanned.total >> 32), shared.planned,
+    make_plan(params.cursor, block, changed, static_cast<u32>(scanned.total >> 32), shared.planned,
               [&](LengthCounts& lengths) { count_sizes(source, lengths); });
-    entry = entry_of(params, shared.planned);
+    entry = entry_of(params.arena_words, shared.planned);
     offset = shared.planned.offset;
   }
   if (params.ages != nullptr && entry.kind != kDeferred) move_ages(params, block, shared);
@@ -418,13 +416,14 @@ ROSE_DEVICE void pack(const DeltaPackParams& params, Shared& shared, bool is_rep
                         0};
     write_changes(source, shared, params.arena + offset, before);
   }
-  const bool is_moving = changed != 0 && entry.kind != kDeferred && params.shadow.base != nullptr;
-  if (is_moving) move_shadow(params, block, shared);
-  if (entry.kind == kDeferred && params.digest != nullptr) {
-    sum = is_replacing ? DigestSum{} : old_digest();
+  const DeltaPackParams& late = arguments();
+  put_entry(late, number, entry, offset);
+  if (changed == 0 || entry.kind == kDeferred) return;
+  if (late.shadow.base != nullptr) move_shadow(late, block, shared);
+  if (late.digest != nullptr && threadIdx.x % kWarp < 2) {
+    const u32 which = threadIdx.x % kWarp;
+    atomic_add(&late.digest[which], shared.sums[threadIdx.x / kWarp][which]);
   }
-  put_entry(params, entry, offset);
-  if (params.digest != nullptr) add_atomically(sum, params.digest);
 }
 
 // ---- flat ---------------------------------------------------------------------------------------
@@ -456,26 +455,69 @@ struct FlatShared {
     PackShared<kBlock> masks;
   };
   ScanShared scan;
+  u32 array;
 };
 
-// Packs a block of a flat array (is_flat()) from lists of its changes, one per warp. False: a list
-// has no room; then nothing was written.
+// A CTA's block as an array of its own.
+ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params, u32 block_elements,
+                                           u32 which) {
+  const FlatArray& array = params.at[which];
+  const u32 number = number_in(array);
+  const u64 first = static_cast<u64>(number) * block_elements;
+  const u64 left = array.count - first;
+  const u64 count = left < block_elements ? left : block_elements;
+  const auto row = [&](const u16* base) {
+    u8* address = const_cast<u8*>(reinterpret_cast<const u8*>(base + first));
+    return Box{address, {{1, 0, 0}, {1, 0, 0}, {count, 0, 0}}, {0, 0, 0, 1}};
+  };
+  return {.bits = row(array.bits),
+          .shadow = row(array.shadow),
+          .width = 16,
+          .count = count,
+          .block_elements = block_elements,
+          .threshold = params.threshold,
+          .ages = nullptr,
+          .age_limit = 0,
+          .arena = params.arena,
+          .arena_words = params.arena_words,
+          .cursor = params.cursor,
+          .entries = array.entries + number,
+          .offsets = array.offsets + number,
+          .digest = array.digest,
+          .first_index = array.first_index + first,
+          .seed = params.seed};
+}
+
+// Lists the changes of this warp's part of its CTA's block. A shorter block, the last one of its
+// array, is not read and has too many.
 template <u32 kBlock>
-ROSE_DEVICE bool pack_listed(const DeltaPackParams& params, FlatShared<kBlock>& shared) {
+ROSE_DEVICE void list_part(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared,
+                           ListState& state) {
+  const u32 which = array_of_cta(params);
+  if (threadIdx.x == 0) shared.array = which;
+  const FlatArray& array = params.at[which];
+  const u64 block = static_cast<u64>(number_in(array)) * kBlock;
+  if (array.count - block < kBlock) {  // the same for all threads
+    state.listed = ListShared<kBlock>::kListed + 1;
+    return;
+  }
+  const u32 warp = threadIdx.x / kWarp;
+  const u32 first = warp * kWarp * kElementsOfThread;
+  list_changes(reinterpret_cast<const Eight<u16>*>(array.bits + block + first),
+               reinterpret_cast<const Eight<u16>*>(array.shadow + block + first), first / kInWord,
+               DigestKeys::of((array.first_index + block) / kInWord, params.seed), params.threshold,
+               shared.list.queues[warp], shared.list.lists[warp], state);
+}
+
+// Packs a block of a flat array (is_flat()) from lists of its changes, one per warp. False: a list
+// has no room, or the block is shorter; then nothing was written.
+template <u32 kBlock>
+ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared) {
   using List = ListShared<kBlock>;
-  const PackBlock block{static_cast<u64>(blockIdx.x) * kBlock, kBlock, 16};
   const u32 lane = threadIdx.x % kWarp;
   const u32 warp = threadIdx.x / kWarp;
-  auto& list = shared.list.lists[warp];
-  u16* shadow = reinterpret_cast<u16*>(params.shadow.base) + block.first;
-  const DigestPlace place{params.digest != nullptr, (params.first_index + block.first) / kInWord,
-                          params.seed};
-  const u32 first = warp * kWarp * kElementsOfThread;
   ListState state;
-  list_changes(reinterpret_cast<const Eight<u16>*>(reinterpret_cast<const u16*>(params.bits.base) +
-                                                   block.first + first),
-               reinterpret_cast<const Eight<u16>*>(shadow + first), first / kInWord, place,
-               shared.list.queues[warp], list, state);
+  list_part(params, shared, state);
 
   // Changes, those with a size other than 1, and warps whose list is too short.
   constexpr u32 kFarAt = 20;
@@ -486,8 +528,13 @@ ROSE_DEVICE bool pack_listed(const DeltaPackParams& params, FlatShared<kBlock>& 
   const u32 changed = static_cast<u32>(scanned.total) & low_mask(kFarAt);
   const u32 far = static_cast<u32>(scanned.total >> kFarAt) & low_mask(kFarAt);
   if (scanned.total >> kLongAt != 0) return false;
+  // Looked up again, because the registers of the loop have no room for it.
+  const FlatArray& array = params.at[shared.array];
+  const PackBlock block{static_cast<u64>(number_in(array)) * kBlock, kBlock, 16};
+  const u32 number = number_in(array);
+  auto& list = shared.list.lists[warp];
   if (changed == 0) {
-    put_entry(params, Entry{kEmpty, 0, 0, 0}, 0);
+    put_entry(array, number, Entry{kEmpty, 0, 0, 0}, 0);
     return true;
   }
 
@@ -499,9 +546,9 @@ ROSE_DEVICE bool pack_listed(const DeltaPackParams& params, FlatShared<kBlock>& 
       if (size != 1) count_size(lengths, size);
     }
   };
-  make_plan(params, block, changed, far, planned, count);  // GAP has the fewest words
-  const Entry entry = entry_of(params, planned);
-  put_entry(params, entry, planned.offset);
+  make_plan(params.cursor, block, changed, far, planned, count);  // GAP has the fewest words
+  const Entry entry = entry_of(params.arena_words, planned);
+  put_entry(array, number, entry, planned.offset);
   if (entry.kind == kDeferred) return true;
 
   const ChangeLayout& layout = planned.plan.layout;
@@ -523,34 +570,27 @@ ROSE_DEVICE bool pack_listed(const DeltaPackParams& params, FlatShared<kBlock>& 
   }
 #pragma unroll 1
   for (u32 i = lane; i < state.listed; i += kWarp) {
-    shadow[list.changes[i] >> 16] = list.values[i];
+    array.shadow[block.first + (list.changes[i] >> 16)] = list.values[i];
   }
   __syncthreads();  // separates setting bits from copying the window
   u32* payload = params.arena + planned.offset;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < entry.words; i += blockDim.x) payload[i] = window[i];
-  if (params.digest != nullptr) add_atomically(state.sum, params.digest);
+  if (array.digest != nullptr) add_atomically(state.sum, array.digest);
   return true;
 }
 
-// One CTA packs one delta block. Dense ones are packed as by delta_pack_kernel.
+// One CTA packs one delta block. Dense ones and shorter ones are packed as by delta_pack_kernel.
 template <u32 kBlock>
-ROSE_DEVICE void pack_flat(const DeltaPackParams& params, FlatShared<kBlock>& shared) {
-  if (blockIdx.x == 0 && threadIdx.x < 2 && params.digest != nullptr) {
-    atomic_add(&params.digest[threadIdx.x], params.base_digest[threadIdx.x]);
-  }
+ROSE_DEVICE void pack_flat(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared) {
   if (pack_listed(params, shared)) return;
-  DeltaPackParams dense = params;  // with what the compiler may rely on
-  dense.width = 16;
-  dense.block_elements = kBlock;
-  dense.threshold = nullptr;
-  dense.ages = nullptr;
-  pack(dense, shared.masks, true);
+  pack([&] { return block_as_array(params, kBlock, shared.array); }, 0, shared.masks);
 }
 
 }  // namespace
 }  // namespace rose::kernels
 
+using rose::kernels::DeltaPackFlatParams;
 using rose::kernels::DeltaPackParams;
 using rose::kernels::FlatShared;
 using rose::kernels::kBlockMax;
@@ -561,24 +601,24 @@ using rose::kernels::kThreadsMax;
 extern "C" __global__ __launch_bounds__(kThreadsMax, kCtas) void delta_pack_kernel(
     const DeltaPackParams params) {
   __shared__ rose::kernels::PackShared<kBlockMax> shared;
-  rose::kernels::pack(params, shared, false);
+  rose::kernels::pack(rose::kernels::Arguments{params}, blockIdx.x, shared);
 }
 
 extern "C" __global__ __launch_bounds__(kThreadsMax / 4, 4 * kCtas) void delta_pack_16k_kernel(
     const DeltaPackParams params) {
   __shared__ rose::kernels::PackShared<kBlockMax / 4> shared;
-  rose::kernels::pack(params, shared, false);
+  rose::kernels::pack(rose::kernels::Arguments{params}, blockIdx.x, shared);
 }
 
 // See pack_flat() above.
 extern "C" __global__ __launch_bounds__(kThreadsMax, kCtas) void delta_pack_flat_64k_kernel(
-    const DeltaPackParams params) {
+    const __grid_constant__ DeltaPackFlatParams params) {
   __shared__ FlatShared<kBlockMax> shared;
   rose::kernels::pack_flat(params, shared);
 }
 
 extern "C" __global__ __launch_bounds__(kThreadsMax / 4, 4 * kCtas) void delta_pack_flat_16k_kernel(
-    const DeltaPackParams params) {
+    const __grid_constant__ DeltaPackFlatParams params) {
   __shared__ FlatShared<kBlockMax / 4> shared;
   rose::kernels::pack_flat(params, shared);
 }

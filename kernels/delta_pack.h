@@ -1,6 +1,7 @@
 // delta_pack_kernel: the delta of an array against its shadow; updates the shadow to the sent
 // values. delta_pack_16k_kernel: the same for blocks of 16,384 elements only.
-// delta_pack_flat_16k_kernel and delta_pack_flat_64k_kernel: the same for most weights.
+// delta_pack_flat_16k_kernel and delta_pack_flat_64k_kernel: the same for many arrays at once, if
+// they are flat.
 #pragma once
 
 #include "box.h"
@@ -31,22 +32,45 @@ struct DeltaPackParams {
   u64 arena_words;
   u64* cursor;  // 0 at first
   u64* entries;
-  u64* offsets;            // in words; 0 where there is no payload
-  u64* digest;             // two sums, to which the digest of the updated shadow is added; or null
-  const u64* base_digest;  // that of the shadow before, for the flat kernels only; or null
-  u64 first_index;         // index of the first element in its tensor, a multiple of 8 bytes
+  u64* offsets;     // in words; 0 where there is no payload
+  u64* digest;      // two sums, to which the change of the shadow's digest is added; or null
+  u64 first_index;  // index of the first element in its tensor, a multiple of 8 bytes
   u64 seed;
 };
 
-// True if the flat kernel of this block_elements can pack: both arrays are flat, with 16-bit
-// elements in whole blocks, every change is sent, and the digest follows from the shadow's by its
-// changed words.
+// True if a flat kernel can pack the array: 16-bit elements that begin at a multiple of 16 bytes
+// and follow each other without gaps, and no ages.
 inline bool is_flat(const DeltaPackParams& params) {
   return params.width == 16 && params.bits.base != nullptr && params.shadow.base != nullptr &&
-         params.block_elements != 0 && params.count % params.block_elements == 0 &&
          is_flat(params.bits, params.count) && is_flat(params.shadow, params.count) &&
-         params.threshold == nullptr && params.ages == nullptr &&
-         (params.digest == nullptr || params.base_digest != nullptr);
+         params.ages == nullptr;
 }
+
+// One array of a launch of a flat kernel; see DeltaPackParams.
+struct FlatArray {
+  const u16* bits;
+  u16* shadow;
+  u64 count;
+  u64 first_cta;  // its first CTA in the grid, ascending
+  u64* entries;
+  u64* offsets;
+  u64* digest;
+  u64 first_index;
+};
+
+// As many arrays as fit into 4,096 bytes, the most that every driver accepts as arguments.
+constexpr u32 kFlatArraysMax = 63;
+
+// CTAs as for DeltaPackParams. Array 0 begins at CTA 0, and no array is empty.
+struct DeltaPackFlatParams {
+  u64 arrays;
+  const u32* threshold;
+  u32* arena;
+  u64 arena_words;
+  u64* cursor;
+  u64 seed;
+  FlatArray at[kFlatArraysMax];
+};
+static_assert(sizeof(DeltaPackFlatParams) <= 4096);
 
 }  // namespace rose::kernels

@@ -15,6 +15,21 @@ ROSE_HD inline u64 mix(u64 x) {
   return x ^ x >> 31;
 }
 
+// The numbers that are added to a word, one per sum, before it is mixed.
+struct DigestKeys {
+  u64 first;
+  u64 second;
+
+  // `index` is that of the word in its tensor.
+  ROSE_HD static DigestKeys of(u64 index, u64 seed) {
+    return {(index + 1) * kFirstStride + seed, (index + 1) * kSecondStride + seed};
+  }
+  // Those of the word `words` further on.
+  ROSE_HD DigestKeys after(u32 words) const {
+    return {first + words * kFirstStride, second + words * kSecondStride};
+  }
+};
+
 struct DigestSum {
   u64 first{0};
   u64 second{0};
@@ -24,16 +39,18 @@ struct DigestSum {
     first += mix(word + (index + 1) * kFirstStride + seed);
     second += mix(word + (index + 1) * kSecondStride + seed);
   }
+  ROSE_HD void operator+=(const DigestSum& other) {
+    first += other.first;
+    second += other.second;
+  }
   ROSE_HD void operator-=(const DigestSum& other) {
     first -= other.first;
     second -= other.second;
   }
   // Turns the digest of a tensor with the word `old` into that with `now`.
-  ROSE_HD void replace(u64 old, u64 now, u64 index, u64 seed) {
-    const u64 of_first = (index + 1) * kFirstStride + seed;
-    const u64 of_second = (index + 1) * kSecondStride + seed;
-    first += mix(now + of_first) - mix(old + of_first);
-    second += mix(now + of_second) - mix(old + of_second);
+  ROSE_HD void replace(u64 old, u64 now, const DigestKeys& keys) {
+    first += mix(now + keys.first) - mix(old + keys.first);
+    second += mix(now + keys.second) - mix(old + keys.second);
   }
 };
 

@@ -78,4 +78,29 @@ ROSE_DEVICE void add_to_digest(DigestSum& sum, const Eight<T>& eight, u64 at, u6
   }
 }
 
+// Replaces the words of eight elements that differ. Element 0 of `old` has `index` in its tensor.
+template <typename T>
+ROSE_DEVICE void replace_in_digest(DigestSum& sum, const Eight<T>& old, const Eight<T>& now,
+                                   u64 index, u64 seed) {
+  const u64 first = index / Eight<T>::kInDigestWord;
+  u32 differ = 0;
+#pragma unroll
+  for (u32 i = 0; i < Eight<T>::kDigestWords; ++i) {
+    differ |= (old.digest_word(i) != now.digest_word(i) ? 1U : 0U) << i;
+  }
+  // Few words differ, and in other places in each lane: the lanes take their first ones at once.
+#pragma unroll 1
+  for (; differ != 0; differ &= differ - 1) {
+    const u32 at = floor_log2(differ & (0U - differ));
+    u64 before = 0;
+    u64 after = 0;
+#pragma unroll
+    for (u32 i = 0; i < Eight<T>::kDigestWords; ++i) {
+      before = at == i ? old.digest_word(i) : before;
+      after = at == i ? now.digest_word(i) : after;
+    }
+    sum.replace(before, after, DigestKeys::of(first + at, seed));
+  }
+}
+
 }  // namespace rose::kernels

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "block_scan.h"
+#include "change_key.h"
 #include "change_write.h"
 #include "eight.h"
 
@@ -20,6 +21,7 @@ struct WordQueue {
   u64 now[kSize];
   u64 old[kSize];
   u16 index[kSize];  // of the word in the block
+  DigestKeys keys;   // of the block's first word
 };
 
 // The remainder of `at` < 2 * kSize. A difference below 0 is a large number.
@@ -43,13 +45,6 @@ struct ListState {
   DigestSum sum;   // this lane's part of the change of the digest
 };
 
-// The words of a digest that begins before the block.
-struct DigestPlace {
-  bool is_wanted;
-  u64 first;  // index of the block's first word
-  u64 seed;
-};
-
 // The lower halves of two words and the upper ones differ: a bit for each of the four elements.
 ROSE_DEVICE u32 changed_elements(u64 now, u64 old) {
   constexpr u32 kLow = 0x7FFF7FFF;
@@ -61,9 +56,20 @@ ROSE_DEVICE u32 changed_elements(u64 now, u64 old) {
   return pair(static_cast<u32>(differs)) | pair(static_cast<u32>(differs >> 32)) << 2;
 }
 
+// Turns elements of `now` whose key is below `threshold` into those of `old`.
+ROSE_DEVICE u64 without_small(u64 now, u64 old, u32 threshold) {
+#pragma unroll
+  for (u32 i = 0; i < kInWord; ++i) {
+    const u16 to = static_cast<u16>(now >> (16 * i));
+    const u16 from = static_cast<u16>(old >> (16 * i));
+    if (change_key(to, from) < threshold) now ^= static_cast<u64>(to ^ from) << (16 * i);
+  }
+  return now;
+}
+
 // Appends the changes of the first `words` <= kWarp waiting words to the list. All lanes call it.
 template <u32 kMax>
-ROSE_DEVICE void take_words(const WordQueue& queue, u32 words, const DigestPlace& place,
+ROSE_DEVICE void take_words(const WordQueue& queue, u32 words, const u32* threshold,
                             ChangeList<kMax>& list, ListState& state) {
   const u32 lane = threadIdx.x % kWarp;
   u64 now = 0;
@@ -74,14 +80,21 @@ ROSE_DEVICE void take_words(const WordQueue& queue, u32 words, const DigestPlace
     now = queue.now[at];
     old = queue.old[at];
     index = queue.index[at];
-    if (place.is_wanted) state.sum.replace(old, now, place.first + index, place.seed);
+    if (threshold != nullptr) now = without_small(now, old, *threshold);
+    state.sum.replace(old, now, queue.keys.after(index));
   }
   state.first = in_ring(state.first + words);
   state.waiting -= words;
 
   u32 changed = changed_elements(now, old);
   u32 at = state.listed + lane;
-  state.listed += words;
+  if (threshold == nullptr) {  // the same for all lanes; then every word has a change
+    state.listed += words;
+  } else {
+    const u32 ones = __ballot_sync(kAllLanes, changed != 0);
+    at = state.listed + count_bits(ones & low_mask(lane));
+    state.listed += count_bits(ones);
+  }
   if (__ballot_sync(kAllLanes, count_bits(changed) > 1) != 0) {  // few words have two changes
 #pragma unroll
     for (u32 i = 2; i <= kInWord; ++i) {
@@ -107,7 +120,7 @@ ROSE_DEVICE void take_words(const WordQueue& queue, u32 words, const DigestPlace
 // Queues the words that differ between eight elements of each lane, and takes whole warps of them.
 template <u32 kMax>
 ROSE_DEVICE void compare_eight(const Eight<u16>& now, const Eight<u16>& old, u32 index,
-                               const DigestPlace& place, WordQueue& queue, ChangeList<kMax>& list,
+                               const u32* threshold, WordQueue& queue, ChangeList<kMax>& list,
                                ListState& state) {
   const u32 below = low_mask(threadIdx.x % kWarp);
   const bool is_first = ((now.words[0] ^ old.words[0]) | (now.words[1] ^ old.words[1])) != 0;
@@ -128,21 +141,23 @@ ROSE_DEVICE void compare_eight(const Eight<u16>& now, const Eight<u16>& old, u32
 #pragma unroll 1
   while (state.waiting >= kWarp) {
     __syncwarp();  // separates writing the queue from reading it
-    take_words(queue, kWarp, place, list, state);
+    take_words(queue, kWarp, threshold, list, state);
     __syncwarp();  // separates reading the queue from writing it again
   }
 }
 
 // Lists the changes of this warp's elements: kElementsOfThread per lane, from `now` and `old` on,
-// where the block's word `index` begins. All lanes call it.
+// where the block's word `index` begins. Only changes whose key reaches `threshold` count, if that
+// is not 0. All lanes call it.
 template <u32 kMax>
 ROSE_DEVICE void list_changes(const Eight<u16>* now, const Eight<u16>* old, u32 index,
-                              const DigestPlace& place, WordQueue& queue, ChangeList<kMax>& list,
-                              ListState& state) {
+                              const DigestKeys& keys, const u32* threshold, WordQueue& queue,
+                              ChangeList<kMax>& list, ListState& state) {
   constexpr u32 kAtOnce = 4;  // of each array; twice as many loads are in flight
   constexpr u32 kOfLane = kElementsOfThread / kEight;
   static_assert(kOfLane % kAtOnce == 0);
   const u32 lane = threadIdx.x % kWarp;
+  if (lane == 0) queue.keys = keys;
 #pragma unroll 1
   for (u32 first = 0; first < kOfLane; first += kAtOnce) {
     Eight<u16> news[kAtOnce];
@@ -154,11 +169,11 @@ ROSE_DEVICE void list_changes(const Eight<u16>* now, const Eight<u16>* old, u32 
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; ++i) {
       const u32 word = index + ((first + i) * kWarp + lane) * (kEight / kInWord);
-      compare_eight(news[i], olds[i], word, place, queue, list, state);
+      compare_eight(news[i], olds[i], word, threshold, queue, list, state);
     }
   }
   __syncwarp();  // separates writing the queue from reading it
-  if (state.waiting != 0) take_words(queue, state.waiting, place, list, state);
+  if (state.waiting != 0) take_words(queue, state.waiting, threshold, list, state);
 }
 
 // ---- writing ------------------------------------------------------------------------------------

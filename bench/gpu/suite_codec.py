@@ -241,6 +241,7 @@ def topk(report: Report, cuda: Any) -> None:
         versions = two_versions(TOPK_COUNT, seed=fresh_seed("top-k"))
         budget = int(TOPK_COUNT * CHANGED_SHARE / 10)
         shadow = versions.old.clone()
+        base_digest = cuda.digest(shadow)
 
         def restore() -> None:
             shadow.copy_(versions.old)
@@ -252,6 +253,7 @@ def topk(report: Report, cuda: Any) -> None:
                 shadow,
                 arena_words=arena_words_of(TOPK_COUNT),
                 threshold=threshold,
+                base_digest=base_digest,
             )
 
         def peer() -> None:

@@ -5,8 +5,11 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "bind/stream.h"
 #include "bind/unlocked.h"
@@ -44,47 +47,75 @@ kernels::Box box_at(Address address, const Lie& lie, std::uint64_t count) {
   return transfer::device_box(at<std::uint8_t>(address), shape);
 }
 
-void device_delta_pack(const DeviceCodec& codec, Address bits, Address shadow, std::uint64_t width,
-                       std::uint64_t count, std::uint64_t block_elements, Address arena,
-                       std::uint64_t arena_words, Address cursor, Address entries, Address offsets,
-                       std::uint64_t stream, const Lie& bits_box, const Lie& shadow_box,
-                       Address threshold, Address ages, std::uint64_t age_limit, Address digest,
-                       Address base_digest, std::uint64_t first_index, std::uint64_t seed) {
-  const kernels::DeltaPackParams params{.bits = box_at(bits, bits_box, count),
-                                        .shadow = box_at(shadow, shadow_box, count),
-                                        .width = width,
-                                        .count = count,
-                                        .block_elements = block_elements,
-                                        .threshold = at<std::uint32_t>(threshold),
-                                        .ages = at<std::uint8_t>(ages),
-                                        .age_limit = age_limit,
-                                        .arena = at<std::uint32_t>(arena),
-                                        .arena_words = arena_words,
-                                        .cursor = at<std::uint64_t>(cursor),
-                                        .entries = at<std::uint64_t>(entries),
-                                        .offsets = at<std::uint64_t>(offsets),
-                                        .digest = at<std::uint64_t>(digest),
-                                        .base_digest = at<std::uint64_t>(base_digest),
-                                        .first_index = first_index,
-                                        .seed = seed};
-  check_unlocked([&] { return codec.delta_pack(params, stream_of(stream)); });
+// One number per array.
+using Numbers = std::vector<std::uint64_t>;
+
+// Columns of a call for several arrays have one entry per array each.
+void check_columns(std::size_t arrays, std::initializer_list<std::size_t> sizes) {
+  for (const std::size_t size : sizes) {
+    check_unlocked([&] {
+      return size == arrays
+                 ? Status{}
+                 : Status::invalid_argument("pass one value per array: " + std::to_string(arrays) +
+                                            " arrays have " + std::to_string(size));
+    });
+  }
 }
 
-void device_delta_apply(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
-                        std::uint64_t payload_words, Address weights, std::uint64_t width,
-                        std::uint64_t count, std::uint64_t block_elements, Address bad_block,
-                        std::uint64_t stream, const Lie& weights_box, bool undo) {
-  const kernels::DeltaApplyParams params{.entries = at<std::uint64_t>(entries),
-                                         .offsets = at<std::uint64_t>(offsets),
-                                         .payload = at<std::uint32_t>(payload),
-                                         .payload_words = payload_words,
-                                         .weights = box_at(weights, weights_box, count),
-                                         .width = width,
-                                         .count = count,
-                                         .block_elements = block_elements,
-                                         .bad_block = at<std::uint64_t>(bad_block),
-                                         .is_undo = undo ? 1U : 0U};
-  check_unlocked([&] { return codec.delta_apply(params, stream_of(stream)); });
+void device_delta_pack(const DeviceCodec& codec, const Numbers& bits, const Numbers& shadow,
+                       const Numbers& width, const Numbers& count, const Numbers& entries,
+                       const Numbers& offsets, const Numbers& digest,
+                       const std::vector<Lie>& bits_box, const std::vector<Lie>& shadow_box,
+                       std::uint64_t block_elements, Address arena, std::uint64_t arena_words,
+                       Address cursor, std::uint64_t stream, Address threshold, Address ages,
+                       std::uint64_t age_limit, std::uint64_t first_index, std::uint64_t seed) {
+  check_columns(bits.size(), {shadow.size(), width.size(), count.size(), entries.size(),
+                              offsets.size(), digest.size(), bits_box.size(), shadow_box.size()});
+  std::vector<kernels::DeltaPackParams> arrays(bits.size());
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    arrays[i] = {.bits = box_at(bits[i], bits_box[i], count[i]),
+                 .shadow = box_at(shadow[i], shadow_box[i], count[i]),
+                 .width = width[i],
+                 .count = count[i],
+                 .block_elements = block_elements,
+                 .threshold = at<std::uint32_t>(threshold),
+                 .ages = at<std::uint8_t>(ages),
+                 .age_limit = age_limit,
+                 .arena = at<std::uint32_t>(arena),
+                 .arena_words = arena_words,
+                 .cursor = at<std::uint64_t>(cursor),
+                 .entries = at<std::uint64_t>(entries[i]),
+                 .offsets = at<std::uint64_t>(offsets[i]),
+                 .digest = at<std::uint64_t>(digest[i]),
+                 .first_index = first_index,
+                 .seed = seed};
+  }
+  check_unlocked([&] { return codec.delta_pack(arrays, stream_of(stream)); });
+}
+
+void device_delta_apply(const DeviceCodec& codec, const Numbers& entries, const Numbers& offsets,
+                        const Numbers& payload, const Numbers& payload_words,
+                        const Numbers& weights, const Numbers& width, const Numbers& count,
+                        const Numbers& digest, const std::vector<Lie>& weights_box,
+                        const Numbers& block_elements, Address bad_block, std::uint64_t stream,
+                        bool undo) {
+  check_columns(entries.size(),
+                {offsets.size(), payload.size(), payload_words.size(), weights.size(), width.size(),
+                 count.size(), digest.size(), weights_box.size(), block_elements.size()});
+  std::vector<kernels::ApplyArray> arrays(entries.size());
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    arrays[i] = {.entries = at<std::uint64_t>(entries[i]),
+                 .offsets = at<std::uint64_t>(offsets[i]),
+                 .payload = at<std::uint32_t>(payload[i]),
+                 .payload_words = payload_words[i],
+                 .weights = box_at(weights[i], weights_box[i], count[i]),
+                 .width = width[i],
+                 .count = count[i],
+                 .first_cta = 0,
+                 .digest = at<std::uint64_t>(digest[i])};
+  }
+  const DeviceCodec::Apply apply{arrays, block_elements, at<std::uint64_t>(bad_block), undo};
+  check_unlocked([&] { return codec.delta_apply(apply, stream_of(stream)); });
 }
 
 void device_topk_unpack(const DeviceCodec& codec, Address entries, Address offsets,
@@ -161,16 +192,16 @@ void bind_device_codec(py::module_& module) {
                                                         py::release_gil_before_calling_cpp_dtor())
       .def_static("create", &create_codec, py::arg("device").none(false))
       .def("delta_pack", &device_delta_pack, py::kw_only(), py::arg("bits"), py::arg("shadow"),
-           py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("arena"),
-           py::arg("arena_words"), py::arg("cursor"), py::arg("entries"), py::arg("offsets"),
-           py::arg("stream"), py::arg("bits_box") = py::none(), py::arg("shadow_box") = py::none(),
+           py::arg("width"), py::arg("count"), py::arg("entries"), py::arg("offsets"),
+           py::arg("digest"), py::arg("bits_box"), py::arg("shadow_box"), py::arg("block_elements"),
+           py::arg("arena"), py::arg("arena_words"), py::arg("cursor"), py::arg("stream"),
            py::arg("threshold") = 0, py::arg("ages") = 0, py::arg("age_limit") = 255,
-           py::arg("digest") = 0, py::arg("base_digest") = 0, py::arg("first_index") = 0,
-           py::arg("seed") = 0)
+           py::arg("first_index") = 0, py::arg("seed") = 0)
       .def("delta_apply", &device_delta_apply, py::kw_only(), py::arg("entries"),
            py::arg("offsets"), py::arg("payload"), py::arg("payload_words"), py::arg("weights"),
-           py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("bad_block"),
-           py::arg("stream"), py::arg("weights_box") = py::none(), py::arg("undo") = false)
+           py::arg("width"), py::arg("count"), py::arg("digest"), py::arg("weights_box"),
+           py::arg("block_elements"), py::arg("bad_block"), py::arg("stream"),
+           py::arg("undo") = false)
       .def("topk_unpack", &device_topk_unpack, py::kw_only(), py::arg("entries"),
            py::arg("offsets"), py::arg("first_outputs"), py::arg("payload"),
            py::arg("payload_words"), py::arg("base"), py::arg("width"), py::arg("count"),

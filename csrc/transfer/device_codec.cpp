@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <initializer_list>
 #include <string>
+#include <utility>
 
 #include "base/ceil_div.h"
 
@@ -94,6 +95,54 @@ Status check_first_index(std::uint64_t first_index, std::uint64_t width) noexcep
                                   " elements");
 }
 
+Status check_blocks(std::uint64_t count, std::uint64_t block_elements) noexcept {
+  if (block_elements != 16'384 && block_elements != kernels::kBlockMax) {
+    return Status::invalid_argument("block_elements is " + std::to_string(block_elements) +
+                                    ": choose 16384 or 65536");
+  }
+  const std::uint64_t blocks = ceil_div(count, block_elements);
+  if (blocks <= driver::kBlocksMax) return {};
+  return Status::invalid_argument(
+      "count is " + std::to_string(count) + ", which is " + std::to_string(blocks) +
+      " delta blocks: one launch takes at most " + std::to_string(driver::kBlocksMax));
+}
+
+Status check_pack(const kernels::DeltaPackParams& params) noexcept {
+  if (params.count == 0) return {};
+  ROSE_TRY(check_width(params.width));
+  ROSE_TRY(check_box("bits", params.bits, params.width));
+  ROSE_TRY(check_box("shadow", params.shadow, params.width, Null::kAllowed));
+  ROSE_TRY(check_keyed(params.threshold != nullptr || params.ages != nullptr, params.width));
+  ROSE_TRY(check_addresses({{"threshold", params.threshold, Null::kAllowed},
+                            {"arena", params.arena, null_if_empty(params.arena_words)},
+                            {"cursor", params.cursor},
+                            {"entries", params.entries},
+                            {"offsets", params.offsets},
+                            {"digest", params.digest, Null::kAllowed}}));
+  ROSE_TRY(check_first_index(params.first_index, params.width));
+  return check_blocks(params.count, params.block_elements);
+}
+
+Status check_apply(const kernels::ApplyArray& array, std::uint64_t block_elements,
+                   const std::uint64_t* bad_block) noexcept {
+  if (array.count == 0) return {};
+  ROSE_TRY(check_width(array.width));
+  ROSE_TRY(check_box("weights", array.weights, array.width));
+  ROSE_TRY(check_addresses({{"entries", array.entries},
+                            {"offsets", array.offsets},
+                            {"payload", array.payload, null_if_empty(array.payload_words)},
+                            {"digest", array.digest, Null::kAllowed},
+                            {"bad_block", bad_block}}));
+  return check_blocks(array.count, block_elements);
+}
+
+// Whether two flat arrays can share a launch.
+bool is_alike(const kernels::DeltaPackParams& one, const kernels::DeltaPackParams& other) noexcept {
+  return one.block_elements == other.block_elements && one.threshold == other.threshold &&
+         one.arena == other.arena && one.arena_words == other.arena_words &&
+         one.cursor == other.cursor && one.seed == other.seed;
+}
+
 }  // namespace
 
 Result<CodecPtr> DeviceCodec::create(driver::DevicePtr device) noexcept {
@@ -123,6 +172,7 @@ Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
       {*libraries.delta_pack, "delta_pack_flat_16k_kernel", codec->delta_pack_flat_16k_},
       {*libraries.delta_pack, "delta_pack_flat_64k_kernel", codec->delta_pack_flat_64k_},
       {*libraries.delta_apply, "delta_apply_kernel", codec->delta_apply_},
+      {*libraries.delta_apply, "delta_apply_digest_kernel", codec->delta_apply_digest_},
       {*libraries.topk_unpack, "topk_unpack_kernel", codec->topk_unpack_},
       {*libraries.topk_pack, "topk_histogram_kernel", codec->topk_histogram_},
       {*libraries.topk_pack, "topk_threshold_kernel", codec->topk_threshold_},
@@ -144,19 +194,10 @@ template <typename Params>
 Status DeviceCodec::launch_blocks(const KernelLibrary& library, CUkernel kernel,
                                   const Params& params, std::uint64_t threads,
                                   CUstream stream) const noexcept {
-  const std::uint64_t block_elements = params.block_elements;
-  if (block_elements != 16'384 && block_elements != kernels::kBlockMax) {
-    return Status::invalid_argument("block_elements is " + std::to_string(block_elements) +
-                                    ": choose 16384 or 65536");
-  }
-  const std::uint64_t blocks = ceil_div(params.count, block_elements);
-  if (blocks > driver::kBlocksMax) {
-    return Status::invalid_argument(
-        "count is " + std::to_string(params.count) + ", which is " + std::to_string(blocks) +
-        " delta blocks: one launch takes at most " + std::to_string(driver::kBlocksMax));
-  }
-  const driver::Grid grid{.blocks = static_cast<unsigned>(blocks),
-                          .threads = static_cast<unsigned>(threads)};
+  ROSE_TRY(check_blocks(params.count, params.block_elements));
+  const driver::Grid grid{
+      .blocks = static_cast<unsigned>(ceil_div(params.count, params.block_elements)),
+      .threads = static_cast<unsigned>(threads)};
   return library.launch(kernel, grid, stream, params);
 }
 
@@ -169,40 +210,106 @@ driver::Grid DeviceCodec::persistent_grid(std::uint64_t count, unsigned threads,
           .threads = threads};
 }
 
-Status DeviceCodec::delta_pack(const kernels::DeltaPackParams& params,
-                               CUstream stream) const noexcept {
-  if (params.count == 0) return {};
-  ROSE_TRY(check_width(params.width));
-  ROSE_TRY(check_box("bits", params.bits, params.width));
-  ROSE_TRY(check_box("shadow", params.shadow, params.width, Null::kAllowed));
-  ROSE_TRY(check_keyed(params.threshold != nullptr || params.ages != nullptr, params.width));
-  ROSE_TRY(check_addresses({{"threshold", params.threshold, Null::kAllowed},
-                            {"arena", params.arena, null_if_empty(params.arena_words)},
-                            {"cursor", params.cursor},
-                            {"entries", params.entries},
-                            {"offsets", params.offsets},
-                            {"digest", params.digest, Null::kAllowed},
-                            {"base_digest", params.base_digest, Null::kAllowed}}));
-  ROSE_TRY(check_first_index(params.first_index, params.width));
-  const bool is_64k = params.block_elements == kernels::kBlockMax;
-  const CUkernel general = is_64k ? delta_pack_ : delta_pack_16k_;
-  const CUkernel flat = is_64k ? delta_pack_flat_64k_ : delta_pack_flat_16k_;
-  const CUkernel kernel = kernels::is_flat(params) ? flat : general;
-  return launch_blocks(*libraries_.delta_pack, kernel, params,
-                       params.block_elements / kernels::kElementsOfThread, stream);
+Status DeviceCodec::launch_flat(const kernels::DeltaPackFlatParams& params,
+                                std::uint64_t block_elements, std::uint64_t blocks,
+                                CUstream stream) const noexcept {
+  const bool is_64k = block_elements == kernels::kBlockMax;
+  const driver::Grid grid{
+      .blocks = static_cast<unsigned>(blocks),
+      .threads = static_cast<unsigned>(block_elements / kernels::kElementsOfThread)};
+  return libraries_.delta_pack->launch(is_64k ? delta_pack_flat_64k_ : delta_pack_flat_16k_, grid,
+                                       stream, params);
 }
 
-Status DeviceCodec::delta_apply(const kernels::DeltaApplyParams& params,
-                                CUstream stream) const noexcept {
-  if (params.count == 0) return {};
-  ROSE_TRY(check_width(params.width));
-  ROSE_TRY(check_box("weights", params.weights, params.width));
-  ROSE_TRY(check_addresses({{"entries", params.entries},
-                            {"offsets", params.offsets},
-                            {"payload", params.payload, null_if_empty(params.payload_words)},
-                            {"bad_block", params.bad_block}}));
-  return launch_blocks(*libraries_.delta_apply, delta_apply_, params,
-                       kernels::threads_to_read(params.block_elements), stream);
+Status DeviceCodec::delta_pack(std::span<const kernels::DeltaPackParams> arrays,
+                               CUstream stream) const noexcept {
+  for (const kernels::DeltaPackParams& one : arrays) ROSE_TRY(check_pack(one));
+  kernels::DeltaPackFlatParams flat{};
+  const kernels::DeltaPackParams* first = nullptr;  // array of `flat`
+  std::uint64_t blocks = 0;                         // and their number
+  const auto launch = [&]() noexcept -> Status {
+    if (first == nullptr) return {};
+    const std::uint64_t elements = std::exchange(first, nullptr)->block_elements;
+    return launch_flat(flat, elements, blocks, stream);
+  };
+  for (const kernels::DeltaPackParams& one : arrays) {
+    if (one.count == 0) continue;
+    if (!kernels::is_flat(one)) {
+      const bool is_64k = one.block_elements == kernels::kBlockMax;
+      ROSE_TRY(launch_blocks(*libraries_.delta_pack, is_64k ? delta_pack_ : delta_pack_16k_, one,
+                             one.block_elements / kernels::kElementsOfThread, stream));
+      continue;
+    }
+    const std::uint64_t more = ceil_div(one.count, one.block_elements);
+    if (first != nullptr && (!is_alike(*first, one) || flat.arrays == kernels::kFlatArraysMax ||
+                             blocks + more > driver::kBlocksMax)) {
+      ROSE_TRY(launch());
+    }
+    if (first == nullptr) {
+      first = &one;
+      blocks = 0;
+      flat = {.arrays = 0,
+              .threshold = one.threshold,
+              .arena = one.arena,
+              .arena_words = one.arena_words,
+              .cursor = one.cursor,
+              .seed = one.seed,
+              .at = {}};
+    }
+    flat.at[flat.arrays++] = {.bits = reinterpret_cast<const kernels::u16*>(one.bits.base),
+                              .shadow = reinterpret_cast<kernels::u16*>(one.shadow.base),
+                              .count = one.count,
+                              .first_cta = blocks,
+                              .entries = one.entries,
+                              .offsets = one.offsets,
+                              .digest = one.digest,
+                              .first_index = one.first_index};
+    blocks += more;
+  }
+  return launch();
+}
+
+Status DeviceCodec::delta_apply(const Apply& apply, CUstream stream) const noexcept {
+  const auto& [arrays, block_elements, bad_block, is_undo] = apply;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    ROSE_TRY(check_apply(arrays[i], block_elements[i], bad_block));
+  }
+  kernels::DeltaApplyParams params{};
+  std::uint64_t blocks = 0;
+  const auto launch = [&]() noexcept -> Status {
+    if (params.arrays == 0) return {};
+    const driver::Grid grid{
+        .blocks = static_cast<unsigned>(blocks),
+        .threads = static_cast<unsigned>(kernels::threads_to_read(params.block_elements))};
+    const CUkernel kernel = params.at[0].digest == nullptr ? delta_apply_ : delta_apply_digest_;
+    ROSE_TRY(libraries_.delta_apply->launch(kernel, grid, stream, params));
+    params.arrays = 0;
+    return {};
+  };
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const kernels::ApplyArray& one = arrays[i];
+    if (one.count == 0) continue;
+    const std::uint64_t more = ceil_div(one.count, block_elements[i]);
+    const bool is_alike = params.block_elements == block_elements[i] &&
+                          (params.at[0].digest == nullptr) == (one.digest == nullptr);
+    if (!is_alike || params.arrays == kernels::kApplyArraysMax ||
+        blocks + more > driver::kBlocksMax) {
+      ROSE_TRY(launch());
+    }
+    if (params.arrays == 0) {
+      blocks = 0;
+      params = {.arrays = 0,
+                .block_elements = block_elements[i],
+                .bad_block = bad_block,
+                .is_undo = is_undo ? 1U : 0U,
+                .at = {}};
+    }
+    kernels::ApplyArray& row = params.at[params.arrays++];
+    row = one;
+    row.first_cta = blocks;
+    blocks += more;
+  }
+  return launch();
 }
 
 Status DeviceCodec::topk_unpack(const kernels::TopkUnpackParams& params,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "driver/kernel_library.h"
 #include "kernels/delta_apply.h"
@@ -36,8 +37,21 @@ class DeviceCodec {
   static Result<std::shared_ptr<const DeviceCodec>> create(driver::DevicePtr device) noexcept;
   static Result<std::shared_ptr<const DeviceCodec>> create(Libraries libraries) noexcept;
 
-  Status delta_pack(const kernels::DeltaPackParams& params, CUstream stream) const noexcept;
-  Status delta_apply(const kernels::DeltaApplyParams& params, CUstream stream) const noexcept;
+  // Packs several arrays. Flat ones (kernels::is_flat) that follow each other and have the same
+  // block size, threshold, arena, cursor and seed share a launch, up to kFlatArraysMax of them. All
+  // are checked before the first launch.
+  Status delta_pack(std::span<const kernels::DeltaPackParams> arrays,
+                    CUstream stream) const noexcept;
+  // Applies deltas to several arrays, or undoes them. Arrays that follow each other and have the
+  // same block size, and all a digest or none, share a launch, up to kApplyArraysMax of them. All
+  // are checked before the first launch.
+  struct Apply {
+    std::span<const kernels::ApplyArray> arrays;    // `first_cta` is ignored
+    std::span<const std::uint64_t> block_elements;  // of each array
+    std::uint64_t* bad_block;
+    bool is_undo;
+  };
+  Status delta_apply(const Apply& apply, CUstream stream) const noexcept;
   Status topk_unpack(const kernels::TopkUnpackParams& params, CUstream stream) const noexcept;
   Status topk_histogram(const kernels::TopkHistogramParams& params, CUstream stream) const noexcept;
   Status topk_threshold(const kernels::TopkThresholdParams& params, CUstream stream) const noexcept;
@@ -46,6 +60,8 @@ class DeviceCodec {
 
  private:
   DeviceCodec() noexcept = default;
+  Status launch_flat(const kernels::DeltaPackFlatParams& params, std::uint64_t block_elements,
+                     std::uint64_t blocks, CUstream stream) const noexcept;
   // Launches one CTA of `threads` threads per delta block of `params`.
   template <typename Params>
   Status launch_blocks(const driver::KernelLibrary& library, CUkernel kernel, const Params& params,
@@ -61,6 +77,7 @@ class DeviceCodec {
   CUkernel delta_pack_flat_16k_{nullptr};
   CUkernel delta_pack_flat_64k_{nullptr};
   CUkernel delta_apply_{nullptr};
+  CUkernel delta_apply_digest_{nullptr};
   CUkernel topk_unpack_{nullptr};
   CUkernel topk_histogram_{nullptr};
   CUkernel topk_threshold_{nullptr};

@@ -5,6 +5,7 @@ are as checked by `rose.transfer.codec.operations`: elements of int8, int16 or i
 a box of `rose.kernels.box`; tables are flat, with the types below.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ class EmbeddedCodec:
     def delta_pack(
         self,
         new: Any,
-        shadow: Any | None,
+        shadow: Any,
         *,
         block_elements: int = 65_536,
         threshold: Any = None,
@@ -52,7 +53,7 @@ class EmbeddedCodec:
 
         Args:
             new: the fresh elements.
-            shadow: the old elements, of the same type and number, changed in place; None for zeros.
+            shadow: the old elements, of the same type and number, changed in place.
             block_elements: 65,536 or 16,384.
             threshold: () int32 on the device: only changes with at least this key are sent, see
                 `topk_threshold`. None sends all.
@@ -60,79 +61,74 @@ class EmbeddedCodec:
                 unsent, including those that deferred its block. None to ignore ages.
             age_limit: age at which a change is sent whatever its key.
             arena_words: words for the payload; None for enough in any case.
-            base_digest: (2,) int64, the digest of `shadow`, if known. Then whole blocks of
-                contiguous 16-bit elements are packed several times as fast.
+            base_digest: (2,) int64, the digest of `shadow`; None to compute it.
 
         Raises:
             InvalidArgument: a tensor has more than four separate dimensions, or the ages are not
                 contiguous.
         """
         packed = _room_for([new], block_elements, arena_words)
+        packed.digest.copy_(self.digest(shadow) if base_digest is None else base_digest)
         self._pack(
-            new,
-            shadow,
+            [new],
+            [shadow],
             packed,
             block_elements=block_elements,
             threshold=_address(threshold),
             ages=_ages_at(ages),
             age_limit=age_limit,
-            base_digest=_address(base_digest),
         )
         return packed
 
     def delta_pack_all(
         self, new: Sequence[Any], shadow: Sequence[Any], *, block_elements: int, base_digests: Any
     ) -> PackedBlocks:
-        """Pack several tensors of one GPU into one arena.
+        """Pack several tensors of one GPU into one arena, without a copy or a wait in between.
 
-        The launches, one per tensor, follow each other without a copy or a wait. `base_digests` are
-        those of the shadows, (tensors, 2) int64.
+        One launch packs up to 63 tensors that are contiguous, aligned to 16 bytes and have 16-bit
+        elements. Each of the others has a launch of its own.
+
+        Args:
+            new: the fresh elements.
+            shadow: the old elements, changed in place.
+            block_elements: 65,536 or 16,384.
+            base_digests: (tensors, 2) int64, the digests of the shadows.
 
         Returns:
             The blocks of all tensors, in their order.
         """
         packed = _room_for(new, block_elements, None)
-        first = 0
-        for at, (one, other) in enumerate(zip(new, shadow, strict=True)):
-            self._pack(
-                one,
-                other,
-                packed,
-                first=first,
-                at=at,
-                block_elements=block_elements,
-                base_digest=base_digests.data_ptr() + 2 * _NUMBER_BYTES * at,
-            )
-            first += ceil_div(one.numel(), block_elements)
+        packed.digest.copy_(base_digests.view(-1))
+        self._pack(new, shadow, packed, block_elements=block_elements)
         return packed
 
     def _pack(
         self,
-        new: Any,
-        shadow: Any | None,
+        new: Sequence[Any],
+        shadow: Sequence[Any],
         packed: PackedBlocks,
         *,
-        first: int = 0,
-        at: int = 0,
         block_elements: int,
         **more: int,
     ) -> None:
-        """Pack tensor `at` of `packed`, whose first block is `first`."""
+        blocks = [ceil_div(one.numel(), block_elements) for one in new]
+        firsts = [_NUMBER_BYTES * first for first in itertools.accumulate(blocks, initial=0)]
+        digest = packed.digest.data_ptr()
         self._codec.delta_pack(
-            bits=new.data_ptr(),
-            shadow=_address(shadow),
-            width=_width_of(new),
-            count=new.numel(),
+            bits=[one.data_ptr() for one in new],
+            shadow=[one.data_ptr() for one in shadow],
+            width=[_width_of(one) for one in new],
+            count=[one.numel() for one in new],
+            entries=[packed.entries.data_ptr() + first for first in firsts[:-1]],
+            offsets=[packed.offsets.data_ptr() + first for first in firsts[:-1]],
+            digest=[digest + 2 * _NUMBER_BYTES * at for at in range(len(new))],
+            bits_box=[box_of("new", one) for one in new],
+            shadow_box=[box_of("shadow", one) for one in shadow],
             block_elements=block_elements,
-            bits_box=box_of("new", new),
-            shadow_box=None if shadow is None else box_of("shadow", shadow),
             arena=packed.arena.data_ptr(),
             arena_words=packed.arena.numel(),
             cursor=packed.words.data_ptr(),
-            entries=packed.entries.data_ptr() + _NUMBER_BYTES * first,
-            offsets=packed.offsets.data_ptr() + _NUMBER_BYTES * first,
-            digest=packed.digest.data_ptr() + 2 * _NUMBER_BYTES * at,
-            stream=_stream_of(new),
+            stream=_stream_of(new[0]),
             **more,
         )
 
@@ -172,7 +168,6 @@ class EmbeddedCodec:
         *,
         block_elements: int,
         undo: bool = False,
-        bad_block: Any = None,
     ) -> Any:
         """Apply or undo each sound block of a delta.
 
@@ -186,29 +181,57 @@ class EmbeddedCodec:
             payload: (words,) int32 with the bits of u32 words.
             block_elements: 65,536 or 16,384, as packed.
             undo: whether to undo the changes.
-            bad_block: result of another call, to be lowered; None for one of its own.
 
         Returns:
             () int64, the lowest bad block, or -1.
         """
-        _check_table(weights, block_elements, entries, offsets)
-        if bad_block is None:
-            bad_block = torch.full((), -1, dtype=torch.int64, device=weights.device)
+        return self.delta_apply_all(
+            [weights], [(entries, offsets, payload)], [block_elements], undo=undo
+        )[0]
+
+    def delta_apply_all(
+        self,
+        weights: Sequence[Any],
+        tables: Sequence[Sequence[Any]],
+        block_elements: Sequence[int],
+        *,
+        undo: bool = False,
+        has_digest: bool = False,
+    ) -> tuple[Any, Any]:
+        """Apply or undo the sound blocks of several deltas; up to 23 tensors share a launch.
+
+        Args:
+            weights: tensors of one GPU, changed in place.
+            tables: entries, offsets and payload of each delta, as for `delta_apply`.
+            block_elements: 65,536 or 16,384 for each delta.
+            undo: whether to undo the changes.
+            has_digest: whether to sum up how the digests of the tensors change.
+
+        Returns:
+            () int64, the lowest bad block of all deltas, or -1; and (tensors, 2) int64, what the
+            call adds to the digests, or None.
+        """
+        for one, blocks, (entries, offsets, _) in zip(weights, block_elements, tables, strict=True):
+            _check_table(one, blocks, entries, offsets)
+        device = weights[0].device
+        bad_block = torch.full((), -1, dtype=torch.int64, device=device)
+        sums = torch.zeros(len(weights), 2, dtype=torch.int64, device=device)
         self._codec.delta_apply(
-            entries=entries.data_ptr(),
-            offsets=offsets.data_ptr(),
-            payload=payload.data_ptr(),
-            payload_words=payload.numel(),
-            weights=weights.data_ptr(),
-            width=_width_of(weights),
-            count=weights.numel(),
+            entries=[entries.data_ptr() for entries, _, _ in tables],
+            offsets=[offsets.data_ptr() for _, offsets, _ in tables],
+            payload=[payload.data_ptr() for _, _, payload in tables],
+            payload_words=[payload.numel() for _, _, payload in tables],
+            weights=[one.data_ptr() for one in weights],
+            width=[_width_of(one) for one in weights],
+            count=[one.numel() for one in weights],
+            digest=[one.data_ptr() if has_digest else 0 for one in sums],
+            weights_box=[box_of("weights", one) for one in weights],
             block_elements=block_elements,
             bad_block=bad_block.data_ptr(),
-            weights_box=box_of("weights", weights),
+            stream=_stream_of(weights[0]),
             undo=undo,
-            stream=_stream_of(weights),
         )
-        return bad_block
+        return bad_block, sums if has_digest else None
 
     def topk_threshold(
         self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX

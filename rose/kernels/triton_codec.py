@@ -104,10 +104,8 @@ class TritonCodec:
         *,
         block_elements: int,
         undo: bool = False,
-        bad_block: None = None,
     ) -> None:
         """Apply or undo a delta, without waiting for the device."""
-        del bad_block  # the host has checked the delta
         row = _row(weights)
         for part, change in decoded(
             entries, offsets, payload, like=row, block_elements=block_elements

@@ -118,32 +118,32 @@ class CudaTwin:
         arena = memory.buffer(4 * arena_words)
         cursor, sums = memory.uploaded(np.zeros(1, np.uint64)), memory.uploaded(np.zeros(2, "u8"))
         entries, offsets = memory.buffer(8 * blocks), memory.buffer(8 * blocks)
-        base = memory.uploaded(np.zeros(2, np.uint64))
         memory.synchronize()
         self._codec.digest(
             bits=moved.address,
             width=8 * new.itemsize,
             count=len(new),
-            sums=base.address,
+            sums=sums.address,
             stream=self._stream.handle,
             first_index=first_index,
             seed=seed,
         )
         self._codec.delta_pack(
-            bits=bits.address,
-            shadow=moved.address,
-            width=8 * new.itemsize,
-            count=len(new),
+            bits=[bits.address],
+            shadow=[moved.address],
+            width=[8 * new.itemsize],
+            count=[len(new)],
+            entries=[entries.address],
+            offsets=[offsets.address],
+            digest=[sums.address],
+            bits_box=[None],
+            shadow_box=[None],
             block_elements=block_elements,
             arena=arena.address,
             arena_words=arena_words,
             cursor=cursor.address,
-            entries=entries.address,
-            offsets=offsets.address,
             stream=self._stream.handle,
             threshold=0 if least is None else least.address,
-            digest=sums.address,
-            base_digest=base.address,
             first_index=first_index,
             seed=seed,
         )
@@ -171,14 +171,16 @@ class CudaTwin:
         bad_block = memory.uploaded(np.array([-1], np.int64))
         memory.synchronize()
         self._codec.delta_apply(
-            entries=entries.address,
-            offsets=offsets.address,
-            payload=payload.address,
-            payload_words=len(words),
-            weights=changed.address,
-            width=delta.width,
-            count=len(weights),
-            block_elements=delta.block_elements,
+            entries=[entries.address],
+            offsets=[offsets.address],
+            payload=[payload.address],
+            payload_words=[len(words)],
+            weights=[changed.address],
+            width=[delta.width],
+            count=[len(weights)],
+            digest=[0],
+            weights_box=[None],
+            block_elements=[delta.block_elements],
             bad_block=bad_block.address,
             stream=self._stream.handle,
             undo=undo,

@@ -85,7 +85,7 @@ CASES += [Case(16_384, 401, is_special=True, width=32)]
 # Where BITMAP is the shortest: many changes of few sizes.
 CASES += [Case(65_536, 65_536 + 33, 0.45, 0.02), Case(16_384, 5_001, 0.9, 0)]
 KEYED = [case for case in CASES if case.width == 16]
-# Whole blocks, for the flat kernels: lists from empty to full, words of one to four changes, none,
+# For the flat kernels: lists from empty to full, words of one to four changes, none,
 # some or all changes listed. 30 % and more do not fit into the lists.
 FLAT = [
     Case(16_384, 3 * 16_384, density, wild)
@@ -94,6 +94,9 @@ FLAT = [
 FLAT += [Case(65_536, 65_536, density, 0.3) for density in (0.01, 0.04, 0.5)]
 FLAT += [Case(65_536, 131_072, 0.001, 1), Case(16_384, 16_384, 1, 1)]
 FLAT += [Case(16_384, 16_384, is_special=True)]
+# Arrays whose last block is shorter.
+FLAT += [Case(16_384, count, 0.05, 0.4) for count in (1, 7, 100, 4_096, 16_385, 40_957)]
+FLAT += [Case(65_536, 65_536 + 8, 0.02)]
 
 
 def pack_agrees(
@@ -128,6 +131,10 @@ def apply_agrees(kernels: KernelsOnCpu, case: Case) -> None:
     assert np.array_equal(weights, want.new)
     assert kernels.apply(want.delta, weights, undo=True) is None
     assert np.array_equal(weights, want.old)
+    for undo, after in ((False, want.new), (True, want.old)):
+        bad, digests = kernels.apply_all([want.delta], [weights], undo=undo)
+        assert (bad, digests) == (None, [reference.digest(after)])
+        assert np.array_equal(weights, after)
 
 
 def unpack_agrees(kernels: KernelsOnCpu, case: Case) -> None:

@@ -398,6 +398,7 @@ __attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_sha
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #if defined(__SANITIZE_THREAD__)
 #define __shared__ static thread_local
 #else

@@ -35,6 +35,7 @@ extern "C" unsigned barriers_of_last_run() { return cuda_on_cpu::Cta::current().
     return run(name, params, blocks, threads, order, seed);                                \
   }
 
+ROSE_KERNEL(delta_apply_digest_kernel)
 ROSE_KERNEL(delta_apply_kernel)
 ROSE_KERNEL(delta_pack_16k_kernel)
 ROSE_KERNEL(delta_pack_flat_16k_kernel)

@@ -3,6 +3,7 @@
 import ctypes
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -117,11 +118,72 @@ def params(names: str) -> type[ctypes.Structure]:
 
 PackParams = params(
     "bits:box shadow:box width count block_elements threshold ages age_limit arena arena_words "
-    "cursor entries offsets digest base_digest first_index seed"
+    "cursor entries offsets digest first_index seed"
 )
-ApplyParams = params(
-    "entries offsets payload payload_words weights:box width count block_elements bad_block is_undo"
+FLAT_ARRAYS = 63
+
+
+class FlatArray(ctypes.Structure):
+    """`kernels::FlatArray`: one array of a launch of a flat kernel."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in "bits shadow count first_cta entries offsets digest first_index".split()
+    )
+
+
+class PackFlatParams(ctypes.Structure):
+    """`kernels::DeltaPackFlatParams`."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_uint64)
+            for name in "arrays threshold arena arena_words cursor seed".split()
+        ),
+        ("at", FlatArray * FLAT_ARRAYS),
+    )
+
+
+def flat_params(packs: Sequence[ctypes.Structure]) -> PackFlatParams:
+    """Make the struct of one flat launch from those of single arrays, as the launcher does."""
+    flat, ctas = PackFlatParams(arrays=len(packs)), 0
+    for at, one in zip(flat.at, packs, strict=False):
+        for name in "threshold arena arena_words cursor seed".split():
+            setattr(flat, name, getattr(one, name))
+        at.bits, at.shadow, at.first_cta = one.bits.base, one.shadow.base, ctas
+        for name in "count entries offsets digest first_index".split():
+            setattr(at, name, getattr(one, name))
+        ctas += -(-one.count // one.block_elements)
+    return flat
+
+
+APPLY_ARRAYS = 23
+ApplyArray = params(
+    "entries offsets payload payload_words weights:box width count first_cta digest"
 )
+
+
+class ApplyParams(ctypes.Structure):
+    """`kernels::DeltaApplyParams`."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in "arrays block_elements bad_block is_undo".split()),
+        ("at", ApplyArray * APPLY_ARRAYS),
+    )
+
+
+def apply_params(
+    arrays: Sequence[ctypes.Structure], *, block_elements: int, bad_block: int, is_undo: bool
+) -> ApplyParams:
+    """Make the struct of one launch of an apply kernel, as the launcher does."""
+    made, ctas = ApplyParams(len(arrays), block_elements, bad_block, is_undo), 0
+    for i, one in enumerate(arrays):
+        made.at[i] = one
+        made.at[i].first_cta = ctas
+        ctas += -(-one.count // block_elements)
+    return made
+
+
 UnpackParams = params(
     "entries offsets first_outputs payload payload_words base:box width count block_elements "
     "positions values output_count bad_block"
@@ -134,7 +196,7 @@ ThresholdParams = params("histogram budget threshold")
 
 def threads_of(kernel: str, block_elements: int) -> int:
     """Return the threads of a CTA that handles a delta block."""
-    if kernel in {"delta_apply", "topk_unpack"}:
+    if kernel in {"delta_apply", "delta_apply_digest", "topk_unpack"}:
         return min(256, block_elements // ELEMENTS_OF_THREAD)
     return block_elements // ELEMENTS_OF_THREAD
 
@@ -240,10 +302,11 @@ class KernelsOnCpu:
         arena = self._empty(words, np.uint32)
         cursor, sums = self._put(np.zeros(1, np.uint64)), self._put(np.zeros(2, np.uint64))
         entries, offsets = self._empty(blocks, np.uint64), self._empty(blocks, np.uint64)
-        base_sums = (0, 0)
-        if is_flat and has_digest and shadow is not None:
-            base_sums = reference.digest(shadow, first_index=first_index, seed=seed)
-        base = self._put(np.array(base_sums, np.uint64))
+        if has_digest:
+            held = np.zeros_like(new) if shadow is None else shadow
+            sums.view(np.uint64)[:] = reference.digest(
+                held.reshape(-1), first_index=first_index, seed=seed
+            )
         values = PackParams(
             bits=bits.box,
             shadow=Box() if old is None else old.box,
@@ -259,13 +322,13 @@ class KernelsOnCpu:
             entries=entries.address + lie_shift,
             offsets=offsets.address,
             digest=sums.address if has_digest else 0,
-            base_digest=base.address if is_flat and has_digest else 0,
             first_index=first_index,
             seed=seed,
         )
         general = "delta_pack" if block_elements == BLOCK_MAX else "delta_pack_16k"
         kernel = f"delta_pack_flat_{block_elements // 1024}k" if is_flat else general
-        self._launch_blocks(kernel, values, blocks, block_elements)
+        taken = flat_params([values]) if is_flat else values
+        self._launch_blocks(kernel, taken, blocks, block_elements)
         if shadow is not None and old is not None:
             shadow[...] = old.view
             assert_only_in(shadow, old)
@@ -280,6 +343,51 @@ class KernelsOnCpu:
             (first, second),
         )
 
+    def pack_all(
+        self, news: Sequence[Bits], shadows: Sequence[Bits], *, block_elements: int
+    ) -> list[Packed]:
+        """Pack arrays with one launch of a flat kernel; moves the shadows."""
+        words = sum(one.size for one in news)
+        arena, cursor = self._empty(words, np.uint32), self._put(np.zeros(1, np.uint64))
+        packs, parts, blocks = [], [], 0
+        for new, shadow in zip(news, shadows, strict=True):
+            mine = -(-new.size // block_elements)
+            old = self._place(shadow)
+            sums = self._put(np.array(reference.digest(shadow, seed=3), np.uint64))
+            entries, offsets = self._empty(mine, np.uint64), self._empty(mine, np.uint64)
+            packs.append(
+                PackParams(
+                    bits=self._place(new).box,
+                    shadow=old.box,
+                    width=16,
+                    count=new.size,
+                    block_elements=block_elements,
+                    arena=arena.address,
+                    arena_words=words,
+                    cursor=cursor.address,
+                    entries=entries.address,
+                    offsets=offsets.address,
+                    digest=sums.address,
+                    seed=3,
+                )
+            )
+            parts.append((old, entries, offsets, sums))
+            blocks += mine
+        name = f"delta_pack_flat_{block_elements // 1024}k"
+        self._launch_blocks(name, flat_params(packs), blocks, block_elements)
+        for shadow, (old, *_) in zip(shadows, parts, strict=True):
+            shadow[...] = old.view
+        return [
+            Packed(
+                entries.view(np.uint64).tolist(),
+                offsets.view(np.uint64).tolist(),
+                arena.view(np.uint32).copy(),
+                int(cursor.view(np.uint64)[0]),
+                tuple(sums.view(np.uint64).tolist()),
+            )
+            for _, entries, offsets, sums in parts
+        ]
+
     def _launch_blocks(
         self, name: str, values: ctypes.Structure, blocks: int, block_elements: int
     ) -> None:
@@ -287,25 +395,43 @@ class KernelsOnCpu:
 
     def apply(self, delta: Delta, weights: Bits, *, undo: bool = False) -> int | None:
         """Apply in place; return the least block that was corrupt."""
-        entries, offsets, payload = self._put_delta(delta)
-        target = self._place(weights)
+        return self.apply_all([delta], [weights], undo=undo, has_digest=False)[0]
+
+    def apply_all(
+        self,
+        deltas: Sequence[Delta],
+        weights: Sequence[Bits],
+        *,
+        undo: bool = False,
+        has_digest: bool = True,
+    ) -> tuple[int | None, list[tuple[int, ...]]]:
+        """Apply in place with one launch; return the least corrupt block, and the digests."""
         bad = self._put(np.full(1, MASK64, np.uint64))
-        values = ApplyParams(
-            entries=entries.address,
-            offsets=offsets.address,
-            payload=payload.address,
-            payload_words=len(delta.payload),
-            weights=target.box,
-            width=delta.width,
-            count=delta.count,
-            block_elements=delta.block_elements,
-            bad_block=bad.address,
-            is_undo=undo,
-        )
-        self._launch_blocks("delta_apply", values, len(delta.entries), delta.block_elements)
-        weights[...] = target.view
-        assert_only_in(weights, target)
-        return bad_block(bad)
+        arrays, targets, sums = [], [], []
+        for delta, one in zip(deltas, weights, strict=True):
+            entries, offsets, payload = self._put_delta(delta)
+            targets.append(self._place(one))
+            sums.append(self._put(np.array(reference.digest(one.reshape(-1)), np.uint64)))
+            arrays.append(
+                ApplyArray(
+                    entries=entries.address,
+                    offsets=offsets.address,
+                    payload=payload.address,
+                    payload_words=len(delta.payload),
+                    weights=targets[-1].box,
+                    width=delta.width,
+                    count=delta.count,
+                    digest=sums[-1].address if has_digest else 0,
+                )
+            )
+        block = deltas[0].block_elements
+        values = apply_params(arrays, block_elements=block, bad_block=bad.address, is_undo=undo)
+        name = "delta_apply_digest" if has_digest else "delta_apply"
+        self._launch_blocks(name, values, sum(len(one.entries) for one in deltas), block)
+        for one, target in zip(weights, targets, strict=True):
+            one[...] = target.view
+            assert_only_in(one, target)
+        return bad_block(bad), [tuple(one.view(np.uint64).tolist()) for one in sums]
 
     def unpack(
         self, delta: Delta, base: Bits, *, output_count: int | None = None

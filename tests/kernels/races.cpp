@@ -133,8 +133,8 @@ void run_codec(const Scenario& scenario) {
   std::vector<u32> arena(blocks * block * scenario.width / 32);
   std::vector<u64> entries(blocks), offsets(blocks), firsts(blocks);
   u64 cursor = 0, bad = ~u64{0};
-  std::array<u64, 2> packed{}, applied{};
-  const auto params_of = [&](u64 elements, const u64* base) {
+  std::array<u64, 2> packed{};
+  const auto params_of = [&](u64 elements) {
     cursor = 0;
     return DeltaPackParams{flat(arrays.now, elements),
                            flat(shadow, elements),
@@ -150,19 +150,41 @@ void run_codec(const Scenario& scenario) {
                            entries.data(),
                            offsets.data(),
                            packed.data(),
-                           base,
                            0,
                            5};
   };
-  if (scenario.width == 16 && !scenario.has_top_k) {
-    const std::array<u64, 2> base{};
-    run(block == kBlockMax ? delta_pack_flat_64k_kernel : delta_pack_flat_16k_kernel,
-        params_of(block, base.data()), 1, threads);
+  const auto digest_of = [&](std::vector<u8>& bytes, u64 seed = 5) {
+    std::array<u64, 2> sums{};
+    run(digest_kernel,
+        DigestParams{flat(bytes, count), scenario.width, count, 0, seed, sums.data()}, 2,
+        kDigestThreads);
+    return sums;
+  };
+  const std::array<u64, 2> before = digest_of(shadow);
+  if (scenario.width == 16) {
+    packed = before;
+    const DeltaPackParams one = params_of(count);
+    // Two arrays, of which the second one begins with the second block.
+    const DeltaPackFlatParams two{
+        2,
+        one.threshold,
+        one.arena,
+        one.arena_words,
+        one.cursor,
+        one.seed,
+        {{reinterpret_cast<u16*>(one.bits.base), reinterpret_cast<u16*>(one.shadow.base), block, 0,
+          one.entries, one.offsets, one.digest, 0},
+         {reinterpret_cast<u16*>(one.bits.base) + block,
+          reinterpret_cast<u16*>(one.shadow.base) + block, count - block, 1, one.entries + 1,
+          one.offsets + 1, one.digest, block}}};
+    run(block == kBlockMax ? delta_pack_flat_64k_kernel : delta_pack_flat_16k_kernel, two, blocks,
+        threads);
+    need(packed == digest_of(shadow), "the digest of the flat pack is not that of the shadow");
     shadow = arrays.old;
-    packed = {};
   }
-  run(block == kBlockMax ? delta_pack_kernel : delta_pack_16k_kernel, params_of(count, nullptr),
-      blocks, threads);
+  packed = before;
+  run(block == kBlockMax ? delta_pack_kernel : delta_pack_16k_kernel, params_of(count), blocks,
+      threads);
 
   std::vector<u64> starts(blocks);
   for (u64 i = 1; i < blocks; ++i) starts[i] = starts[i - 1] + to_entry(entries[i - 1]).words;
@@ -172,16 +194,22 @@ void run_codec(const Scenario& scenario) {
                           payload.data()},
       1, kGatherThreads);
 
-  std::vector<u8> weights = arrays.old;
-  run(delta_apply_kernel,
-      DeltaApplyParams{entries.data(), offsets.data(), arena.data(), cursor, flat(weights, count),
-                       scenario.width, count, block, &bad, 0},
-      blocks, threads_to_read(block));
-  need(bad == ~u64{0} && weights == shadow, "apply does not make the shadow");
-  run(digest_kernel,
-      DigestParams{flat(weights, count), scenario.width, count, 0, 5, applied.data()}, 2,
-      kDigestThreads);
-  need(packed == applied, "the digest of the pack is not that of the shadow");
+  for (const bool has_digest : {false, true}) {
+    std::vector<u8> weights = arrays.old;
+    std::array<u64, 2> applied = digest_of(weights, 0);
+    const DeltaApplyParams one{1,
+                               block,
+                               &bad,
+                               0,
+                               {{entries.data(), offsets.data(), arena.data(), cursor,
+                                 flat(weights, count), scenario.width, count, 0, applied.data()}}};
+    run(has_digest ? delta_apply_digest_kernel : delta_apply_kernel, one, blocks,
+        threads_to_read(block));
+    need(bad == ~u64{0} && weights == shadow, "apply does not make the shadow");
+    need(packed == digest_of(weights), "the digest of the pack is not that of the shadow");
+    need(!has_digest || applied == digest_of(weights, 0),
+         "the digest of the apply is not that of the shadow");
+  }
 
   u64 changed = 0;
   for (u64 i = 0; i < blocks; ++i) {

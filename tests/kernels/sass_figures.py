@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,32 +96,49 @@ def figures_of(kernel: Kernel, run: Run, count: int, *, others: tuple[int, ...] 
     )
 
 
-def delta_pack(kernel: Kernel, step: Step) -> Figures:
-    """Pack a block, and compare what the machine code makes of it with the reference."""
+def delta_pack(
+    kernel: Kernel, step: Step, *, arrays: int = 1, is_topk: bool = False, skew: int = 0
+) -> Figures:
+    """Pack a block, and compare what the machine code makes of it with the reference.
+
+    Args:
+        arrays: number of arrays of the launch; only the first one is packed.
+        is_topk: whether only the larger half of the changes is sent.
+        skew: elements between an aligned address and the first element.
+    """
     block = SMALL if "16k" in kernel.name else BLOCK
-    step = Step.of(step.old[:block], step.new[:block], block)
+    old, new = step.old[:block], step.new[:block]
+    threshold = 0
+    if is_topk:
+        threshold = int(np.median(reference.change_key(new, old)[new != old]))
+        new = np.where(reference.sent(new, old, threshold) != 0, new, old)
+        assert 0.3 < (new != old).sum() / (step.new[:block] != old).sum() < 0.7
+    held = step.new[:block]
+    step = Step.of(old, new, block)
     memory, count = Memory(1 << 20), block
-    new, shadow = memory.put(step.new), memory.put(step.old)
+    bits, shadow = (memory.put(np.pad(one, (skew, 0))) + 2 * skew for one in (held, step.old))
     words = count // 2
     arena = memory.put(np.zeros(words, np.uint32))
     cursor, entries, offsets = (memory.put(np.zeros(1, np.uint64)) for _ in range(3))
     base = np.array(reference.digest(step.old, seed=SEED), np.uint64)
-    base_digest, digest = memory.put(base), memory.put(np.zeros(2, np.uint64))
+    digest = memory.put(base)
     params = on_cpu.PackParams(
-        bits=box_of(new, step.new),
+        bits=box_of(bits, held),
         shadow=box_of(shadow, step.old),
         width=16,
         count=count,
         block_elements=block,
+        threshold=memory.put(np.full(1, threshold, np.uint32)) if is_topk else 0,
         arena=arena,
         arena_words=words,
         cursor=cursor,
         entries=entries,
         offsets=offsets,
         digest=digest,
-        base_digest=base_digest,
         seed=SEED,
     )
+    if "flat" in kernel.name:
+        params = on_cpu.flat_params([params] * arrays)
     run = Run(kernel, memory, bytes(params), blocks=1, threads=block // ELEMENTS_OF_THREAD)
     size = len(step.delta.payload)
     assert memory.view(cursor, np.uint64, 1)[0] == size
@@ -132,12 +150,13 @@ def delta_pack(kernel: Kernel, step: Step) -> Figures:
     return figures_of(kernel, run, count)
 
 
-def delta_apply(kernel: Kernel, step: Step) -> Figures:
-    """Apply a block."""
+def delta_apply(kernel: Kernel, step: Step, *, arrays: int = 1) -> Figures:
+    """Apply a block, the first one of `arrays` arrays."""
     memory, count = Memory(1 << 20), step.new.size
     weights = memory.put(step.old)
     bad_block = memory.put(np.full(1, MASK64, np.uint64))
-    params = on_cpu.ApplyParams(
+    digest = memory.put(np.array(reference.digest(step.old), np.uint64))
+    array = on_cpu.ApplyArray(
         entries=memory.put(np.array(step.delta.entries, np.uint64)),
         offsets=memory.put(np.zeros(1, np.uint64)),
         payload=memory.put(np.array(step.delta.payload, np.uint32)),
@@ -145,13 +164,18 @@ def delta_apply(kernel: Kernel, step: Step) -> Figures:
         weights=box_of(weights, step.old),
         width=16,
         count=count,
-        block_elements=BLOCK,
-        bad_block=bad_block,
+        digest=digest,
+    )
+    params = on_cpu.apply_params(
+        [array] * arrays, block_elements=BLOCK, bad_block=bad_block, is_undo=False
     )
     threads, small = (threads_of("delta_apply", block) for block in (BLOCK, SMALL))
     run = Run(kernel, memory, bytes(params), blocks=1, threads=threads)
     assert memory.view(bad_block, np.uint64, 1)[0] == MASK64
     assert np.array_equal(memory.view(weights, np.uint16, count), step.new)
+    if "digest" in kernel.name:
+        sums = memory.view(digest, np.uint64, 2)
+        assert tuple(sums.tolist()) == reference.digest(step.new)
     return figures_of(kernel, run, count, others=(small,))
 
 
@@ -182,22 +206,36 @@ def topk_histogram(kernel: Kernel, step: Step) -> Figures:
     return figures_of(kernel, run, count)
 
 
-# The source, the kernel, and how it is run.
+# The source; the kernel, and after a comma what is special about the run; and how it is run.
 KERNELS: Final[tuple[tuple[str, str, Callable[[Kernel, Step], Figures]], ...]] = (
     ("delta_pack", "delta_pack_kernel", delta_pack),
     ("delta_pack", "delta_pack_16k_kernel", delta_pack),
+    ("delta_pack", "delta_pack_16k_kernel, unaligned", partial(delta_pack, skew=1)),
     ("delta_pack", "delta_pack_flat_16k_kernel", delta_pack),
     ("delta_pack", "delta_pack_flat_64k_kernel", delta_pack),
+    (
+        "delta_pack",
+        "delta_pack_flat_64k_kernel, most arrays",
+        partial(delta_pack, arrays=on_cpu.FLAT_ARRAYS),
+    ),
+    ("delta_pack", "delta_pack_flat_64k_kernel, top-k", partial(delta_pack, is_topk=True)),
     ("delta_apply", "delta_apply_kernel", delta_apply),
+    (
+        "delta_apply",
+        "delta_apply_kernel, most arrays",
+        partial(delta_apply, arrays=on_cpu.APPLY_ARRAYS),
+    ),
+    ("delta_apply", "delta_apply_digest_kernel", delta_apply),
     ("digest", "digest_kernel", digest),
     ("topk_pack", "topk_histogram_kernel", topk_histogram),
 )
 
 
 def measure(name: str, into: Path, step: Step) -> Figures:
-    """Compile a kernel, and run it."""
+    """Compile the kernel of a row, and run it."""
     source, _, run = next(one for one in KERNELS if one[1] == name)
-    return run(compiled(ROOT / "kernels" / f"{source}.cu", into)[name], step)
+    kernel, _, _ = name.partition(",")
+    return run(compiled(ROOT / "kernels" / f"{source}.cu", into)[kernel], step)
 
 
 def committed() -> dict[str, Any]:

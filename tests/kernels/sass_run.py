@@ -430,7 +430,8 @@ class Warp:
 
     def _fadd(self, one: Instruction, _: list[str]) -> None:
         a, b = (self._float(text) for text in one.operands[1:])
-        self.set(one.operands[0], _bits(a + b))
+        with np.errstate(invalid="ignore"):  # lanes without an element add what they find
+            self.set(one.operands[0], _bits(a + b))
 
     def _i2f(self, one: Instruction, mods: list[str]) -> None:
         assert mods == ["U32", "RP"]

@@ -24,8 +24,9 @@ class Counting(KernelsOnCpu):
     barriers: int
 
     def launch(self, name: str, values: Any, *, blocks: int, threads: int) -> None:
-        words = values.payload_words
-        self._library.watch(ctypes.c_uint64(values.payload), ctypes.c_size_t(words))
+        read = values.at[0] if name.startswith("delta_apply") else values
+        words = read.payload_words
+        self._library.watch(ctypes.c_uint64(read.payload), ctypes.c_size_t(words))
         super().launch(name, values, blocks=blocks, threads=threads)
         counted = self._library.reads_of_watched
         counted.restype = ctypes.POINTER(ctypes.c_uint32 * words)

@@ -57,6 +57,39 @@ def test_flat_pack_is_the_reference(flat_kernels: KernelsOnCpu, case: Case) -> N
     pack_agrees(flat_kernels, case, is_flat=True)
 
 
+@pytest.mark.parametrize("threshold", [1, 0x3A80, reference.NOTHING_SENT])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(16_384, 3 * 16_384 + 5, 0.05, 0.5),
+        Case(16_384, 16_384, 0.5, 0.5),
+        Case(65_536, 65_536, 0.02, 1),
+        Case(16_384, 16_384, is_special=True),
+    ],
+    ids=str,
+)
+def test_flat_pack_of_the_largest_changes_is_the_reference(
+    flat_kernels: KernelsOnCpu, case: Case, threshold: int
+) -> None:
+    want = answer(case, threshold)
+    if threshold == 0x3A80:  # it splits the changes of each case
+        assert not np.array_equal(want.after(), want.new)
+        assert any(want.delta.entries)
+    pack_agrees(flat_kernels, case, threshold=threshold, is_flat=True)
+
+
+def test_flat_pack_of_many_arrays_is_the_reference(flat_kernels: KernelsOnCpu) -> None:
+    counts = [16_384, 1, 40_000, 9, 16_385, 2_048, *[16_384] * 2, *[8] * 55]
+    cases = [Case(16_384, count, 0.04, 0.3) for count in counts]
+    wants = [answer(case) for case in cases]
+    shadows = [want.old.copy() for want in wants]
+    found = flat_kernels.pack_all([want.new for want in wants], shadows, block_elements=16_384)
+    for want, shadow, packed in zip(wants, shadows, found, strict=True):
+        assert (packed.entries, packed.payload()) == (want.delta.entries, want.delta.payload)
+        assert np.array_equal(shadow, want.new)
+        assert packed.digest == reference.digest(want.new, seed=3)
+
+
 @pytest.mark.parametrize("share", [1, 4, 5])
 def test_flat_pack_of_changes_in_one_place(flat_kernels: KernelsOnCpu, share: int) -> None:
     """The list of one warp is full, and then too short, while those beside it are empty."""
@@ -93,6 +126,19 @@ def test_flat_pack_defers_a_block(flat_kernels: KernelsOnCpu, density: float) ->
 @each_case
 def test_apply_and_undo_are_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
     apply_agrees(kernels, case)
+
+
+def test_one_launch_applies_many_deltas_of_any_kind(kernels: KernelsOnCpu) -> None:
+    cases = [Case(16_384, 16_384, 0.01), Case(16_384, 40_961, 0.3, width=8), Case(16_384, 1)]
+    cases += [Case(16_384, 20_001, 0.02, width=32), Case(16_384, 16_390, 1, 1)]
+    cases += [Case(16_384, 64)] * 18
+    wants = [answer(case) for case in cases]
+    weights = [want.old.copy() for want in wants]
+    bad, digests = kernels.apply_all([want.delta for want in wants], weights)
+    assert bad is None
+    for want, one, digest in zip(wants, weights, digests, strict=True):
+        assert np.array_equal(one, want.new)
+        assert digest == reference.digest(want.new)
 
 
 @each_case

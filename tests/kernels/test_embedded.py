@@ -34,6 +34,7 @@ class LauncherOnCpu:
 
     def __init__(self, library: Path) -> None:
         self._kernels = KernelsOnCpu(library, order=Order.SHUFFLED)
+        self.launches: list[str] = []
 
     def _run(self, name: str, kind: Any, values: dict[str, Any], *boxes: str) -> None:
         count, stream = values["count"], values.pop("stream")
@@ -46,12 +47,50 @@ class LauncherOnCpu:
             threads = 256
         self._kernels.launch(name, kind(**values), blocks=blocks, threads=threads)
 
-    def delta_pack(self, **values: Any) -> None:
-        self._run("delta_pack", on_cpu.PackParams, values, "bits", "shadow")
+    def delta_pack(self, *, stream: int, **values: Any) -> None:
+        """Pack flat arrays together, as the launcher does, and each of the others alone."""
+        assert stream == 7
+        columns = {name: one for name, one in values.items() if isinstance(one, list)}
+        shared = {name: one for name, one in values.items() if name not in columns}
+        flat, block = [], values["block_elements"]
+        for row in zip(*columns.values(), strict=True):
+            one = {**shared, **dict(zip(columns, row, strict=True))}
+            if one["count"] == 0:
+                continue
+            boxes = [one.pop("bits_box"), one.pop("shadow_box")]
+            is_flat = one["width"] == 16 and boxes == [None, None] and not one.get("ages")
+            for name, lie in zip(("bits", "shadow"), boxes, strict=True):
+                is_flat = is_flat and one[name] % 16 == 0
+                one[name] = box_at(one[name], lie, one["count"])
+            params = on_cpu.PackParams(**one)
+            if is_flat:
+                flat.append(params)
+            else:
+                self._launch("delta_pack_16k", params, -(-params.count // block))
+        if flat:
+            ctas = sum(-(-one.count // block) for one in flat)
+            self._launch("delta_pack_flat_16k", on_cpu.flat_params(flat), ctas)
 
-    def delta_apply(self, **values: Any) -> None:
-        values["is_undo"] = values.pop("undo")
-        self._run("delta_apply", on_cpu.ApplyParams, values, "weights")
+    def _launch(self, name: str, params: ctypes.Structure, ctas: int) -> None:
+        self.launches.append(name)
+        self._kernels.launch(name, params, blocks=ctas, threads=BLOCK // 128)
+
+    def delta_apply(self, *, stream: int, bad_block: int, undo: bool, **columns: Any) -> None:
+        assert stream == 7
+        arrays, ctas = [], 0
+        for row in zip(*columns.values(), strict=True):
+            one = dict(zip(columns, row, strict=True))
+            if one["count"] == 0:
+                continue
+            assert one.pop("block_elements") == BLOCK
+            one["weights"] = box_at(one["weights"], one.pop("weights_box"), one["count"])
+            arrays.append(on_cpu.ApplyArray(**one))
+            ctas += -(-one["count"] // BLOCK)
+        params = on_cpu.apply_params(
+            arrays, block_elements=BLOCK, bad_block=bad_block, is_undo=undo
+        )
+        name = "delta_apply_digest" if arrays[0].digest else "delta_apply"
+        self._launch(name, params, ctas)
 
     def payload_gather(self, *, stream: int, **values: Any) -> None:
         assert stream == 7
@@ -204,18 +243,52 @@ def test_device_that_refuses_a_sound_delta_is_a_bug_and_changes_nothing(
 ) -> None:
     want = answer(CASES[1])
     delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
-    held, apply = want.old.copy(), codec.delta_apply
+    held, apply = want.old.copy(), codec.delta_apply_all
 
     def refuse(*args: Any, **options: Any) -> Any:
-        return apply(*args, **options).fill_(1)
+        bad, sums = apply(*args, **options)
+        return bad.fill_(1), sums
 
-    monkeypatch.setattr(codec, "delta_apply", refuse)
+    monkeypatch.setattr(codec, "delta_apply_all", refuse)
     with pytest.raises(InternalError, match="the device refuses block 1 of a sound delta"):
         GpuBackend(codec).delta_apply(tensor(held), delta, undo=False)
     assert np.array_equal(held, want.old)
     # The host has checked it: nobody waits to see what the device says.
     GpuBackend(codec).delta_apply(tensor(held), replace(delta, is_checked=True), undo=False)
     assert np.array_equal(held, want.new)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.9])
+def test_apply_of_a_damaged_or_misplaced_delta_is_noticed_and_undone(
+    codec: Any, density: float
+) -> None:
+    want = answer(Case(BLOCK, 40_961, density, 0.2))
+    delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+    backend = GpuBackend(codec)
+    places = (want.new != want.old).nonzero()[0]
+    touched = want.old.copy()
+    touched[places[len(places) // 2]] ^= 0x4000
+    other = HOST.delta_pack(
+        np.where(want.new == want.old, want.old, want.old + np.uint16(1)),
+        want.old.copy(),
+        block_elements=BLOCK,
+        threshold=0,
+    )
+    # A delta with another payload that is well formed, and weights of another version.
+    damaged = replace(delta, entries=other.entries, payload=other.payload)
+    for held, wrong in ((want.old.copy(), damaged), (touched, delta), (want.new.copy(), delta)):
+        before = held.copy()
+        backend.delta_apply(tensor(held.copy()), wrong, undo=False)
+        for is_checked in (False, True):
+            with pytest.raises(CorruptData, match="the weights are not the base of the delta"):
+                backend.delta_apply(
+                    tensor(held), replace(wrong, is_checked=is_checked), undo=False, verify=True
+                )
+            assert np.array_equal(held, before)
+    codec._codec.launches.clear()
+    backend.delta_apply(tensor(held := want.old.copy()), delta, undo=False, verify=True)
+    assert np.array_equal(held, want.new)
+    assert codec._codec.launches == ["delta_apply_digest"], "the weights are read once"
 
 
 def test_upper_halves_of_floats_are_changed_and_digested_in_place(codec: Any) -> None:
@@ -291,6 +364,26 @@ def test_model_is_packed_and_applied_as_its_tensors_are_with_one_copy_each(
     assert (copies.sent, copies.fetched) == (4, 1)
 
 
+def test_contiguous_bf16_tensors_of_a_model_share_a_launch(codec: Any) -> None:
+    news, olds = models()
+    extra = {
+        name: changed(np.random.default_rng(8), 20_000, density=0.1, steps=0.7) for name in "xy"
+    }
+    fresh = [*boxed(news), *(tensor(new) for new, _ in extra.values())]
+    shadow = [*boxed(olds), *(tensor(old) for _, old in extra.values())]
+    none = [None] * len(fresh)
+    deltas = GpuBackend(codec).delta_pack_all(
+        fresh, shadow, block_elements=BLOCK, base_digests=none
+    )
+    assert bits_of(shadow) == bits_of(fresh)
+    assert [one.digest for one in deltas] == [
+        reference.digest(one.contiguous().view(-1).numpy().view(f"u{one.element_size()}"))
+        for one in fresh
+    ]
+    # The strided one and those of 8 and 32 bits are alone.
+    assert codec._codec.launches == ["delta_pack_16k"] * 3 + ["delta_pack_flat_16k"]
+
+
 @pytest.mark.parametrize("undo", [False, True])
 def test_tensors_of_a_model_are_changed_together_or_not_at_all(codec: Any, *, undo: bool) -> None:
     news, olds = models()
@@ -307,9 +400,12 @@ def test_tensors_of_a_model_are_changed_together_or_not_at_all(codec: Any, *, un
     with pytest.raises(CorruptData, match=r"^d: block 1 "):
         backend.delta_apply_all(held, wrong, list(news), undo=undo)
     assert bits_of(held) == before
-    held[4][0] += 1
-    with pytest.raises(CorruptData, match=r"^same: the weights are not the (base|result) of the"):
+    changes = (news["c"] != olds["c"]).nonzero()[0]
+    held[2][int(changes[0])] += 1
+    before = bits_of(held)
+    with pytest.raises(CorruptData, match=r"^c: the weights are not the (base|result) of the"):
         backend.delta_apply_all(held, deltas, list(news), undo=undo, verify=True)
+    assert bits_of(held) == before
     with pytest.raises(InvalidArgument, match=r"^c: the delta is for 33 elements of 8 bits"):
         backend.delta_apply_all([*held[:2], *held[1:4]], deltas, list(news), undo=undo)
 

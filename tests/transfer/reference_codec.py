@@ -98,7 +98,6 @@ class ReferenceCodec:
         *,
         block_elements: int,
         undo: bool,
-        bad_block: None,
     ) -> None:
         self.calls.append("delta_apply")
         delta = model_of(weights, entries, offsets, payload, block_elements=block_elements)

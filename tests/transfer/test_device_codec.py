@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rose._core import CudaDevice, CudaStream, DeviceCodec, embedded_kernels
-from rose.errors import Unavailable
+from rose.errors import InvalidArgument, Unavailable
 from tests.fake_driver import Fake, in_child
 
 
@@ -29,6 +29,7 @@ def box(
 
 
 BOX = (5, 6, 7, 1000, 100, 10, 1)  # the inner sizes, and the strides
+FLAT_ARRAYS, APPLY_ARRAYS = 63, 23  # that a launch takes
 RULE = (7, 8, 116, 3, 0x0001_0202_0202_0003)
 
 
@@ -41,54 +42,83 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
     "delta_pack": (
         "delta_pack",
         {
-            "bits": 0x1002,
-            "shadow": 0x2002,
-            "width": 16,
-            "count": 0x10001,
+            "bits": [0x1002],
+            "shadow": [0x2002],
+            "width": [16],
+            "count": [0x10001],
+            "entries": [0x6008],
+            "offsets": [0x7008],
+            "digest": [0x9008],
+            "bits_box": [BOX],
+            "shadow_box": [(1, 1, 9, 0, 0, 0, 2)],
             "block_elements": 65_536,
             "arena": 0x3004,
             "arena_words": 0x44,
             "cursor": 0x5008,
-            "entries": 0x6008,
-            "offsets": 0x7008,
             "threshold": 0x8004,
             "ages": 0xA001,
             "age_limit": 0x77,
-            "digest": 0x9008,
-            "base_digest": 0x9108,
             "first_index": 12,
             "seed": 0x99,
-            "bits_box": BOX,
-            "shadow_box": (1, 1, 9, 0, 0, 0, 2),
         },
         "delta_pack_kernel grid 2 1 1 block 512 1 1",
         [
             *box_of_arguments(0x1002),
             *box(0x2002, 9, strides=(0, 0, 0, 2)),
             *(16, 0x10001, 65_536, 0x8004, 0xA001, 0x77, 0x3004, 0x44, 0x5008, 0x6008, 0x7008),
-            *(0x9008, 0x9108, 12, 0x99),
+            *(0x9008, 12, 0x99),
+        ],
+    ),
+    "flat_pack": (
+        "delta_pack",
+        {
+            "bits": [0x1010, 0x1020],
+            "shadow": [0x2010, 0x2020],
+            "width": [16, 16],
+            "count": [0x4001, 0x33],
+            "entries": [0x6008, 0x6018],
+            "offsets": [0x7008, 0x7018],
+            "digest": [0x9008, 0x9018],
+            "bits_box": [None, None],
+            "shadow_box": [None, None],
+            "block_elements": 16_384,
+            "arena": 0x3004,
+            "arena_words": 0x44,
+            "cursor": 0x5008,
+            "threshold": 0x8004,
+            "first_index": 12,
+            "seed": 0x99,
+        },
+        "delta_pack_flat_16k_kernel grid 3 1 1 block 128 1 1",
+        [
+            *(2, 0x8004, 0x3004, 0x44, 0x5008, 0x99),
+            *(0x1010, 0x2010, 0x4001, 0, 0x6008, 0x7008, 0x9008, 12),
+            *(0x1020, 0x2020, 0x33, 2, 0x6018, 0x7018, 0x9018, 12),
+            *[0] * (8 * (FLAT_ARRAYS - 2)),
         ],
     ),
     "delta_apply": (
         "delta_apply",
         {
-            "entries": 0x1008,
-            "offsets": 0x2008,
-            "payload": 0x3004,
-            "payload_words": 0x44,
-            "weights": 0x5004,
-            "width": 32,
-            "count": 0x4001,
-            "block_elements": 16_384,
+            "entries": [0x1008, 0x1018],
+            "offsets": [0x2008, 0x2018],
+            "payload": [0x3004, 0x3014],
+            "payload_words": [0x44, 0x45],
+            "weights": [0x5004, 0x5014],
+            "width": [32, 16],
+            "count": [0x4001, 0x33],
+            "digest": [0x7008, 0x7018],
+            "weights_box": [BOX, None],
+            "block_elements": [16_384, 16_384],
             "bad_block": 0x6008,
             "undo": True,
-            "weights_box": BOX,
         },
-        "delta_apply_kernel grid 2 1 1 block 128 1 1",
+        "delta_apply_digest_kernel grid 3 1 1 block 128 1 1",
         [
-            *(0x1008, 0x2008, 0x3004, 0x44),
-            *box_of_arguments(0x5004),
-            *(32, 0x4001, 16_384, 0x6008, 1),
+            *(2, 16_384, 0x6008, 1),
+            *(0x1008, 0x2008, 0x3004, 0x44, *box_of_arguments(0x5004), 32, 0x4001, 0, 0x7008),
+            *(0x1018, 0x2018, 0x3014, 0x45, *box(0x5014, 0x33), 16, 0x33, 2, 0x7018),
+            *[0] * (22 * (APPLY_ARRAYS - 2)),
         ],
     ),
     "topk_unpack": (
@@ -190,3 +220,14 @@ def test_arguments_arrive_where_they_belong(fake: Fake, name: str) -> None:
     (line,) = fake.kernels()
     words = " ".join(f"{value:#x}" for value in values)
     assert line == f"{launched} shared 0 stream {stream.handle:#x} arguments {words}"
+
+
+@in_child()
+def test_columns_of_unequal_lengths_are_refused(fake: Fake) -> None:
+    codec = create_codec(CudaDevice.open(0))
+    if codec is None:
+        return
+    arguments = {**CALLS["flat_pack"][1], "digest": [0x9008], "stream": 0}
+    with pytest.raises(InvalidArgument, match="pass one value per array: 2 arrays have 1"):
+        codec.delta_pack(**arguments)
+    assert fake.kernels() == []

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rose import _core
 from rose.errors import CorruptData, InternalError, InvalidArgument, check
 from rose.kernels.blocks import PackedBlocks
+from rose.kernels.embedded import EmbeddedCodec
 from rose.kernels.gpu import on_gpu_of, on_host
 from rose.kernels.streams import on_stream
 from rose.transfer.codec.backend import AGE_LIMIT, about, check_all
@@ -21,7 +22,6 @@ from rose.transfer.codec.delta import Delta
 from rose.units import ceil_div
 
 if TYPE_CHECKING:  # Triton is an optional package.
-    from rose.kernels.embedded import EmbeddedCodec
     from rose.kernels.triton_codec import TritonCodec
 
 _MASK64 = (1 << 64) - 1
@@ -76,7 +76,7 @@ class GpuBackend:
         base_digests: Sequence[tuple[int, int] | None],
         threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> list[Delta]:
-        """Pack tensors of one GPU with one launch each, then copy all deltas to the host at once.
+        """Pack tensors of one GPU together, then copy all deltas to the host at once.
 
         The deltas share one array in pinned memory.
         """
@@ -119,36 +119,58 @@ class GpuBackend:
         undo: bool,
         verify: bool = False,
     ) -> None:
-        """Apply deltas to tensors of one GPU, all or none, with one copy and a launch for each."""
+        """Apply deltas to tensors of one GPU, all or none, with one copy.
+
+        With `verify`, the embedded kernels sum up how the digests change, and a sum that differs
+        from that of the delta undoes the call. The Triton twins digest the weights first.
+        """
         for one, delta, name in zip(weights, deltas, names, strict=True):
             with about(name):
                 _check_size(delta, one)
         needs_check = not all(delta.is_checked for delta in deltas)
+        has_digest = verify and self._codec.checks_deltas
         if needs_check and not self._codec.checks_deltas:
             check_all(deltas, names)
-        if verify:
+        if verify and not has_digest:
             self._verify(weights, deltas, names, undo=undo)
         with on_stream(self._stream, weights[0].device):
-            calls = list(zip(weights, _sent(deltas, weights[0]), deltas, strict=True))
-            bad = self._queue_applies(calls, undo=undo)
-            if not needs_check or bad is None or int(bad) == -1:
+            tables = _sent(deltas, weights[0])
+            bad, sums = self._queue_applies(
+                weights, tables, deltas, undo=undo, has_digest=has_digest
+            )
+            is_bad = needs_check and bad is not None and int(bad) != -1
+            wrong = None if sums is None else _first_wrong(_pairs(sums), deltas, undo=undo)
+            if not is_bad and wrong is None:
                 return
             # The sound blocks have changed. Undoing restores them, whatever the bad blocks contain.
-            self._queue_applies(calls, undo=not undo)
-        check_all(deltas, names)  # raises, and names the block and its fault
-        raise InternalError(f"the device refuses block {int(bad)} of a sound delta")
+            self._queue_applies(weights, tables, deltas, undo=not undo)
+        if is_bad or wrong is None:
+            check_all(deltas, names)  # raises, with the reason
+            raise InternalError(f"the device refuses block {int(bad)} of a sound delta")
+        with about(names[wrong]):
+            raise CorruptData(f"the weights are not {_start(undo=undo)}: nothing was changed")
 
-    def _queue_applies(self, calls: Sequence[tuple[Any, list[Any], Delta]], *, undo: bool) -> Any:
-        """Queue the calls, and return the lowest bad block of all deltas, on the device.
+    def _queue_applies(
+        self,
+        weights: Sequence[Any],
+        tables: Sequence[list[Any]],
+        deltas: Sequence[Delta],
+        *,
+        undo: bool,
+        has_digest: bool = False,
+    ) -> tuple[Any, Any]:
+        """Queue the calls; return the lowest bad block and the changes of the digests.
 
-        -1 if no block is bad; None if the codec does not check deltas.
+        The block is -1 if none is bad. Both are None if the codec does not check deltas.
         """
-        bad = None
-        for weights, table, delta in calls:
-            bad = self._codec.delta_apply(
-                weights, *table, block_elements=delta.block_elements, undo=undo, bad_block=bad
+        blocks = [delta.block_elements for delta in deltas]
+        if isinstance(self._codec, EmbeddedCodec):
+            return self._codec.delta_apply_all(
+                weights, tables, blocks, undo=undo, has_digest=has_digest
             )
-        return bad
+        for one, table, elements in zip(weights, tables, blocks, strict=True):
+            self._codec.delta_apply(one, *table, block_elements=elements, undo=undo)
+        return None, None
 
     def topk_threshold(
         self,
@@ -225,11 +247,32 @@ class GpuBackend:
         """Refuse weights that are not the bases of the deltas, or with `undo` their results."""
         with on_stream(self._stream, weights[0].device):
             held = _pairs(self._codec.digest_all(weights))
-        what = "the result of the delta" if undo else "the base of the delta"
         for one, delta, name in zip(held, deltas, names, strict=True):
             with about(name):
                 if one != (delta.digest if undo else delta.base_digest):
-                    raise CorruptData(f"the weights are not {what}: their digest differs")
+                    raise CorruptData(
+                        f"the weights are not {_start(undo=undo)}: nothing was changed"
+                    )
+
+
+def _start(*, undo: bool) -> str:
+    """Return what the weights must be before a delta is applied or undone."""
+    return "the result of the delta" if undo else "the base of the delta"
+
+
+def _first_wrong(
+    changes: Sequence[tuple[int, int]], deltas: Sequence[Delta], *, undo: bool
+) -> int | None:
+    """Return the first delta whose digests differ by something else than the change."""
+    for at, (change, delta) in enumerate(zip(changes, deltas, strict=True)):
+        before, after = delta.base_digest, delta.digest
+        if undo:
+            before, after = after, before
+        if any(
+            (old + by - new) & _MASK64 for old, by, new in zip(before, change, after, strict=True)
+        ):
+            return at
+    return None
 
 
 def _check_apart(new: Any, shadow: Any) -> None:

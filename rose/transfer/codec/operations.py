@@ -140,8 +140,9 @@ def delta_apply(
         weights: tensor that is changed in place; or a mapping of names to tensors.
         delta: delta to apply; or a mapping of names to deltas.
         undo: whether to undo the delta, which restores the original bits.
-        verify: refuse weights that are not the base of the delta, or with `undo` its result. On a
-            CPU only the words that the delta changes are read and verified; on a GPU, all words.
+        verify: refuse weights that are not the base of the delta, or with `undo` its result. Only
+            the words that the delta changes are read and verified; a GPU without the embedded
+            kernels reads all. On a GPU the call waits for the stream.
         stream: GPU stream.
 
     Raises:
