@@ -95,7 +95,7 @@ Status check_first_index(std::uint64_t first_index, std::uint64_t width) noexcep
                                   " elements");
 }
 
-Status check_blocks(std::uint64_t count, std::uint64_t block_elements) noexcept {
+Status check_all_blocks(std::uint64_t count, std::uint64_t block_elements) noexcept {
   if (block_elements != 16'384 && block_elements != kernels::kBlockMax) {
     return Status::invalid_argument("block_elements is " + std::to_string(block_elements) +
                                     ": choose 16384 or 65536");
@@ -120,7 +120,7 @@ Status check_pack(const kernels::DeltaPackParams& params) noexcept {
                             {"offsets", params.offsets},
                             {"digest", params.digest, Null::kAllowed}}));
   ROSE_TRY(check_first_index(params.first_index, params.width));
-  return check_blocks(params.count, params.block_elements);
+  return check_all_blocks(params.count, params.block_elements);
 }
 
 Status check_apply(const kernels::ApplyArray& array, std::uint64_t block_elements,
@@ -133,7 +133,7 @@ Status check_apply(const kernels::ApplyArray& array, std::uint64_t block_element
                             {"payload", array.payload, null_if_empty(array.payload_words)},
                             {"digest", array.digest, Null::kAllowed},
                             {"bad_block", bad_block}}));
-  return check_blocks(array.count, block_elements);
+  return check_all_blocks(array.count, block_elements);
 }
 
 // Whether two flat arrays can share a launch.
@@ -194,7 +194,7 @@ template <typename Params>
 Status DeviceCodec::launch_blocks(const KernelLibrary& library, CUkernel kernel,
                                   const Params& params, std::uint64_t threads,
                                   CUstream stream) const noexcept {
-  ROSE_TRY(check_blocks(params.count, params.block_elements));
+  ROSE_TRY(check_all_blocks(params.count, params.block_elements));
   const driver::Grid grid{
       .blocks = static_cast<unsigned>(ceil_div(params.count, params.block_elements)),
       .threads = static_cast<unsigned>(threads)};
