@@ -11,23 +11,9 @@ struct alignas(16) Unit {
   u64 words[2];
 };
 
-// The numbers that the digest adds to the words of a unit, one per sum.
-struct Keys {
-  u64 first;
-  u64 second;
-
-  ROSE_DEVICE void operator+=(const Keys& other) {
-    first += other.first;
-    second += other.second;
-  }
-};
-
-ROSE_DEVICE void add_unit(DigestSum& sum, const Unit& unit, const Keys& keys) {
+ROSE_DEVICE void add_unit(DigestSum& sum, const Unit& unit, const DigestKeys& keys) {
 #pragma unroll
-  for (u32 i = 0; i < 2; ++i) {
-    sum.first += mix(unit.words[i] + keys.first + i * kFirstStride);
-    sum.second += mix(unit.words[i] + keys.second + i * kSecondStride);
-  }
+  for (u32 i = 0; i < 2; ++i) sum.add(unit.words[i], keys.after(i));
 }
 
 // Adds `count` units from word `first_word` of the tensor on.
@@ -35,9 +21,7 @@ ROSE_DEVICE void add_units(DigestSum& sum, const Unit* units, u64 count, u64 fir
   constexpr u32 kAtOnce = 4;
   const u64 stride = static_cast<u64>(gridDim.x) * kDigestThreads;
   u64 at = static_cast<u64>(blockIdx.x) * kDigestThreads + threadIdx.x;
-  const u64 number = first_word + 2 * at + 1;
-  Keys keys{number * kFirstStride + seed, number * kSecondStride + seed};
-  const Keys step{2 * stride * kFirstStride, 2 * stride * kSecondStride};
+  DigestKeys keys = DigestKeys::of(first_word + 2 * at, seed);
 #pragma unroll 1
   for (; at + (kAtOnce - 1) * stride < count; at += kAtOnce * stride) {
     Unit loaded[kAtOnce];
@@ -46,13 +30,13 @@ ROSE_DEVICE void add_units(DigestSum& sum, const Unit* units, u64 count, u64 fir
 #pragma unroll
     for (u32 i = 0; i < kAtOnce; ++i) {
       add_unit(sum, loaded[i], keys);
-      keys += step;
+      keys = keys.after(2 * stride);
     }
   }
 #pragma unroll 1
   for (; at < count; at += stride) {
     add_unit(sum, units[at], keys);
-    keys += step;
+    keys = keys.after(2 * stride);
   }
 }
 

@@ -25,7 +25,7 @@ struct DigestKeys {
     return {(index + 1) * kFirstStride + seed, (index + 1) * kSecondStride + seed};
   }
   // Those of the word `words` further on.
-  ROSE_HD DigestKeys after(u32 words) const {
+  ROSE_HD DigestKeys after(u64 words) const {
     return {first + words * kFirstStride, second + words * kSecondStride};
   }
 };
@@ -34,11 +34,12 @@ struct DigestSum {
   u64 first{0};
   u64 second{0};
 
-  // `index` is that of the word in its tensor.
-  ROSE_HD void add(u64 word, u64 index, u64 seed) {
-    first += mix(word + (index + 1) * kFirstStride + seed);
-    second += mix(word + (index + 1) * kSecondStride + seed);
+  ROSE_HD void add(u64 word, const DigestKeys& keys) {
+    first += mix(word + keys.first);
+    second += mix(word + keys.second);
   }
+  // `index` is that of the word in its tensor.
+  ROSE_HD void add(u64 word, u64 index, u64 seed) { add(word, DigestKeys::of(index, seed)); }
   ROSE_HD void operator+=(const DigestSum& other) {
     first += other.first;
     second += other.second;

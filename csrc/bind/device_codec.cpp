@@ -53,12 +53,9 @@ using Numbers = std::vector<std::uint64_t>;
 // Columns of a call for several arrays have one entry per array each.
 void check_columns(std::size_t arrays, std::initializer_list<std::size_t> sizes) {
   for (const std::size_t size : sizes) {
-    check_unlocked([&] {
-      return size == arrays
-                 ? Status{}
-                 : Status::invalid_argument("pass one value per array: " + std::to_string(arrays) +
-                                            " arrays have " + std::to_string(size));
-    });
+    if (size == arrays) continue;
+    raise(Status::invalid_argument("pass one value per array: " + std::to_string(arrays) +
+                                   " arrays have " + std::to_string(size)));
   }
 }
 

@@ -215,7 +215,9 @@ class EmbeddedCodec:
             _check_table(one, blocks, entries, offsets)
         device = weights[0].device
         bad_block = torch.full((), -1, dtype=torch.int64, device=device)
-        sums = torch.zeros(len(weights), 2, dtype=torch.int64, device=device)
+        sums = None
+        if has_digest:
+            sums = torch.zeros(len(weights), 2, dtype=torch.int64, device=device)
         self._codec.delta_apply(
             entries=[entries.data_ptr() for entries, _, _ in tables],
             offsets=[offsets.data_ptr() for _, offsets, _ in tables],
@@ -224,14 +226,14 @@ class EmbeddedCodec:
             weights=[one.data_ptr() for one in weights],
             width=[_width_of(one) for one in weights],
             count=[one.numel() for one in weights],
-            digest=[one.data_ptr() if has_digest else 0 for one in sums],
+            digest=[0] * len(weights) if sums is None else [one.data_ptr() for one in sums],
             weights_box=[box_of("weights", one) for one in weights],
             block_elements=block_elements,
             bad_block=bad_block.data_ptr(),
             stream=_stream_of(weights[0]),
             undo=undo,
         )
-        return bad_block, sums if has_digest else None
+        return bad_block, sums
 
     def topk_threshold(
         self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX

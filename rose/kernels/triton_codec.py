@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from rose.errors import check
 from rose.kernels.block_plan import GROUP_ELEMENTS, plan_to_write
 from rose.kernels.blocks import AGE_MAX, PackedBlocks
 from rose.kernels.change_key import DUE, change_keys
@@ -113,6 +114,25 @@ class TritonCodec:
             row[part].sub_(change) if undo else row[part].add_(change)
         if not weights.is_contiguous():
             weights.copy_(row.view(weights.shape))
+
+    def delta_apply_all(
+        self,
+        weights: Sequence[Any],
+        tables: Sequence[Sequence[Any]],
+        block_elements: Sequence[int],
+        *,
+        undo: bool = False,
+        has_digest: bool = False,
+    ) -> tuple[None, None]:
+        """Apply or undo several deltas, one after the other, without waiting for the device.
+
+        Returns:
+            No lowest bad block and no changes of digests, since nothing is checked here.
+        """
+        check(not has_digest, "this codec sums up no digests while it applies deltas")
+        for one, table, elements in zip(weights, tables, block_elements, strict=True):
+            self.delta_apply(one, *table, block_elements=elements, undo=undo)
+        return None, None
 
     def topk_threshold(
         self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX

@@ -105,6 +105,20 @@ class ReferenceCodec:
         reference.apply(delta, held, undo=undo)
         put(weights, held)
 
+    def delta_apply_all(
+        self,
+        weights: Sequence[Any],
+        tables: Sequence[Sequence[Any]],
+        block_elements: Sequence[int],
+        *,
+        undo: bool = False,
+        has_digest: bool = False,
+    ) -> tuple[None, None]:
+        assert not has_digest  # It does not check deltas.
+        for one, table, elements in zip(weights, tables, block_elements, strict=True):
+            self.delta_apply(one, *table, block_elements=elements, undo=undo)
+        return None, None
+
     def topk_threshold(
         self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = 255
     ) -> Any:

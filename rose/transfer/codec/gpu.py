@@ -13,7 +13,6 @@ import numpy.typing as npt
 from rose import _core
 from rose.errors import CorruptData, InternalError, InvalidArgument, check
 from rose.kernels.blocks import PackedBlocks
-from rose.kernels.embedded import EmbeddedCodec
 from rose.kernels.gpu import on_gpu_of, on_host
 from rose.kernels.streams import on_stream
 from rose.transfer.codec.backend import AGE_LIMIT, about, check_all
@@ -22,6 +21,7 @@ from rose.transfer.codec.delta import Delta
 from rose.units import ceil_div
 
 if TYPE_CHECKING:  # Triton is an optional package.
+    from rose.kernels.embedded import EmbeddedCodec
     from rose.kernels.triton_codec import TritonCodec
 
 _MASK64 = (1 << 64) - 1
@@ -135,42 +135,21 @@ class GpuBackend:
             self._verify(weights, deltas, names, undo=undo)
         with on_stream(self._stream, weights[0].device):
             tables = _sent(deltas, weights[0])
-            bad, sums = self._queue_applies(
-                weights, tables, deltas, undo=undo, has_digest=has_digest
-            )
-            is_bad = needs_check and bad is not None and int(bad) != -1
-            wrong = None if sums is None else _first_wrong(_pairs(sums), deltas, undo=undo)
-            if not is_bad and wrong is None:
-                return
-            # The sound blocks have changed. Undoing restores them, whatever the bad blocks contain.
-            self._queue_applies(weights, tables, deltas, undo=not undo)
-        if is_bad or wrong is None:
-            check_all(deltas, names)  # raises, with the reason
-            raise InternalError(f"the device refuses block {int(bad)} of a sound delta")
-        with about(names[wrong]):
-            raise CorruptData(f"the weights are not {_start(undo=undo)}: nothing was changed")
-
-    def _queue_applies(
-        self,
-        weights: Sequence[Any],
-        tables: Sequence[list[Any]],
-        deltas: Sequence[Delta],
-        *,
-        undo: bool,
-        has_digest: bool = False,
-    ) -> tuple[Any, Any]:
-        """Queue the calls; return the lowest bad block and the changes of the digests.
-
-        The block is -1 if none is bad. Both are None if the codec does not check deltas.
-        """
-        blocks = [delta.block_elements for delta in deltas]
-        if isinstance(self._codec, EmbeddedCodec):
-            return self._codec.delta_apply_all(
+            blocks = [delta.block_elements for delta in deltas]
+            lowest, sums = self._codec.delta_apply_all(
                 weights, tables, blocks, undo=undo, has_digest=has_digest
             )
-        for one, table, elements in zip(weights, tables, blocks, strict=True):
-            self._codec.delta_apply(one, *table, block_elements=elements, undo=undo)
-        return None, None
+            bad = -1 if lowest is None or not needs_check else int(lowest)
+            wrong = None if sums is None else _first_wrong(_pairs(sums), deltas, undo=undo)
+            if bad == -1 and wrong is None:
+                return
+            # The sound blocks have changed. Undoing restores them, whatever the bad blocks contain.
+            self._codec.delta_apply_all(weights, tables, blocks, undo=not undo)
+        if wrong is not None and bad == -1:
+            with about(names[wrong]):
+                raise CorruptData(f"the weights are not {_start(undo=undo)}: nothing was changed")
+        check_all(deltas, names)  # raises, with the reason
+        raise InternalError(f"the device refuses block {bad} of a sound delta")
 
     def topk_threshold(
         self,
