@@ -7,13 +7,13 @@ Otherwise the even seeds of tuning are used. The picture is written beside the J
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ from rose.cli.machine import commit
 from rose.demo.frontier_plot import draw_frontier
 from rose.demo.record import RunRecord
 from rose.demo.summary import summarise_loads
-from rose.sim import ArmOutcome, default_policy
+from rose.sim import default_policy
 from rose.sim.governors import Priority
 from rose.sim.outcome import PRICES
 from rose.sim.simulation import SLOWDOWNS
@@ -79,6 +79,9 @@ OTHERS_ON_ENGINES: Final = ("priority", "host_window")
 ABLATED_ARMS: Final = ("rose_idle", "rose", "rose_slack")
 ABLATED_LOADS: Final = (0.1, 0.3, 0.7)
 PRIORITY_LOADS: Final = (0.1, 0.3)  # at higher loads priority harvests next to nothing
+
+J = TypeVar("J")
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -115,6 +118,21 @@ def seeds_of(report: Report) -> tuple[int, ...]:
 
 def processes() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"))
+
+
+def simulated(
+    report: Report, names: Sequence[str], simulate: Callable[[J], R], jobs: Sequence[J]
+) -> dict[str, list[R]]:
+    """Simulate jobs in parallel, and return their results by the rows that they belong to."""
+    found: dict[str, list[R]] = {}
+
+    def run() -> None:
+        with processes() as pool:
+            for name, result in zip(names, pool.map(simulate, jobs), strict=True):
+                found.setdefault(name, []).append(result)
+
+    report.once(run)
+    return found
 
 
 def named(name: str, load: float) -> str:
@@ -219,15 +237,8 @@ def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) ->
         for load in PRIORITY_LOADS
         for seed in modelled.seeds
     ]
-    found: dict[str, list[tuple[float, float, float]]] = {}
-
-    def run() -> None:
-        with processes() as pool:
-            for job, one in zip(jobs, pool.map(priority_over_rose, jobs), strict=True):
-                found.setdefault(priority_row(job.reading, job.load), []).append(one)
-
-    report.once(run)
-    for name, each in found.items():
+    names = [priority_row(job.reading, job.load) for job in jobs]
+    for name, each in simulated(report, names, priority_over_rose, jobs).items():
         ratio, theirs, mine = (statistics.median(column) for column in zip(*each, strict=True))
         terms = Term("harvest_priority", theirs, "share"), Term("harvest_rose", mine, "share")
         report.add(name, ratio, "ratio", terms=terms)
@@ -246,15 +257,8 @@ def test_ablation_of_gates(report: Report, kept: dict[str, Modelled]) -> None:
         for load in ABLATED_LOADS
         for seed in modelled.seeds
     ]
-    found: dict[str, list[tuple[ArmOutcome, ArmOutcome]]] = {}
-
-    def run() -> None:
-        with processes() as pool:
-            for job, pair in zip(jobs, pool.map(without_gates, jobs), strict=True):
-                found.setdefault(ablation_row(job.arm, job.load), []).append(pair)
-
-    report.once(run)
-    for name, pairs in found.items():
+    names = [ablation_row(job.arm, job.load) for job in jobs]
+    for name, pairs in simulated(report, names, without_gates, jobs).items():
         points = statistics.median(100 * (mine.harvest - bare.harvest) for mine, bare in pairs)
         p99s_ms = [[one.quantile("ttft_ms", 0.99) for one in pair] for pair in pairs]
         mine_ms, bare_ms = (statistics.median(column) for column in zip(*p99s_ms, strict=True))

@@ -53,6 +53,9 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+// Returns a number for a message in few digits, such as 0.05 or 1e-09.
+std::string text_of(double value);
+
 // A value, or the Status of the failure.
 template <typename T>
 class [[nodiscard]] Result {

@@ -258,15 +258,15 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     double segment_prior_ms, double segment_share, double poll_ms, double retry_ms,
     std::shared_ptr<compute::Watchdog> watchdog, std::shared_ptr<Clock> clock) {
   if (!(segment_prior_ms > 0)) {
-    raise(Status::invalid_argument("segment_prior_ms must be > 0, got " +
-                                   std::to_string(segment_prior_ms)));
+    raise(
+        Status::invalid_argument("segment_prior_ms must be > 0, got " + text_of(segment_prior_ms)));
   }
   if (!(segment_share > 0 && segment_share <= 1)) {
     raise(Status::invalid_argument("segment_share must lie in (0, 1], got " +
-                                   std::to_string(segment_share)));
+                                   text_of(segment_share)));
   }
   if (!(poll_ms > 0)) {
-    raise(Status::invalid_argument("poll_ms must be > 0, got " + std::to_string(poll_ms)));
+    raise(Status::invalid_argument("poll_ms must be > 0, got " + text_of(poll_ms)));
   }
   const slo::LogHeader& header = log->header();
   const std::uint32_t max_segments = header.max_segments;

@@ -1,7 +1,5 @@
 #include "scheduler/batch_check.h"
 
-#include <array>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -27,9 +25,7 @@ std::string got(const char* rule, std::int64_t value) {
 }
 
 std::string got(const char* rule, double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), ", got %g", value);
-  return rule + std::string{text.data()};
+  return std::string{rule} + ", got " + text_of(value);
 }
 
 Status refuse(const char* event, const char* subject, std::int64_t number, std::string why) {

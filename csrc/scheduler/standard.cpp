@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 #include <variant>
@@ -69,12 +68,6 @@ constexpr std::array kKnobs{
     Knob{"move_contexts", &Settings::move_contexts},
     Knob{"mlfq_quantum_tokens", &Settings::mlfq_quantum_tokens, kCount, 1},
 };
-
-std::string text_of(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%g", value);
-  return text.data();
-}
 
 bool is_whole_number(const Knob& knob) {
   return std::holds_alternative<std::int64_t Settings::*>(knob.at) && knob.scale == kCount;

@@ -43,14 +43,13 @@ Status check(const AdmissionTerms& terms) noexcept {
   }
   if (!is_within(terms.horizon_ms, kHorizonMaxMs)) {
     return Status::invalid_argument("horizon_ms must lie in 0..1e7, got " +
-                                    std::to_string(terms.horizon_ms));
+                                    text_of(terms.horizon_ms));
   }
   if (!is_within(terms.decode_tokens_per_s, kRateMax) ||
       !is_within(terms.prefill_tokens_per_s, kRateMax)) {
     return Status::invalid_argument(
         "decode_tokens_per_s and prefill_tokens_per_s must lie in 0..1e8, got " +
-        std::to_string(terms.decode_tokens_per_s) + " and " +
-        std::to_string(terms.prefill_tokens_per_s));
+        text_of(terms.decode_tokens_per_s) + " and " + text_of(terms.prefill_tokens_per_s));
   }
   if (terms.unowned_slabs > kSlabsMax || terms.blocks_per_slab > kSlabsMax) {
     return Status::invalid_argument("unowned_slabs and blocks_per_slab must be <= 16777216, got " +

@@ -30,12 +30,11 @@ constexpr double kLevelMax = 0.5;
 
 Status ConformalBound::check(const ConformalConfig& config) noexcept {
   if (!(config.epsilon > 0 && config.epsilon < 0.5)) {
-    return Status::invalid_argument("epsilon must lie in (0, 0.5), got " +
-                                    std::to_string(config.epsilon));
+    return Status::invalid_argument("epsilon must lie in (0, 0.5), got " + text_of(config.epsilon));
   }
   if (!(config.adaptation >= 0 && config.adaptation <= 1)) {
     return Status::invalid_argument("adaptation must lie in [0, 1], got " +
-                                    std::to_string(config.adaptation));
+                                    text_of(config.adaptation));
   }
   if (config.window == 0 || config.window > kWindowMax) {
     return Status::invalid_argument("window must lie in 1..1024, got " +
@@ -134,7 +133,7 @@ ConformalState ConformalBound::state() const {
 Status ConformalBound::restore(const ConformalState& state, bool has_same_epsilon) noexcept {
   if (!(state.level >= kLevelMin && state.level <= kLevelMax)) {
     return {Code::kCorrupt,
-            "the level of a saved bound must lie in [-1, 0.5], got " + std::to_string(state.level)};
+            "the level of a saved bound must lie in [-1, 0.5], got " + text_of(state.level)};
   }
   if (state.scores.size() > kWindowMax ||
       !std::all_of(state.scores.begin(), state.scores.end(), is_score)) {

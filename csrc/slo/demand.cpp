@@ -31,8 +31,8 @@ Result<std::unique_ptr<Demand>> Demand::create(const DemandConfig& config,
       !is_positive(config.memory_ms, kMemoryMaxMs)) {
     return Status::invalid_argument(
         "epsilon must lie in (0, 1], and horizon_ms and memory_ms in (0, 9e12], got " +
-        std::to_string(config.epsilon) + ", " + std::to_string(config.horizon_ms) + " and " +
-        std::to_string(config.memory_ms));
+        text_of(config.epsilon) + ", " + text_of(config.horizon_ms) + " and " +
+        text_of(config.memory_ms));
   }
   std::unique_ptr<Demand> demand{new Demand{config, std::move(model), std::move(clock)}};
   ROSE_TRY(demand->blocks(0).status());

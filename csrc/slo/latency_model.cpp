@@ -46,8 +46,8 @@ Status check_features(const Features& features) noexcept {
   }
   return Status::invalid_argument(
       "decode_sequences, context_tokens and prefill_tokens of a step must lie in 0..1e9, got " +
-      std::to_string(features.decode_sequences) + ", " + std::to_string(features.context_tokens) +
-      " and " + std::to_string(features.prefill_tokens));
+      text_of(features.decode_sequences) + ", " + text_of(features.context_tokens) + " and " +
+      text_of(features.prefill_tokens));
 }
 
 ConformalConfig bound_config(const LatencyConfig& config) noexcept {
@@ -76,12 +76,12 @@ Result<std::unique_ptr<LatencyModel>> LatencyModel::create(const LatencyConfig& 
   for (const double weight : config.prior_ms) {
     if (!std::isfinite(weight) || weight < 0 || weight > kActualMaxMs) {
       return Status::invalid_argument("prior_ms must hold five values in 0..1e9, got " +
-                                      std::to_string(weight));
+                                      text_of(weight));
     }
   }
   if (!(config.forgetting > 0.5 && config.forgetting <= 1)) {
     return Status::invalid_argument("forgetting must lie in (0.5, 1], got " +
-                                    std::to_string(config.forgetting));
+                                    text_of(config.forgetting));
   }
   if (config.step_tokens == 0) return Status::invalid_argument("step_tokens must be > 0, got 0");
   ROSE_TRY(ConformalBound::check(bound_config(config)));
@@ -181,7 +181,7 @@ Result<Forecast> LatencyModel::observe(const Features& features, double actual_m
   ROSE_TRY(check_features(features));
   if (!(std::isfinite(actual_ms) && actual_ms >= 0 && actual_ms <= kActualMaxMs)) {
     return Status::invalid_argument("actual_ms of a step must lie in 0..1e9, got " +
-                                    std::to_string(actual_ms));
+                                    text_of(actual_ms));
   }
   const Vector terms = terms_of(features);
   const std::scoped_lock lock{mutex_};

@@ -109,10 +109,11 @@ class Policy:
             InvalidArgument: a parameter is out of range; the message names it.
         """
         for field in fields(self):
-            if not _is_in_range(field.name, getattr(self, field.name)):
+            value = getattr(self, field.name)
+            is_valid, rule = _judged(field.name, value)
+            if not is_valid:
                 raise InvalidArgument(
-                    f"Policy({field.name}={getattr(self, field.name)}) is out of range: it must be "
-                    f"{_range_of(field.name)}"
+                    f"Policy({field.name}={value}) is out of range: it must be {rule}"
                 )
 
     @property
@@ -126,23 +127,16 @@ class Policy:
         return sum(1 << MECHANISMS.index(name) for name in self.without)
 
 
-def _range_of(name: str) -> str:
-    """Return the rule of `_is_in_range` for the parameter `name`."""
+def _judged(name: str, value: Any) -> tuple[bool, str]:
+    """Return whether `value` is valid for the parameter `name`, and the rule."""
     if name == "without":
-        return f"a frozenset of {', '.join(MECHANISMS)}"
+        is_valid = isinstance(value, frozenset) and value <= set(MECHANISMS)
+        return is_valid, f"a frozenset of {', '.join(MECHANISMS)}"
     if name == "latency_prior_ms":
-        return "five finite numbers of at least 0"
+        is_valid = len(value) == 5 and all(math.isfinite(one) and one >= 0 for one in value)
+        return is_valid, "five finite numbers of at least 0"
     if name == "epsilon":
-        return "above 0 and at most 1"
-    return "finite and " + ("at least 0" if name in _MAY_BE_ZERO else "above 0")
-
-
-def _is_in_range(name: str, value: Any) -> bool:
-    """Return whether `value` is valid for the parameter `name`."""
-    if name == "without":
-        return isinstance(value, frozenset) and value <= set(MECHANISMS)
-    if name == "latency_prior_ms":
-        return len(value) == 5 and all(math.isfinite(one) and one >= 0 for one in value)
-    if not math.isfinite(value) or (name == "epsilon" and value > 1):
-        return False
-    return bool(value >= 0 if name in _MAY_BE_ZERO else value > 0)
+        return 0 < value <= 1, "above 0 and at most 1"
+    if name in _MAY_BE_ZERO:
+        return math.isfinite(value) and value >= 0, "finite and at least 0"
+    return math.isfinite(value) and value > 0, "finite and above 0"

@@ -28,6 +28,16 @@ PATH: Final = click.Path(path_type=Path)
 _SECRET_BYTES_MAX: Final = 4096
 _KEY_BYTES_MIN: Final = 16
 
+upstreams_option = click.option(
+    "--upstream",
+    "upstreams",
+    required=True,
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address of a publisher or relay. May be repeated.",
+)
+"""The option of the programs that have an upstream."""
+
 
 class Events:
     """Prints events immediately. Thread-safe; the lock keeps lines whole.

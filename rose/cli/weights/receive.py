@@ -19,6 +19,7 @@ from rose.cli.weights.options import (
     WeightOptions,
     observed,
     until_signal,
+    upstreams_option,
     weight_options,
 )
 from rose.cli.weights.publish import read_plan
@@ -245,14 +246,7 @@ def _check_layout(layout: str, hello: HelloReply, what: str) -> None:
 
 
 @click.command()
-@click.option(
-    "--upstream",
-    "upstreams",
-    required=True,
-    multiple=True,
-    metavar="ADDRESS",
-    help="Address of a publisher or relay. May be repeated.",
-)
+@upstreams_option
 @click.option("--to", "folder", type=PATH, required=True, metavar="FOLDER")
 @click.option("--name", help="Name of the receiver; host and folder by default.")
 @click.option(

@@ -15,6 +15,7 @@ from rose.cli.weights.options import (
     WeightOptions,
     observed,
     until_signal,
+    upstreams_option,
     weight_options,
 )
 from rose.cli.weights.publish import read_plan
@@ -159,14 +160,7 @@ def subscription_of(plan: Plan, cluster: str, name: str) -> Subscription:
 
 
 @click.command()
-@click.option(
-    "--upstream",
-    "upstreams",
-    required=True,
-    multiple=True,
-    metavar="ADDRESS",
-    help="Address of a publisher or relay. May be repeated.",
-)
+@upstreams_option
 @click.option("--listen", default="127.0.0.1:0", show_default=True, metavar="ADDRESS")
 @click.option(
     "--directory", type=PATH, metavar="DIR", help="Folder that keeps versions across restarts."
