@@ -12,7 +12,7 @@ struct BitWindow {
   u32 size;
 
   ROSE_DEVICE bool has(u32 word) const { return word - first < size; }
-  // Whether the window has a part of the `width` bits at bit `at`.
+  // True if the window has a part of the `width` bits at bit `at`.
   ROSE_DEVICE bool touches(u32 at, u32 width) const {
     return width != 0 && (has(at / 32) || has((at + width - 1) / 32));
   }

@@ -110,7 +110,7 @@ ROSE_DEVICE u32 end_of_section(const ChangeLayout& layout, u32 section) {
   return end;
 }
 
-// Whether the payload contains the range of an entry, for a block of `elements`.
+// True if the payload contains the range of an entry, for a block of `elements`.
 ROSE_DEVICE bool is_in_payload(const Entry& entry, u32 elements, u64 offset, u64 payload_words) {
   if (entry.changed == 0 || entry.changed > elements) return false;
   return offset <= payload_words && entry.words <= payload_words - offset;
@@ -539,7 +539,7 @@ ROSE_DEVICE bool read_changes(const Entry& entry, const u32* payload, u32 elemen
   return true;
 }
 
-// Whether read_block() passes the changes of a valid block as a list.
+// True if read_block() passes the changes of a valid block as a list.
 ROSE_DEVICE bool is_listed(const Entry& entry) {
   return entry.kind != kRaw && ChangeReader<true>::words_for(entry) <= DecodeShared::kPoolWords;
 }

@@ -233,7 +233,7 @@ ROSE_DEVICE void put_entry(const Params& params, u32 number, const Entry& entry,
   params.offsets[number] = entry.words == 0 ? 0 : offset;
 }
 
-// Writes the words of a GAP or BITMAP block that belong to no element.
+// Writes the parts of a GAP or BITMAP block that are whole words: the bitmap and the shape.
 template <typename Shared>
 ROSE_DEVICE void put_block_words(const Shared& shared, const ChangeLayout& layout,
                                  const BitWindow& window) {
@@ -270,8 +270,8 @@ ROSE_DEVICE void write_changes(const PackSource<Shared>& source, Shared& shared,
     put_block_words(shared, layout, window);
     if (!layout.is_bitmap) put_positions(source, layout, window, before.changes);
     put_changes(source, layout, window, before);
-    // Separates setting bits from copying the window, and reading the old bits from updating the
-    // shadow.
+    // Separates setting bits from copying the window, and reading the old bits of the shadow from
+    // overwriting them.
     __syncthreads();
     const u32 rest = words - first < kWindow ? words - first : kWindow;
 #pragma unroll 1

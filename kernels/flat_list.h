@@ -147,8 +147,8 @@ ROSE_DEVICE void compare_eight(const Eight<u16>& now, const Eight<u16>& old, u32
 }
 
 // Lists the changes of this warp's elements: kElementsOfThread per lane, from `now` and `old` on,
-// where the block's word `index` begins. Only changes whose key reaches `threshold` count, if that
-// is not 0. All lanes call it.
+// where the block's word `index` begins. If `threshold` is not
+// null, only changes whose key reaches it count. All lanes call it.
 template <u32 kMax>
 ROSE_DEVICE void list_changes(const Eight<u16>* now, const Eight<u16>* old, u32 index,
                               const DigestKeys& keys, const u32* threshold, WordQueue& queue,

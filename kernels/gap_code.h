@@ -37,7 +37,7 @@ ROSE_HD inline u32 raw_words(u32 elements, u32 width) { return words_of(elements
 
 // ---- differences --------------------------------------------------------------------------------
 
-// Whether a nonzero difference modulo 2^width is negative.
+// True if a nonzero difference modulo 2^width is negative.
 ROSE_HD inline bool is_down(u32 difference, u32 width) {
   return (difference >> (width - 1) & 1) != 0;
 }

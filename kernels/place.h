@@ -5,7 +5,8 @@
 
 namespace rose::kernels {
 
-// Address of an element, and the number of elements from it to the end of its row.
+// Offset of an element from the base of its box, in elements, and the number of elements from it to
+// the end of its row.
 struct Place {
   u64 offset;
   u64 rest;

@@ -80,7 +80,7 @@ class Attachment final : private SlabDoor {
   // Returns the slabs that the tenant must empty: closed ones, and those that the ledger shows in
   // quarantine. A slab may occur twice.
   Result<std::vector<SlabId>> leaving() noexcept;
-  // Whether the ledger shows slabs that this tenant uses past their deadline.
+  // True if the ledger shows slabs that this tenant uses past their deadline.
   bool is_late() const noexcept;
   // Returns the newest revocation from this partition in the ledger; nothing before the first.
   Result<std::optional<RevocationNote>> revocation() const noexcept;

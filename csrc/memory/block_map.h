@@ -62,7 +62,7 @@ class BlockMap {
   std::int64_t cached_blocks() const noexcept { return cached_; }
   std::int64_t capacity_blocks() const noexcept { return capacity_; }
   std::size_t slots() const noexcept { return references_.size(); }
-  // Whether another group could get the slab at once, at the cost of its cached blocks alone.
+  // True if another group could get the slab at once, at the cost of its cached blocks alone.
   bool is_spare(SlabId slab) const noexcept { return entry(slab).is_spare; }
   std::int64_t spare_slabs() const noexcept { return spare_slabs_; }
   // All blocks of the spare slabs.

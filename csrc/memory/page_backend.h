@@ -29,7 +29,7 @@ class PageBackend {
  public:
   virtual ~PageBackend() = default;
 
-  // Whether the host may dereference addresses of reserve(); otherwise only a device may.
+  // True if the host may dereference addresses of reserve(); otherwise only a device may.
   virtual bool is_on_host() const noexcept = 0;
 
   virtual Result<VaRange> reserve(std::size_t size_bytes) noexcept = 0;

@@ -9,7 +9,8 @@
 
 namespace rose::memory {
 
-// What another process needs to attach to a pool. The descriptors are sent over a socket.
+// The values and descriptors with which another process attaches to a pool. They are sent over a
+// socket.
 struct PoolExport {
   PoolShape shape;
   std::vector<FileDescriptor> objects;  // in address order

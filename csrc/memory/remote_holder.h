@@ -25,8 +25,8 @@ class RemoteHolder final : public SlabHolder {
   bool take_idle(SlabId slab) noexcept override;
   Status close_slab(SlabId slab) noexcept override;
   // Also reports the tenant as late, so that its watch may kill it: it missed a deadline, or was
-  // dropped while it used the slab. A tenant is never late with a slab of which it was not
-  // notified.
+  // dropped while it used the slab. The tenant is never late with a slab if nobody notified it of
+  // the slab's revocation.
   void quarantine_slab(SlabId slab) noexcept override;
   void remove_slab(SlabId slab) noexcept override;
   void notify(SlabId slab) noexcept override;

@@ -16,9 +16,9 @@ class SlabDoor {
  public:
   virtual ~SlabDoor() = default;
 
-  // Whether the arbiter has closed, taken or added slabs since the last call.
+  // True if the arbiter has closed, taken or added slabs since the last call.
   virtual bool has_news() noexcept = 0;
-  // Whether the tenant has the slab, at this generation, and need not leave it.
+  // True if the tenant has the slab, at this generation, and need not leave it.
   virtual bool is_open(SlabId slab, std::uint32_t generation) const noexcept = 0;
   // True if the tenant may use the slab until leave(); false if the tenant has lost the slab.
   virtual bool enter(SlabId slab, std::uint32_t generation) noexcept = 0;

@@ -79,12 +79,12 @@ class SlabHolder {
   virtual BlockTotals totals() const noexcept = 0;
   virtual PinTotals pin_totals() const noexcept = 0;
 
-  // Whether `other` is this holder, or a part of it.
+  // True if `other` is this holder, or a part of it.
   virtual bool includes(const SlabHolder& other) const noexcept { return this == &other; }
 
-  // Whether the holder reports a slab that becomes idle. Otherwise the arbiter has to check.
+  // True if the holder reports a slab that becomes idle. Otherwise the arbiter has to check.
   virtual bool reports_idle() const noexcept { return true; }
-  // Whether the holder returned an open slab by itself.
+  // True if the holder returned an open slab by itself.
   virtual bool has_given(SlabId) const noexcept { return false; }
   // Called when the holder is proven gone: from now on every slab is idle.
   virtual void lose() noexcept {}

@@ -49,7 +49,7 @@ class SlabTable {
   // Moves the slab to OWNED or GRANTED, under `hold`.
   Status move(SlabId slab, SlabState to, const Hold& hold) noexcept;
 
-  // Whether publish() has changes to write.
+  // True if publish() has changes to write.
   bool has_changed() const noexcept { return !changed_.empty(); }
   // Writes the changes since the last call, and all partitions, to the ledger.
   void publish(std::uint64_t epoch, std::span<const PartitionRecord> partitions,

@@ -34,13 +34,13 @@ class TenantWatch {
   const TenantLine& line() const noexcept { return *line_; }
   const Process& process() const noexcept { return process_; }
   PartitionId partition() const noexcept { return partition_; }
-  // Whether this watch has killed the process because the tenant was late.
+  // True if this watch has killed the process because the tenant was late.
   bool was_killed() const noexcept { return was_killed_.load(); }
-  // Whether the tenant's process is gone and its slabs have returned.
+  // True if the tenant's process is gone and its slabs have returned.
   bool is_lost() const noexcept { return is_lost_.load() != 0; }
   // Waits until is_lost(), for at most `timeout_ns`.
   bool wait_lost(Nanoseconds timeout_ns) const noexcept;
-  // The first error in the thread; ok while there is none.
+  // Returns the first error of the watching thread; ok if it has had none.
   Status failure() const noexcept;
 
  private:

@@ -128,7 +128,7 @@ class Book {
   };
 
   bool are_graces_sound() const;
-  // Whether the trajectory lost its cache for lack of memory, or leaves it because its home lacks
+  // True if the trajectory lost its cache for lack of memory, or leaves it because its home lacks
   // room.
   bool is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept;
   void move(Trajectory& trajectory, TrajectoryState to);

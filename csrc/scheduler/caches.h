@@ -22,7 +22,7 @@ class Caches {
  public:
   CacheId put(std::int64_t tokens);
   bool has(CacheId id) const noexcept;
-  // Whether a cache has or had this id.
+  // True if a cache has or had this id.
   bool has_had(CacheId id) const noexcept { return id <= last_; }
   // Removes a cache that a turn uses again, or whose trajectory is over. An evicted one is ignored.
   void remove(CacheId id) noexcept;

@@ -9,7 +9,8 @@
 
 namespace rose::scheduler {
 
-// What the cost needs to know of a turn. Token counts and versions are doubles, as in the columns.
+// The properties of a turn that its cost depends on. Token counts and versions are doubles, as in
+// the columns.
 struct CostQuery {
   double prompt_tokens{0};    // to compute if nothing is cached
   double expected_tokens{0};  // still to be generated
@@ -36,9 +37,9 @@ using Lanes = double __attribute__((vector_size(kLanes * sizeof(double))));
 // Rows per block. Columns by row are padded to whole blocks.
 inline constexpr std::size_t kBlock = 8 * kLanes;
 
-// What the cost needs to know of one worker, or of several. Except for the risk, the cost is a sum
-// of these rates times values of the turn. So most of the work is done when a worker changes, and
-// not when a turn is placed.
+// The properties of one worker, or of several, that a cost depends on. Except for the risk, the
+// cost is a sum of these rates times values of the turn. So most of the work is done when a worker
+// changes, and not when a turn is placed.
 template <typename Number>
 struct alignas(sizeof(Number)) WorkerRates {
   Number backlog_s;            // until the turn's prompt starts

@@ -65,11 +65,11 @@ class Dispatch {
   void refresh_bars(std::size_t slot);
   // Sets the time at which the turn lowers its demands without another event.
   void wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept;
-  // Whether the turn's warm home can run it as soon as there is room.
+  // True if the turn's warm home can run it as soon as there is room.
   bool can_go_home(const Query& query) const noexcept;
-  // Whether only spared caches prevent its start.
+  // True if only spared caches prevent its start.
   bool is_stopped_by_caches(Query query);
-  // Whether a turn that needs as much or less has already found no worker.
+  // True if a turn that needs as much or less has already found no worker.
   bool is_hopeless(const Query& query) const noexcept;
   void note_failure(const Query& query);
 

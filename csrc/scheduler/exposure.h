@@ -90,9 +90,9 @@ class ExposureTable {
   void image(Image& image) {
     image(places_, cells_, sums_);
   }
-  // Whether all its jobs and domains exist.
+  // True if all its jobs and domains exist.
   bool is_sound(std::size_t jobs) const;
-  // Whether the sums of the first `jobs` jobs are equal in all domains.
+  // True if the sums of the first `jobs` jobs are equal in all domains.
   bool is_equal(const ExposureTable& other, std::size_t jobs) const noexcept;
 
  private:

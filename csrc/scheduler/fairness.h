@@ -89,7 +89,7 @@ class Fairness {
       : lead_tokens_{static_cast<double>(settings.fair_lead_tokens)},
         lag_max_{settings.worker_lag_max} {}
 
-  // Whether any device may be shared.
+  // True if any device may be shared.
   static bool is_needed(const WorkerTable& workers) noexcept { return !workers.devices().empty(); }
   // Updates the backlogged jobs of all devices, and bars jobs that are too far ahead.
   void refresh(const JobTable& jobs, WorkerTable& workers);

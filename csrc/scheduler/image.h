@@ -39,7 +39,7 @@ concept ImageNumber = std::is_arithmetic_v<T>;
 template <typename T>
 concept ImageEnum = std::is_enum_v<T>;
 
-// Whether an external number is a value of an enumeration.
+// True if an external number is a value of an enumeration.
 template <ImageEnum Enum>
 constexpr bool is_value(std::int64_t code) noexcept {
   return code >= 0 && static_cast<std::size_t>(code) < EnumSize<Enum>::value;
@@ -126,7 +126,7 @@ class ImageReader {
  public:
   explicit ImageReader(std::span<const std::byte> bytes) noexcept : bytes_{bytes} {}
 
-  // Whether all bytes were read without an error.
+  // True if all bytes were read without an error.
   bool is_whole() const noexcept { return is_good_ && bytes_.empty(); }
 
   template <typename... T>

@@ -59,7 +59,7 @@ struct Job {
   std::int64_t oldest_version(std::int64_t place_in_line) const noexcept {
     return published + versions_before(place_in_line) - max_staleness;
   }
-  // Whether one more trajectory may start. Core explains the rule.
+  // True if one more trajectory may start. Core explains the rule.
   bool can_admit() const noexcept { return ahead() < ahead_max(); }
   // Possible value of ahead() before the next consumption, if all waiting trajectories start.
   std::int64_t could_be_ahead() const noexcept {

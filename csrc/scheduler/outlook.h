@@ -61,11 +61,11 @@ class Outlook {
     image(settings_, predictor_, contexts_, overcommit_, lives_, clock_, fates_);
   }
   bool is_sound() const noexcept;
-  // Whether it uses these settings.
+  // True if the outlook uses these settings.
   bool has(const Settings& settings) const noexcept {
     return settings_ == settings && predictor_.has(settings);
   }
-  // Whether it has the trajectory, with valid predictions.
+  // True if the outlook has the trajectory, with valid predictions.
   bool knows(const Trajectory& trajectory) const noexcept;
 
  private:

@@ -45,7 +45,7 @@ bool has_room(const WorkerColumns& workers, std::size_t slot, const Query& query
   return tokens >= query.need_tokens && can_stay(workers, slot, query);
 }
 
-// Whether the worker could take the turn if it had the newest weights.
+// True if the worker could take the turn if it had the newest weights.
 bool can_take_but_for_version(const WorkerColumns& workers, std::size_t slot,
                               const Query& query) noexcept {
   return has_room(workers, slot, query) && workers.job[slot] == query.job &&

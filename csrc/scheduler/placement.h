@@ -46,7 +46,7 @@ class Placement {
   Placement(const Settings& settings, PlacementPolicy policy) noexcept
       : settings_{settings}, policy_{policy} {}
 
-  // Whether the worker could take the turn now if its job were not barred there.
+  // True if the worker could take the turn now if its job were not barred there.
   static bool could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
                                   const Query& query) noexcept;
   // The slot of the best worker that can take the turn now; none if the turn must wait.

@@ -75,7 +75,7 @@ struct Settings {
           reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, displaced_share,
           cache_wait_ns, move_contexts, mlfq_quantum_tokens);
   }
-  // Whether sums with these numbers fit into 64 bits, since an image may hold any number.
+  // True if sums with these numbers fit into 64 bits, since an image may hold any number.
   bool is_sound() const noexcept;
 };
 

@@ -53,7 +53,7 @@ struct Home {
   std::int64_t cached_tokens{0};
   CacheId cache{kNoCache};  // between turns; none while a turn uses it
 
-  // Whether grant and weights are still the same.
+  // True if grant and weights are still the same.
   bool is_at(const Worker& at) const noexcept {
     return at.number == worker && at.grant.is_live && at.grant.epoch == grant_epoch &&
            at.version == version;
@@ -161,7 +161,7 @@ class TrajectoryTable {
   void image(Image& image) {
     image(by_id_, counts_);
   }
-  // Whether each trajectory's job is valid, and its slot and domain if it is held.
+  // True if each trajectory's job is valid, and its slot and domain if it is held.
   bool is_sound(std::size_t jobs, std::size_t slots, std::size_t domains) const noexcept;
   template <typename Predicate>
   bool all(const Predicate& is_so) const {

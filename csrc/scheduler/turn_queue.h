@@ -54,7 +54,7 @@ class TurnQueue {
 
   Place begin() const noexcept { return order_.begin(); }
   Place end() const noexcept { return order_.end(); }
-  // Whether a turn pushed with these arguments is in the queue, starved or not.
+  // True if a turn pushed with these arguments is in the queue, starved or not.
   bool has(const QueueKey& key, Nanoseconds queued_ns) const;
   bool has_unstarved(const QueueKey& key, Nanoseconds queued_ns) const;
   bool is_empty() const noexcept { return order_.empty(); }
@@ -63,7 +63,7 @@ class TurnQueue {
   void image(Image& image) {
     image(order_, waits_);
   }
-  // Whether it has `turns` turns, `unstarved` of which have not starved.
+  // True if the queue has `turns` turns, `unstarved` of which have not starved.
   bool is_sound(std::size_t turns, std::size_t unstarved) const noexcept {
     return order_.size() == turns && waits_.size() == unstarved;
   }

@@ -158,7 +158,7 @@ class WorkerTable {
   }
   // Tokens of a job's live grants; a shared device is divided equally.
   double lent_tokens(std::size_t job) const noexcept;
-  // Whether one of a job's workers holds a turn.
+  // True if one of a job's workers holds a turn.
   bool has_turns(std::size_t job) const noexcept;
   // Calls `see` with each slot whose columns may have changed since the last call.
   template <typename See>
@@ -231,7 +231,7 @@ class WorkerTable {
     image(workers_, columns_, free_slots_, seats_left_, free_seats_, next_held_off_ns_, slots_,
           devices_, last_epochs_, next_deadline_ns_, mean_pace_);
   }
-  // Whether all slots, jobs and domains are valid, and the columns equal the records. Marks every
+  // True if all slots, jobs and domains are valid, and the columns equal the records. Marks every
   // slot as changed.
   bool is_sound(std::size_t jobs, std::size_t domains);
 

@@ -47,7 +47,7 @@ class Trainer {
   std::int64_t thrown_away() noexcept;
 
   std::int64_t published() const noexcept { return static_cast<std::int64_t>(rollouts_.size()); }
-  // Whether all versions are published, or too few trajectories are left for a batch. Valid after
+  // True if all versions are published, or too few trajectories are left for a batch. Valid after
   // take() returned false.
   bool is_over() const noexcept;
 

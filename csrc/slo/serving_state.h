@@ -72,7 +72,7 @@ class ServingState {
   bool is_in_step() const noexcept { return steps_.load() > 0; }
   // Counted since construction; reading does not block serving.
   const TokenTimes& token_times() const noexcept { return *token_times_; }
-  // Whether a request has ever arrived prefilled. Such requests need their next token within the
+  // True if a request has ever arrived prefilled. Such requests need their next token within the
   // TPOT target.
   bool has_prefilled() const noexcept { return has_prefilled_.load(); }
   // Never negative; the largest value before the first heartbeat.
@@ -84,7 +84,7 @@ class ServingState {
   // the time of the steps since its first token, minus its delays so far, minus the delays promised
   // since the last step. 0 if no request runs; infinite if the slowdown is infinite.
   double budget_ms(const CertificateLog::Section& section) const noexcept;
-  // Whether all running requests are in `slots`.
+  // True if all running requests are in `slots`.
   bool runs_within(std::span<const std::uint32_t> slots,
                    const CertificateLog::Section& section) const noexcept;
 

@@ -136,7 +136,7 @@ Status check_apply(const kernels::ApplyArray& array, std::uint64_t block_element
   return check_all_blocks(array.count, block_elements);
 }
 
-// Whether two flat arrays can share a launch.
+// True if two flat arrays can share a launch.
 bool is_alike(const kernels::DeltaPackParams& one, const kernels::DeltaPackParams& other) noexcept {
   return one.block_elements == other.block_elements && one.threshold == other.threshold &&
          one.arena == other.arena && one.arena_words == other.arena_words &&

@@ -118,7 +118,7 @@ def _step_unit(counts: DtypeCounts) -> str:
 
 
 def codecs(inspection: Inspection) -> list[tuple[str, ...]]:
-    """Return one row of cells per codec and per bound."""
+    """Return a row of cells for each codec, then one for each lower bound."""
     taken: dict[str, float] = {
         CODEC_NAMES[codec]: size for codec, size in inspection.nbytes().items()
     }

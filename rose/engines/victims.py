@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# Whether a step in flight would be aborted, tokens to recompute, age of the oldest request; the
-# slab's own number last, for a total order.
+# Four numbers: 1 if a step in flight would be aborted; tokens to recompute; age of the oldest
+# request; and the slab's own number, for a total order.
 Cost: TypeAlias = tuple[bool, int, float, int]
 
 

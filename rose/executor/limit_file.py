@@ -25,7 +25,10 @@ def read_limit(path: Path) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise CorruptData(f"{path} must hold a share of the pool from 0 to 1: remove the file")
+        raise CorruptData(
+            f"the limit of the loans in {path} is not a number from 0 to 1: remove the file to "
+            "lend without a limit"
+        )
     return share
 
 

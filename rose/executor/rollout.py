@@ -102,7 +102,7 @@ class RolloutLane:
         # Number of quanta and passed gates. While it does not change, no new segment starts.
         self.passes = 0
         self._gate = gate
-        # Whether the host may enqueue a segment behind a gate that the stream has not passed.
+        # True if the host may enqueue a segment behind a gate that the stream has not passed.
         self.runs_ahead = not isinstance(gate, StreamGate)
         self._loans = loans
         self._reporting = reporting

@@ -44,7 +44,7 @@ class SupplyGuard:
         self.borrower: Borrower | None = None
         self.is_closed = False  # True after lending has ended; the demand is then not watched.
         self._lock = threading.Lock()  # Guards the field below.
-        # Whether serving has offered its surplus and has not requested slabs since.
+        # True if serving has offered its surplus and has not requested slabs since.
         self._has_settled = False
 
     def lent(self, borrower: Borrower) -> PartitionSnapshot:

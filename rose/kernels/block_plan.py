@@ -23,10 +23,11 @@ class BlockPlan:
     Args:
         entries: (blocks,) int64, the u64 of the delta's table.
         sizes: (blocks,) int64, payload words of each block.
-        table: (blocks, 24) int32: kind, elements, changed, listed; m, large magnitudes, start of
-            signs, start of shape; start of magnitudes, start of large ones, least listed size, 1;
-            then four numbers each for positions, ranks and large ranks, see
-            `gap_code.set_positions`. Starts are words of the block's payload.
+        table: (blocks, 24) int32, in six groups of four: kind, numbers of elements, changes and
+            listed sizes; m, number of large magnitudes, starts of signs and of the shape; starts of
+            magnitudes and of large ones, least listed size, and the constant 1; and three groups
+            for positions, ranks and large ranks, see `gap_code.set_positions`. Starts are words of
+            the block's payload.
     """
 
     entries: Any

@@ -189,5 +189,6 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         self.running = [other for other in self.running if other is not request]
         # Without a time, vLLM reads its own clock.
         self._preempt_request(request, None, drop_stale_output=drop_stale_output)
-        # It is no longer in the worker's batch: if it runs at once, it starts over.
+        # The request has left the worker's batch. Even if the next step runs it, vLLM must send the
+        # worker all of its tokens again.
         self.prev_step_scheduled_req_ids.discard(request.request_id)

@@ -178,7 +178,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
 
 
 def register(follow: Follow) -> None:
-    """Register the backend with vLLM; again: do nothing."""
+    """Register the backend with vLLM. Further calls do nothing."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         engine = type("RoseWeights", (RoseWeights,), {"follow": staticmethod(follow)})
         WeightTransferEngineFactory.register_engine(BACKEND, engine)
