@@ -26,8 +26,8 @@ def read_limit(path: Path) -> float:
         share = -1.0
     if not 0 <= share <= 1:
         raise CorruptData(
-            f"the limit of the loans in {path} is not a number from 0 to 1: remove the file to "
-            "lend without a limit"
+            f"{path} must hold a share of the pool from 0 to 1, as the limit of the loans: remove "
+            "the file to lend without a limit"
         )
     return share
 

@@ -28,7 +28,7 @@ from rose.scheduler.wire import (
 )
 from rose.scheduler.worker import TurnOutput, TurnRequest, WorkerKind, WorkerLost
 from tests.node.rig import Scheduler, no_thread_is_left, request
-from tests.scheduler.test_wire import NEWS
+from tests.scheduler.test_wire import NEWS_OF_A_CONNECTION
 from tests.waiting import LONG_S, wait_for
 
 GREETING = encode(Greeting(1, WorkerKind.DEDICATED))
@@ -155,7 +155,7 @@ def test_commands_arrive_in_order_and_pings_between(play, connect) -> None:
     max_examples=10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(st.lists(NEWS.filter(lambda news: not isinstance(news, Greeting | WorkerLost))))
+@given(st.lists(NEWS_OF_A_CONNECTION))
 def test_events_arrive_in_order_bit_for_bit(play, connect, news) -> None:
     scheduler = Scheduler()
     worker = connect(play(Script([GREETING, *map(encode, news)])), scheduler)

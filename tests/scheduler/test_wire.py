@@ -63,13 +63,18 @@ def outputs(draw) -> TurnOutput:
 
 
 COMMANDS = st.one_of(REQUESTS, st.builds(StopTurn, INTS), st.just(Ping()))
-NEWS = st.one_of(
+NEWS_OF_A_CONNECTION = st.one_of(
     outputs(),
     st.builds(GrantChanged, INTS, INTS, INTS, FLOATS),
     st.builds(VersionCommitted, INTS, INTS, st.booleans(), FLOATS),
+    st.just(Heartbeat()),
+)
+"""News that neither begins nor ends a connection."""
+
+NEWS = st.one_of(
+    NEWS_OF_A_CONNECTION,
     st.builds(WorkerLost, INTS, st.text()),
     st.builds(Greeting, INTS, st.sampled_from(WorkerKind)),
-    st.just(Heartbeat()),
 )
 
 
