@@ -7,6 +7,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.request import Request, RequestStatus
 
 from rose.engines.vllm.block_pool import LeasedBlockPool
+from rose.errors import check
 
 
 class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not followed
@@ -23,6 +24,11 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         """Build vLLM's manager."""
         super().__init__(**parts)
         self._parts = parts
+        # vLLM zeroes the new blocks of few models. The scheduler decides here, for each step, with
+        # `needs_kv_cache_zeroing`; so the new blocks must be recorded for every model.
+        for manager in self.coordinator.single_type_managers:
+            manager._record_new_block_ids = True
+            check(manager.records_new_block_ids, "vLLM keeps no record of new blocks")
 
     def over_another_pool(self) -> "LeasedKVCacheManager":
         """Return an empty manager of the same kind, over the pool of this context's lane."""

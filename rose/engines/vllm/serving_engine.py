@@ -120,9 +120,8 @@ class LendingScheduler(ServingScheduler):
         """Build vLLM's scheduler over the worker's lane."""
         side = joined(vllm_config, ServingSide)
         lane, self._observation = side.lane, side.observation
+        self._lender = side.device.lender
         super().__init__(lane, vllm_config=vllm_config, **parts)
-        # Blocks come from other models, whose bits may be no numbers in this one's dtype.
-        self.needs_kv_cache_zeroing = True
         self._step: ServingStep | None = None
         self._has_probes = False
         self._probes = Probes(
@@ -138,6 +137,18 @@ class LendingScheduler(ServingScheduler):
             if self.cache_config.enable_prefix_caching
             else None,
         )
+
+    @property
+    def needs_kv_cache_zeroing(self) -> bool:
+        """True once a borrower attached: its bits may be no numbers in this model's dtype.
+
+        vLLM reads it at the end of a plan, after the last block of the step was allocated.
+        """
+        return self._lender.newest is not None
+
+    @needs_kv_cache_zeroing.setter
+    def needs_kv_cache_zeroing(self, _needed: bool) -> None:
+        """Ignore vLLM's own answer, which knows of one model only."""
 
     def add_request(self, request: Request) -> None:
         """Queue a request; probes end for it."""

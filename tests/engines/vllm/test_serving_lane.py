@@ -38,3 +38,15 @@ def test_memory_is_checked_when_it_was_taken_and_offered_when_it_was_freed(
         assert told == ["alloc", "alloc", "settle"]
         assert pair.serving.reset_prefix_cache()
         assert told == ["alloc", "alloc", "settle", "settle"]
+
+
+@pytest.mark.parametrize("side", ["serving", "borrower"])
+def test_a_plan_names_its_new_blocks_to_be_zeroed(vllm, log_path, side: str) -> None:
+    with Pair(vllm, log_path, slabs=64) as pair:
+        scheduler = getattr(pair, side)
+        scheduler.needs_kv_cache_zeroing = True
+        scheduler.add_request(vllm.request("one", [1] * BLOCK_TOKENS, tokens=1))
+        plan = scheduler.schedule()
+        (blocks,) = scheduler.kv_cache_manager.get_block_ids("one")
+        assert plan.new_block_ids_to_zero == blocks != []
+        vllm.run(scheduler, plan)
