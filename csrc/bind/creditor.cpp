@@ -317,10 +317,10 @@ void bind_creditor(py::module_& module) {
            py::arg("prefilled") = false)
       .def(
           "emitted",
-          [](ServingState& self, const std::vector<std::uint32_t>& slots) {
-            return self.emitted(slots);
+          [](ServingState& self, const std::vector<std::uint32_t>& slots, bool is_late) {
+            return self.emitted(slots, is_late);
           },
-          py::arg("slots"))
+          py::arg("slots"), py::kw_only(), py::arg("is_late") = false)
       .def("finished", &ServingState::finished, py::arg("slot"))
       .def("beat", &ServingState::beat)
       .def("step_began", &ServingState::step_began)

@@ -37,7 +37,7 @@ std::uint32_t ServingState::arrived(std::uint64_t tokens, bool is_prefilled) noe
   return slot;
 }
 
-std::uint32_t ServingState::emitted(std::span<const std::uint32_t> slots) noexcept {
+std::uint32_t ServingState::emitted(std::span<const std::uint32_t> slots, bool is_late) noexcept {
   CertificateLog::Section section{*log_};
   record_tokens(section, slots);
   std::uint32_t counted = 0;
@@ -46,7 +46,7 @@ std::uint32_t ServingState::emitted(std::span<const std::uint32_t> slots) noexce
     const Request& request = (*requests_)[slot];
     const bool is_first = request.phase == Phase::kWaiting;
     Histogram& times = is_first ? token_times_->first : token_times_->later;
-    times.record(section.now_ns() - request.last_token_ns);
+    if (is_first || !is_late) times.record(section.now_ns() - request.last_token_ns);
     give_token(slot, section);
     ++(*requests_)[slot].context_tokens;
     ++context_tokens_;

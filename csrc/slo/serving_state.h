@@ -55,8 +55,9 @@ class ServingState {
   // prefilled request runs at once, as if it had received a token now.
   std::uint32_t arrived(std::uint64_t tokens, bool is_prefilled = false) noexcept;
   // Records a token for each of these requests. The first token of a request ends its wait. Slots
-  // without a request are skipped. Returns the number of tokens recorded.
-  std::uint32_t emitted(std::span<const std::uint32_t> slots) noexcept;
+  // without a request are skipped. Returns the number of tokens recorded. A late report comes some
+  // steps after the token: only first tokens then count in token_times().
+  std::uint32_t emitted(std::span<const std::uint32_t> slots, bool is_late = false) noexcept;
   // False, with nothing changed, if the slot has no request: the caller miscounted.
   bool finished(std::uint32_t slot) noexcept;
   void beat() noexcept { heartbeat_ns_.store(log_->now_ns()); }

@@ -37,8 +37,8 @@ _BLOCKED_KEPT: Final = 65_536
 # Largest number of tokens or sequences that the latency model accepts.
 _COUNT_MAX: Final = 1_000_000_000
 # While no borrower is attached, one of this many steps is measured, because protection, measurement
-# and log take tens of microseconds. A window of 200 steps is then still renewed within 3,200 steps.
-_ALONE_EVERY: Final = 16
+# and log take hundreds of microseconds. A window of 200 steps is still renewed within 12,800 steps.
+_ALONE_EVERY: Final = 64
 # Request id of a step without an announced request. Such a step closes the gate like a request.
 _STEP: Final = "rose: a step without a request"
 
@@ -219,17 +219,19 @@ class ServingLane:
         """Report a token of one request; `emitted_all` is cheaper for a whole step."""
         self.emitted_all((request_id,))
 
-    def emitted_all(self, request_ids: Iterable[str]) -> None:
+    def emitted_all(self, request_ids: Iterable[str], *, is_late: bool = False) -> None:
         """Report one token of each request. The next token is due within the TPOT target.
 
         Args:
             request_ids: ids of live requests; other ids are ignored.
+            is_late: True for a token of a skipped step, reported one or more steps later. It counts
+                in the context, but its time counts only if it is the first of its request.
         """
         with self.safety, self._lock:
             slots = [self._live[one] for one in request_ids if one in self._live]
             if slots:
                 self._state.beat()
-                self._state.emitted(slots)
+                self._state.emitted(slots, is_late=is_late)
 
     def finished(self, request_id: str) -> None:
         """Report the end of a request. When no request is left, rollouts may get a quantum.

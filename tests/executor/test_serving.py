@@ -6,7 +6,7 @@ import pytest
 
 from rose._core import CloseReason
 from rose.executor import Reason, Refusal, StepBatch, Ticket
-from tests.executor.conftest import ParkedStep
+from tests.executor.conftest import ROLLOUT_KV, SLAB, ParkedStep
 from tests.known_model import confirm
 from tests.waiting import LONG_S, wait_for
 
@@ -181,8 +181,8 @@ def test_without_a_borrower_most_steps_are_skipped_once_there_is_evidence(open_r
     serving.arrived("a", prompt_tokens=8)
     assert skipped(serving) == 0
     confirm(rig.device._parts.model, serving.limits.step_tokens)
-    skipped(serving, steps=16)
-    assert skipped(serving) == 60
+    skipped(serving)
+    assert skipped(serving) == 63
     serving.finished("a")
     assert skipped(serving) == 0  # Such a step is a probe.
 
@@ -191,4 +191,34 @@ def test_beside_a_borrower_no_step_is_skipped(open_rig) -> None:
     rig = open_rig()
     rig.serving.arrived("a", prompt_tokens=8)
     assert skipped(rig.serving) == 0
+    rig.serving.finished("a")
+
+
+def test_a_borrower_that_attaches_in_a_skipped_step_waits_for_its_late_tokens(open_rig) -> None:
+    rig = open_rig(lends=False)
+    serving, state = rig.serving, rig.device.lender.state
+    serving.arrived("a", prompt_tokens=8)
+    serving.emitted("a")
+    skipped(serving)  # The last of these steps sees the evidence.
+    assert serving.skips_step()
+    rollout = rig.device.rollout(ROLLOUT_KV, limit_bytes=SLAB)
+    assert isinstance(rollout.try_step(timeout_ms=100), Refusal)
+    assert not any(serving.skips_step() for _ in range(64))
+    timed = rig.device.reading().later_tokens
+    for _ in range(3):
+        serving.emitted_all(["a"], is_late=True)
+    assert (state.pending, state.waiting, state.context_tokens) == (1, 0, 12)
+    assert rig.device.reading().later_tokens == timed
+    serving.emitted("a")
+    assert rig.device.reading().later_tokens != timed
+    serving.finished("a")
+
+
+def test_a_late_first_token_ends_the_wait(open_rig) -> None:
+    rig = open_rig(lends=False)
+    rig.serving.arrived("a", prompt_tokens=8)
+    before = rig.device.reading().first_tokens
+    rig.serving.emitted_all(["a"], is_late=True)
+    assert rig.device.lender.state.waiting == 0
+    assert rig.device.reading().first_tokens != before
     rig.serving.finished("a")

@@ -1,13 +1,15 @@
 """vLLM's `KVCacheManager`, which requests blocks from rose before it refuses a request."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.request import Request, RequestStatus
 
 from rose.engines.vllm.block_pool import LeasedBlockPool
 from rose.errors import check
+
+_allocate: Final = KVCacheManager.allocate_slots
 
 
 class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not followed
@@ -35,15 +37,22 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         return LeasedKVCacheManager(**self._parts)
 
     def allocate_slots(
-        self, request: Request, num_new_tokens: int, **options: Any
+        self, request: Request, num_new_tokens: int, num_lookahead_tokens: int = 0, **options: Any
     ) -> KVCacheBlocks | None:
         """Allocate blocks for the next tokens of `request`; None if there are too few."""
-        # Called for each running request in each step. `super()` would double the cost of the call.
-        slots = KVCacheManager.allocate_slots(self, request, num_new_tokens, **options)
+        # Called for each running request in each step, without options: `super()` and an unpacked
+        # dictionary would each double the cost of the call.
+        ahead = num_lookahead_tokens
+        slots: KVCacheBlocks | None
+        if options:
+            slots = _allocate(self, request, num_new_tokens, num_lookahead_tokens=ahead, **options)
+        else:
+            slots = _allocate(self, request, num_new_tokens, num_lookahead_tokens=ahead)
         if slots is None:
+            options["num_lookahead_tokens"] = ahead
             needed = self._blocks_needed(request, num_new_tokens, options)
             self.block_pool.ensure(needed)
-            slots = KVCacheManager.allocate_slots(self, request, num_new_tokens, **options)
+            slots = _allocate(self, request, num_new_tokens, **options)
         return slots
 
     def _blocks_needed(self, request: Request, new_tokens: int, options: dict[str, Any]) -> int:

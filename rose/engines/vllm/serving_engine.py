@@ -15,7 +15,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from rose.engines.vllm.guard import check_config, check_version
 from rose.engines.vllm.join import join, joined
 from rose.engines.vllm.probes import Probes, is_probe
-from rose.engines.vllm.serving_scheduler import ServingScheduler
+from rose.engines.vllm.serving_scheduler import ServingScheduler, with_tokens
 from rose.engines.vllm.settings import ServingSettings, read_settings
 from rose.engines.vllm.spare_meter import SpareMeter
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv
@@ -34,6 +34,7 @@ class ServingSide:
     device: CoServing
     lane: ServingLane
     observation: SpareMeter | None
+    has_log: bool
 
 
 class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
@@ -68,7 +69,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         if settings.listen is not None:
             device.listen(settings.listen)
         observation = SpareMeter(device) if settings.listen is None else None
-        self._side = ServingSide(device, lane, observation)
+        self._side = ServingSide(device, lane, observation, has_log=bool(settings.log_path))
         join(self.vllm_config, self._side, scheduler=LendingScheduler)
         return lane.kv
 
@@ -120,7 +121,8 @@ class LendingScheduler(ServingScheduler):
         """Build vLLM's scheduler over the worker's lane."""
         side = joined(vllm_config, ServingSide)
         lane, self._observation = side.lane, side.observation
-        self._lender = side.device.lender
+        self._lender, self._has_log = side.device.lender, side.has_log
+        self._late: list[dict[int, Any]] = []  # outputs of skipped steps
         super().__init__(lane, vllm_config=vllm_config, **parts)
         self._step: ServingStep | None = None
         self._has_probes = False
@@ -181,8 +183,10 @@ class LendingScheduler(ServingScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Wait (bounded) until the borrower is parked, then plan a step."""
-        if self.lane.skips_step():
+        # A certificate log holds every step, and the time of every token.
+        if not self._has_log and self.lane.skips_step():
             return super().schedule(throttle_prefills)
+        self._report_late()  # Before anything is lent: a certificate counts all tokens.
         step = self._step = self.lane.step()
         step.__enter__()
         planned = False
@@ -220,6 +224,25 @@ class LendingScheduler(ServingScheduler):
                 client.outputs = [one for one in client.outputs if not is_probe(one.request_id)]
             self._has_probes = any(map(is_probe, self.requests))
         return outputs
+
+    def _report_tokens(self, plan: SchedulerOutput, outputs: dict[int, Any]) -> None:
+        if self._step is not None:
+            super()._report_tokens(plan, outputs)
+            return
+        # Nothing needs the tokens of a skipped step before a borrower attaches, except that the
+        # first token of a request ends its measured wait.
+        self._late.append(outputs)
+        if plan.total_num_scheduled_tokens > len(plan.num_scheduled_tokens):
+            self._report_late()
+
+    def _report_late(self) -> None:
+        late, self._late = self._late, []
+        for outputs in late:
+            self.lane.emitted_all(with_tokens(outputs), is_late=True)
+
+    def _report_finished(self) -> None:
+        self._report_late()
+        super()._report_finished()
 
     def _end_step(self) -> None:
         step, self._step = self._step, None

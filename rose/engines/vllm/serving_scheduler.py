@@ -12,6 +12,13 @@ from rose.engines.vllm.seams import pool_of
 from rose.executor import ServingLane
 
 
+def with_tokens(outputs: dict[int, Any]) -> list[str]:
+    """Return the ids of the requests that got a token; a chunk of a prompt gives none."""
+    return [
+        one.request_id for client in outputs.values() for one in client.outputs if one.new_token_ids
+    ]
+
+
 class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     """A `Scheduler` that gets the borrower's slabs in the step that needs them.
 
@@ -35,18 +42,13 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     ) -> dict[int, Any]:
         """Accept a step's tokens; offer the slabs that ended requests leave."""
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
-        # A chunk of a prompt gives no token: its request still waits for the first.
-        self.lane.emitted_all(
-            [
-                one.request_id
-                for client in outputs.values()
-                for one in client.outputs
-                if one.new_token_ids
-            ]
-        )
+        self._report_tokens(scheduler_output, outputs)
         if self.finished_req_ids:
             self._report_finished()
         return outputs
+
+    def _report_tokens(self, _plan: SchedulerOutput, outputs: dict[int, Any]) -> None:
+        self.lane.emitted_all(with_tokens(outputs))
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
