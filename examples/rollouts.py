@@ -5,11 +5,13 @@ A worker here is a thread that counts up from the last token of its prompt; your
 """
 
 import asyncio
+import tempfile
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
-from rose.scheduler import Capabilities, ElasticRolloutScheduler, Sampling
+from rose.scheduler import Capabilities, ElasticRolloutScheduler, FileStore, Sampling
 from rose.scheduler.worker import GrantChanged, TurnEnd, TurnOutput, TurnRequest, WorkerKind
 
 TRAJECTORIES, TURNS, TOKENS, SEATS, KV_TOKENS, STEP_S = 8, 3, 40, 4, 10_000, 0.002
@@ -83,7 +85,8 @@ async def roll_out(scheduler: ElasticRolloutScheduler, trajectory: int) -> int:
 
 async def main() -> None:
     """Roll out on a dedicated and a borrowed worker; the latter is revoked and granted again."""
-    async with ElasticRolloutScheduler() as scheduler:
+    path = Path(tempfile.mkdtemp(), "rollouts")  # where a restarted scheduler would continue from
+    async with ElasticRolloutScheduler(store=FileStore(path)) as scheduler:
         can = Capabilities(SEATS, prefill_tokens_per_s=1e5, decode_step_ms=1e3 * STEP_S)
         workers = [CountingWorker(n, kind, scheduler) for n, kind in enumerate(WorkerKind)]
         for worker in workers:

@@ -1195,24 +1195,6 @@ def digest(
     threads: int = 1,
 ) -> tuple[int, int]: ...
 
-# Quantisation of weights to one byte per element; see `rose.transfer.codec.quantise`.
-def quantise(
-    weights: npt.NDArray[np.uint16],
-    *,
-    to: str,
-    block_rows: int,
-    block_cols: int,
-    isa: str | None = None,
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]: ...
-def dequantise(
-    codes: npt.NDArray[np.uint8],
-    scales: npt.NDArray[np.float32],
-    *,
-    to: str,
-    block_rows: int,
-    block_cols: int,
-) -> npt.NDArray[np.uint16]: ...
-
 class DeviceFacts:
     @property
     def ordinal(self) -> int: ...
@@ -1387,24 +1369,6 @@ class DeviceCodec:
         blocks: int,
         arena: int,
         payload: int,
-        stream: int,
-    ) -> None: ...
-
-class DeviceQuantiser:
-    @staticmethod
-    def create(device: CudaDevice) -> DeviceQuantiser: ...
-    def quantise(
-        self,
-        *,
-        bits: int,
-        rows: int,
-        cols: int,
-        row_stride: int,
-        to: str,
-        block_rows: int,
-        block_cols: int,
-        codes: int,
-        scales: int,
         stream: int,
     ) -> None: ...
 

@@ -22,7 +22,6 @@ void bind_transfer(pybind11::module_& module);
 void bind_chunks(pybind11::module_& module);
 void bind_strat(pybind11::module_& module);
 void bind_device_codec(pybind11::module_& module);
-void bind_quantise(pybind11::module_& module);
 void bind_scheduler(pybind11::module_& module);
 void bind_sim(pybind11::module_& module);
 
@@ -50,7 +49,6 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_chunks(module);
   rose::bind::bind_strat(module);
   rose::bind::bind_device_codec(module);
-  rose::bind::bind_quantise(module);
   rose::bind::bind_scheduler(module);
   rose::bind::bind_sim(module);
 }

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Query
 from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
 from rose import __version__
@@ -26,6 +27,8 @@ def add_status(
 ) -> None:
     """Add the routes that only read."""
     started = unix_s()
+    registry = CollectorRegistry()
+    registry.register(service.metrics())
 
     @app.get("/ping", include_in_schema=False)
     @app.get("/health")
@@ -70,6 +73,11 @@ def add_status(
                 **_versions(service),
             },
         }
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Return the scheduler's counts as text for Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/get_world_size")
     async def world_size() -> dict[str, int]:

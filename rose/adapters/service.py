@@ -22,6 +22,7 @@ from rose.clock import Clock
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, Unavailable
 from rose.scheduler.coerce import COUNT_MAX
 from rose.scheduler.elastic import ElasticRolloutScheduler
+from rose.scheduler.metrics import SchedulerMetrics
 from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.turns import Capabilities
 from rose.scheduler.worker import Worker, WorkerEvent
@@ -157,6 +158,10 @@ class RolloutService:
     def versions(self) -> dict[int, int]:
         """Return version of the weights → number of workers that have it."""
         return self._board.versions()
+
+    def metrics(self) -> SchedulerMetrics:
+        """Return a Prometheus collector; a sequence is a trajectory of one turn."""
+        return SchedulerMetrics(self._scheduler)
 
     def worker_count(self) -> int:
         """Return the number of registered workers."""

@@ -6,17 +6,10 @@ The driver also accepts worker events, `JobJoined`, `VersionPublished` and `Cons
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from rose.errors import InvalidArgument
-from rose.scheduler.coerce import COUNT_MAX, Checked, Count, one_of, whole
+from rose.scheduler.coerce import COUNT_MAX, Checked, Count, whole
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.worker import WorkerEvent, WorkerKind
-
-
-def _ascii(name: str, value: object) -> str:
-    if not one_of(name, value, str).isascii():
-        raise InvalidArgument(f"{name} must have the form of W3C trace context, not {value}")
-    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +21,12 @@ class Begun(Checked):
         group: number shared by the trajectories of one task.
         job: number of its job.
         seed: seed of its sampling. A turn that moves to another worker continues identically.
-        traceparent: W3C trace context of its parent span; empty to begin a trace.
     """
 
     trajectory: Count
     group: Count
     job: Count
     seed: Annotated[int, whole(-COUNT_MAX, COUNT_MAX)]
-    traceparent: Annotated[str, _ascii] = ""
 
 
 @dataclass(frozen=True, slots=True)

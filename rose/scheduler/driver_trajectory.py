@@ -44,7 +44,6 @@ class DriverTrajectory:
         group: number shared by the trajectories of one task.
         job: number of its job.
         seed: seed of its sampling.
-        traceparent: W3C trace context of the caller's span, or empty.
         phase: current phase.
         context: prompt of the current turn; between turns, all input and output so far.
         turns: finished turns.
@@ -61,7 +60,6 @@ class DriverTrajectory:
     group: int
     job: int
     seed: int
-    traceparent: str = ""
     phase: Phase = Phase.WAITING
     context: list[int] = field(default_factory=list)
     turns: list[TurnResult] = field(default_factory=list)

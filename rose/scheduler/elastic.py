@@ -194,7 +194,6 @@ class ElasticRolloutScheduler:
         group: int = 0,
         job: int = 0,
         seed: int | None = None,
-        traceparent: str = "",
     ) -> None:
         """Begin a trajectory, and return when staleness admission lets it start.
 
@@ -203,14 +202,12 @@ class ElasticRolloutScheduler:
             group: number shared by the trajectories of one task.
             job: number of its job.
             seed: seed of its sampling; None for the trajectory's number.
-            traceparent: W3C trace context of the caller's span, the parent of the trajectory's
-                spans; empty to begin a trace.
 
         Raises:
             InvalidArgument: the number was used for another trajectory.
             TrajectoryDropped: the trajectory was given up.
         """
-        begun = Begun(trajectory, group, job, trajectory if seed is None else seed, traceparent)
+        begun = Begun(trajectory, group, job, trajectory if seed is None else seed)
         number = begun.trajectory
         trajectories = self._rollouts.state.trajectories
         while len(trajectories) >= TRAJECTORIES_MAX and number not in trajectories:

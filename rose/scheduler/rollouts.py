@@ -186,7 +186,7 @@ class Rollouts:
         if number in self.state.trajectories or number in self.state.used:
             raise InvalidArgument(f"trajectory number {number} was used before: choose another")
         self.state.trajectories[number] = DriverTrajectory(
-            number, begun.group, begun.job, begun.seed, begun.traceparent
+            number, begun.group, begun.job, begun.seed
         )
         self.state.counts.begun += 1
         self._events.append(TrajectoryCreated(number, begun.group, begun.job))

@@ -1,4 +1,4 @@
-"""Observers of the asyncio driver: reports, spans, tests. Nothing depends on them."""
+"""Observers of the asyncio driver, for reports and tests. Nothing depends on them."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.parser import text_string_to_metric_families
 
 from rose.adapters import ServiceLimits
 from rose.adapters.text import StreamedText
@@ -158,6 +160,20 @@ async def test_status_says_what_trainers_read() -> None:
         assert (await rig.client.get("/health")).status_code == 200
     async with rigged(0) as rig:
         assert (await rig.client.get("/health")).status_code == 503
+
+
+async def test_metrics_count_the_sequences_of_the_service() -> None:
+    async with rigged() as rig:
+        await rig.ask("/v1/completions", {**BODY, "n": 2})
+        scraped = await rig.client.get("/metrics")
+        assert scraped.headers["content-type"] == CONTENT_TYPE_LATEST
+        samples = {
+            (one.name, one.labels.get("fate", "")): one.value
+            for family in text_string_to_metric_families(scraped.text)
+            for one in family.samples
+        }
+    assert samples["rose_scheduler_trajectories_total", "finished"] == 2
+    assert samples["rose_scheduler_tokens_delivered_total", ""] == 2 * BODY["max_tokens"]
 
 
 async def test_a_pause_over_http_keeps_requests_until_it_ends() -> None:

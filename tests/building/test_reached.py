@@ -17,20 +17,8 @@ EVERYTHING: Final = "*"
 
 # By the issue that will use them, or take them out. A package stands for all that is in it.
 AWAITING: Final[Mapping[str, str]] = {
-    "rose.transfer.codec.quantise": "vLLM",
-    "rose.kernels.quantiser": "vLLM",
-    "rose.kernels.scale_blocks": "vLLM",
     "rose.engines.transformers.warm_up": "CUDA half",
     "rose.engines.shards": "one house",
-    **dict.fromkeys(
-        (
-            f"rose.scheduler.{name}"
-            for name in """
-            metrics spans store_file
-            """.split()
-        ),
-        "rollout service",
-    ),
 }
 
 Use = tuple[str, str]  # a module, and a name in it; "" for what runs when it is imported

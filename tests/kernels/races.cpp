@@ -12,7 +12,6 @@
 #include "delta_pack.cu"
 #include "digest.cu"
 #include "payload_gather.cu"
-#include "quantise.cu"
 #include "topk_pack.cu"
 #include "topk_unpack.cu"
 // clang-format on
@@ -226,26 +225,8 @@ void run_codec(const Scenario& scenario) {
   need(bad == ~u64{0}, "unpack finds a bad block");
 }
 
-void run_quantise() {
-  constexpr u64 kRows = 130, kCols = 300, kBlock = 128;
-  std::mt19937 random{3};
-  std::vector<u16> weights(kRows * kCols);
-  for (u16& one : weights) one = static_cast<u16>(random() % 0x4200);
-  std::vector<u8> codes(kRows * kCols);
-  std::vector<float> scales(kRows * 3);
-  run(quantise_cta_kernel,
-      QuantiseParams{weights.data(), kRows, kCols, kCols, kBlock, kBlock, codes.data(),
-                     scales.data(), CodeKind::kFp8},
-      2, kQuantiseThreads);
-  run(quantise_warp_kernel,
-      QuantiseParams{weights.data(), kRows, kCols, kCols, 1, kBlock, codes.data(), scales.data(),
-                     CodeKind::kInt8},
-      2, kQuantiseThreads);
-}
-
 // Ends early once there is a race.
 void run_all() {
-  run_quantise();
   for (const Scenario& one : kScenarios) {
     if (reports == 0) run_codec(one);
   }

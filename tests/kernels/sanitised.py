@@ -7,9 +7,8 @@ guards here: each ends where its allocation ends, and the sanitizer watches that
 import sys
 from pathlib import Path
 
-from tests.kernels import cases, quantise_cases
+from tests.kernels import cases
 from tests.kernels.on_cpu import KernelsOnCpu, Order
-from tests.kernels.quantise_on_cpu import QuantiseOnCpu
 
 
 def run_cases(library: Path, *, order: Order, shift: int, counts: range) -> None:
@@ -39,14 +38,6 @@ def run_corruptions(kernels: KernelsOnCpu) -> None:
         cases.cut_delta_is_found(kernels, delta)
 
 
-def run_quantised(library: Path) -> None:
-    for order, shift in ((Order.SHUFFLED, 2), (Order.FORWARD, 0)):
-        kernels = QuantiseOnCpu(library, order=order, shift=shift, guard=0)
-        for case in quantise_cases.CASES:
-            quantise_cases.quantise_agrees(kernels, case, by="cta")
-            quantise_cases.quantise_agrees(kernels, case, by="warp")
-
-
 def run(library: Path, what: str) -> None:
     kernels = KernelsOnCpu(library, order=Order.SHUFFLED, shift=2, guard=0)
     if what == "cases":
@@ -57,8 +48,6 @@ def run(library: Path, what: str) -> None:
         run_boxes(kernels)
     elif what == "corruptions":
         run_corruptions(kernels)
-    elif what == "quantised":
-        run_quantised(library)
     else:
         plant_fault(library, what)
     print("all agree")

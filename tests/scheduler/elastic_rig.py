@@ -130,11 +130,9 @@ def assert_true(result: TurnResult, prompt: tuple[int, ...]) -> None:
     assert replace(result, workers=()) == expected
 
 
-async def play(
-    scheduler: ElasticRolloutScheduler, trajectory: int, *, traceparent: str = ""
-) -> None:
+async def play(scheduler: ElasticRolloutScheduler, trajectory: int) -> None:
     """Run a trajectory from its start to its end, and check every token."""
-    await scheduler.start(trajectory, group=trajectory // 4, traceparent=traceparent)
+    await scheduler.start(trajectory, group=trajectory // 4)
     prompt = first_prompt(trajectory)
     for turn in range(turns_of(trajectory)):
         result = await scheduler.generate(trajectory, turn=turn, prompt=prompt, sampling=SAMPLING)

@@ -66,7 +66,6 @@ CALLS = (
     lambda s: s.start(5, group=1.0),
     lambda s: s.start(5, job="a"),
     lambda s: s.start(5, seed=0.5),
-    lambda s: s.start(5, traceparent=7),
     lambda s: s.finish("x"),
     lambda s: s.abort([]),
     lambda s: s.publish(None),

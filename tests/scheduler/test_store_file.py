@@ -37,7 +37,7 @@ HEAD = b"rose-scheduler-journal\n"
 SAMPLING = Sampling(5, 0.5, (7, 8))
 CAN = Capabilities(4, 1000.0, 5.0, device=3)
 ENTRIES = [
-    Begun(0, 1, 2, 3, "00-aa-bb-01"),
+    Begun(0, 1, 2, 3),
     Asked(0, 0, 0, (1, 2, 3), SAMPLING),
     Ended(0, is_wanted=False),
     Registered(4, WorkerKind.BORROWED, CAN),
