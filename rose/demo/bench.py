@@ -16,7 +16,7 @@ from rose.demo.record import RlLoopRecord, Slice, StepSamples
 from rose.demo.replay import ArmEngines, CountIn, Replay
 from rose.demo.rl.settings import RolloutLimits
 from rose.demo.rose_device import RoseDevice
-from rose.demo.schemes import SHARE_ALL, Scheme
+from rose.demo.schemes import CONTROL, SHARE_ALL, Scheme
 from rose.demo.settings import (
     REQUEST_TOKENS,
     ROLLOUTS,
@@ -179,6 +179,10 @@ class Bench:
             return ArmEngines(
                 scheme.name, pair.serving, pair.lane, load, partial(pair.watch, governor)
             )
+        if scheme.name == CONTROL:
+            # An engine of its own, as every arm of rose has: where its memory lies changes its speed.
+            again = Alone(self._tenants[0].model, self._settings, self._clock, owned=self._owned)
+            return ArmEngines(scheme.name, again.engine, None, None, again.watch)
         serving = self._alone.engine
         if scheme.name == SHARE_ALL:
             return ArmEngines(scheme.name, serving, None, self._shared)
