@@ -34,8 +34,8 @@ ROSE_DEVICE ScaleBlock scale_block(const QuantiseParams& params, u64 scale, u64 
           right < params.block_cols ? right : params.block_cols};
 }
 
-// Thread `lane` of kGroup calls visit(row, column) for its loads of a block: every kGroup-th one,
-// row by row. Only the first position needs a division.
+// Thread `lane` of kGroup calls visit(row, column) for its loads of a block, which are every
+// kGroup-th load, row by row. Only the first position needs a division.
 template <u32 kGroup, typename Visit>
 ROSE_DEVICE void for_each_load(const ScaleBlock& block, u32 lane, Visit visit) {
   const u64 loads = blocks_along(block.width, kWeightsOfLoad);  // per row
@@ -59,7 +59,7 @@ ROSE_DEVICE bool is_aligned_for(const void* address) {
   return reinterpret_cast<std::uintptr_t>(address) % alignof(T) == 0;
 }
 
-// EightWeights `at` to `at` + 7 of a row of `width`; zeros behind the end.
+// Loads weights `at` to `at` + 7 of a row of `width` weights; behind the end they are 0.
 ROSE_DEVICE EightWeights load_weights(const u16* row, u64 at, u64 width) {
   if (is_aligned_for<EightWeights>(row + at) && at + kWeightsOfLoad <= width) {
     return *reinterpret_cast<const EightWeights*>(row + at);
@@ -82,7 +82,7 @@ ROSE_DEVICE u32 largest_of(const EightWeights& weights) {
   return largest;
 }
 
-// Writes codes `at` to `at` + 7 of a row, up to its end; the lowest byte is the first code.
+// Writes codes `at` to `at` + 7 of a row, up to its end; the lowest byte of `codes` is the first.
 ROSE_DEVICE void store_codes(u8* row, u64 at, u64 width, u64 codes) {
   if (is_aligned_for<u64>(row + at) && at + kWeightsOfLoad <= width) {
     *reinterpret_cast<u64*>(row + at) = codes;
@@ -109,12 +109,12 @@ ROSE_DEVICE void encode_block(const QuantiseParams& params, const ScaleBlock& bl
   });
 }
 
-// The maximum over the lanes of a warp, for all of them.
+// Returns the maximum over the lanes of a warp, in all lanes.
 struct LargestOfWarp {
   ROSE_DEVICE u32 operator()(u32 number) const { return __reduce_max_sync(kAllLanes, number); }
 };
 
-// The maximum over a CTA. All threads call it.
+// Returns the maximum over a CTA. All threads call this.
 struct LargestOfCta {
   u32* of_warps;  // shared
 
@@ -162,7 +162,7 @@ ROSE_DEVICE void quantise_blocks(const QuantiseParams& params, u64 group, u64 gr
 
 using rose::kernels::QuantiseParams;
 
-// Any grid. Each CTA takes every grid-th scale block.
+// Works with any grid: each CTA takes every gridDim.x-th scale block.
 extern "C" __global__ __launch_bounds__(rose::kernels::kQuantiseThreads) void quantise_cta_kernel(
     const QuantiseParams params) {
   using namespace rose::kernels;
@@ -171,7 +171,8 @@ extern "C" __global__ __launch_bounds__(rose::kernels::kQuantiseThreads) void qu
                                     LargestOfCta{of_warps});
 }
 
-// Any grid. Each warp takes scale blocks with the stride of all warps; for many small blocks.
+// Works with any grid: each warp takes scale blocks at a stride of all warps. For many small
+// blocks.
 extern "C" __global__ __launch_bounds__(rose::kernels::kQuantiseThreads) void quantise_warp_kernel(
     const QuantiseParams params) {
   using namespace rose::kernels;

@@ -6,7 +6,7 @@
 namespace rose::kernels {
 
 constexpr u32 kQuantiseThreads = 256;
-// Weights of a scale block up to which one warp handles it; most threads of a CTA would wait.
+// Largest scale block, in weights, that one warp handles; most threads of a CTA would wait.
 constexpr u64 kWeightsOfWarpMax = 2048;
 
 struct QuantiseParams {

@@ -1,5 +1,5 @@
-// One code of quantised weights. Signs and NaNs are taken from the bits of the weight, not from its
-// quotient, for which processors differ. docs/protocol.md, "Quantised weights".
+// Computes one code of quantised weights. Signs and NaNs are taken from the bits of the weight, not
+// of its quotient, because processors differ there. docs/protocol.md, "Quantised weights".
 #pragma once
 
 #include "device.h"
@@ -24,7 +24,7 @@ ROSE_HD inline float widened_magnitude(u32 magnitude) {
   return __builtin_bit_cast(float, magnitude << 16);
 }
 
-// IEEE division for all compiler flags; keeps subnormals.
+// Divides as IEEE 754 does, under all compiler flags, and keeps subnormals.
 ROSE_HD inline float divided(float number, float by) {
 #ifdef __CUDA_ARCH__
   return __fdiv_rn(number, by);
@@ -37,13 +37,13 @@ ROSE_HD constexpr float largest_of(CodeKind kind) {
   return kind == CodeKind::kFp8 ? 448.0F : 127.0F;
 }
 
-// `amax` is the largest finite magnitude of the block. Even for the smallest one, 2^-133, the scale
-// is above 0.
+// `amax` is the largest finite magnitude of the block. Even for the smallest one above 0, 2^-133,
+// the scale is above 0.
 ROSE_HD inline float scale_of(u32 amax, CodeKind kind) {
   return amax == 0 ? 1.0F : divided(widened_magnitude(amax), largest_of(kind));
 }
 
-// A quotient >= 0 as e4m3fn, rounded half to even, at most 448.
+// Returns a quotient >= 0 as e4m3fn, rounded half to even, at most 448.
 ROSE_HD inline u32 fp8_magnitude(float quotient) {
   constexpr u32 kSmallestNormal = 0x3C800000;  // 2^-6
   constexpr u32 kDroppedBits = 20;             // of the mantissa; three bits stay
@@ -58,14 +58,14 @@ ROSE_HD inline u32 fp8_magnitude(float quotient) {
   return code < kFp8Largest ? code : kFp8Largest;
 }
 
-// A quotient >= 0 as an integer, rounded half to even, at most 127.
+// Returns a quotient >= 0 as an integer, rounded half to even, at most 127.
 ROSE_HD inline u32 int8_magnitude(float quotient) {
   constexpr float kOfUnit = 8388608.0F;  // 2^23: its last bit is 1
   const float kept = quotient < 127.0F ? quotient : 127.0F;
   return __builtin_bit_cast(u32, kept + kOfUnit) - __builtin_bit_cast(u32, kOfUnit);
 }
 
-// The code of a bf16. `scale` is above 0 and finite.
+// Returns the code of a bf16. `scale` is above 0 and finite.
 template <CodeKind kKind>
 ROSE_HD inline u8 code_of(u32 bits, float scale) {
   const u32 magnitude = bits & kMagnitude;

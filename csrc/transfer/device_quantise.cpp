@@ -16,7 +16,7 @@ using QuantiserPtr = std::shared_ptr<const DeviceQuantiser>;
 
 namespace {
 
-// CTAs per multiprocessor in a grid-stride launch: as many as a multiprocessor has threads for.
+// CTAs per multiprocessor in a grid-stride launch: as many as fill its threads.
 constexpr std::uint64_t kQuantiseCtas = 8;
 // Limit of the product of two sizes: offsets of 16-bit elements, in bytes, then stay below 2^64.
 constexpr std::uint64_t kSizeMax = std::uint64_t{1} << 62;

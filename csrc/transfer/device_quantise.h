@@ -10,7 +10,7 @@ namespace rose::transfer {
 
 // Every call only launches a kernel on the caller's stream: it allocates no device memory, and does
 // not wait or copy. The caller keeps the memory until the stream has passed the launch. Any thread
-// may use it.
+// may call any method.
 class DeviceQuantiser {
  public:
   // Loads the kernels of this build on the device. Unavailable if the build has none.
@@ -19,9 +19,9 @@ class DeviceQuantiser {
       std::shared_ptr<const driver::KernelLibrary> library) noexcept;
 
   // Uses one CTA per scale block, or one warp per small scale block. One scale for a whole tensor
-  // is slow, because it uses only one CTA. InvalidArgument if an address is null or not aligned to
-  // its type, or if the sizes are not possible for a matrix; then nothing is launched. Without
-  // weights it is ok and launches nothing.
+  // is slow, because it uses only one CTA. Returns InvalidArgument, and launches nothing, if an
+  // address is null or not aligned to its type, or if no matrix can have these sizes. Returns ok,
+  // and launches nothing, if there are no weights.
   Status quantise(const kernels::QuantiseParams& params, CUstream stream) const noexcept;
 
  private:

@@ -10,7 +10,7 @@ from rose.kernels.scale_blocks import scale_blocks
 
 
 class EmbeddedQuantiser:
-    """The loaded kernel of one GPU; any thread may call."""
+    """The loaded kernel of one GPU. Any thread may call a method."""
 
     def __init__(self, ordinal: int) -> None:
         """Load the kernel on GPU `ordinal`.
@@ -21,7 +21,19 @@ class EmbeddedQuantiser:
         self._quantiser = DeviceQuantiser.create(CudaDevice.open(ordinal))
 
     def quantise(self, weights: Any, *, to: str, block: tuple[int, int]) -> tuple[Any, Any]:
-        """Queue the work on torch's current stream, and return codes and scales without waiting."""
+        """Queue the work on torch's current stream, and return codes and scales without waiting.
+
+        Args:
+            weights: (rows, cols) bf16 on the GPU, or their bits as 16-bit integers.
+            to: "fp8" or "int8".
+            block: rows and columns of a scale block.
+
+        Returns:
+            (rows, cols) uint8 codes, and float32 scales, one per scale block.
+
+        Raises:
+            InvalidArgument: `scale_blocks` refuses an argument.
+        """
         cut = scale_blocks(weights, to=to, block=block)
         rows, cols = weights.shape
         self._quantiser.quantise(
@@ -39,8 +51,8 @@ class EmbeddedQuantiser:
         return cut.codes, cut.scales
 
 
-# Kernels are loaded once and kept: loading at a launch could wait for a stream held by a closed
-# gate.
+# Kernels are loaded once and kept, because loading one at its launch could wait for a stream that a
+# closed gate holds.
 @functools.cache
 def quantiser_of(ordinal: int) -> EmbeddedQuantiser:
     """Return the quantiser of GPU `ordinal` of torch.

@@ -16,7 +16,7 @@ class ScaleBlocks:
     """A matrix of weights, divided into blocks with one scale each.
 
     Args:
-        bits: (rows, cols) int16, a view of the weights; rows may be apart.
+        bits: (rows, cols) int16, a view of the weights; there may be gaps between rows.
         codes: (rows, cols) uint8, to be filled.
         scales: (blocks down, blocks across) float32, to be filled.
         block_rows: rows per block, at most those of the matrix.
@@ -31,7 +31,7 @@ class ScaleBlocks:
 
     @property
     def row_stride(self) -> int:
-        """Return the distance of rows in elements; a single row's own stride is ignored."""
+        """Return the distance between rows in elements. A single row's own stride is ignored."""
         rows, cols = self.bits.shape
         return int(self.bits.stride(0)) if rows > 1 else int(cols)
 
@@ -48,13 +48,14 @@ def scale_blocks(weights: Any, *, to: str, block: tuple[int, int]) -> ScaleBlock
     if min(block) < 1:
         raise InvalidArgument(f"block {block}: pass rows and columns, each at least 1")
     if weights.dtype not in _BITS_DTYPES:
-        raise InvalidArgument(f"weights are {weights.dtype}; they must be bfloat16 or its bits")
+        raise InvalidArgument(f"weights must be bfloat16 or its bits, got {weights.dtype}")
     if weights.dim() != 2:
-        raise InvalidArgument(f"weights have the shape {tuple(weights.shape)}; give a matrix")
+        raise InvalidArgument(f"weights must be a matrix, got the shape {tuple(weights.shape)}")
     rows, cols = weights.shape
     if (cols > 1 and weights.stride(1) != 1) or (rows > 1 and weights.stride(0) < cols):
         raise InvalidArgument(
-            f"weights have strides {weights.stride()}; each row must be contiguous, none overlap"
+            "rows of weights must be contiguous and must not overlap, got strides "
+            f"{weights.stride()}"
         )
     # A larger block covers the whole matrix: limiting it avoids overflow in sums of sizes.
     height, width = min(block[0], max(rows, 1)), min(block[1], max(cols, 1))
