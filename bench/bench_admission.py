@@ -73,8 +73,8 @@ def test_admit_over_empty_call(report: Report, log: CertificateLog) -> None:
         for _ in range(ADMISSIONS):
             admission_certificate(terms, log=log, serving=serving)
         took_ns = time.perf_counter_ns() - began_ns
-        # This loop asks more often than any lender: the log's ring would fill up before it is
-        # written.
+        # This loop asks more often than any lender: the log's ring would fill up before its
+        # records are written.
         log.flush()
         return took_ns / ADMISSIONS
 

@@ -146,7 +146,7 @@ class Case:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the bars apply to it."""
+        """True if the bars apply to this case."""
         return self in JUDGED
 
     @property
@@ -193,8 +193,9 @@ def bench() -> Iterator[Bench]:
 def speed_gb_s(case: Case, call: Callable[[], object], prepare: Callable[[], object]) -> Measure:
     """Return a measure in GB/s of weights; `prepare` runs before each call, unmeasured.
 
-    After each call it waits until torch's threads are idle. They spin for milliseconds after their
-    work, on as many cores as there are threads, and would slow down the next measurement.
+    After each call, the measure waits until torch's threads are idle. They spin for milliseconds
+    after their work, on as many cores as there are threads, and would slow down the next
+    measurement.
     """
     measure_ns = timed(call)
 
@@ -223,8 +224,8 @@ def test_pack(report: Report, bench: Bench, case: Case, encoding: str) -> None:
     """Speed with digest and choice of codec; STRAT together with GAP in one pass, with a given
     rule.
 
-    As in a chain of deltas the shadow's digest is known from the previous delta; it is found once
-    and not timed. The digest of the result is part of every call.
+    As in a chain of deltas, the shadow's digest is known from the previous delta, so it is computed
+    once and not timed. The digest of the result is part of every call.
     """
     versions = bench.versions(case)
     base = digest(versions.old)

@@ -102,8 +102,8 @@ def test_certificate_over_empty_call(report: Report, tmp_path: Path) -> None:
         for _ in range(CERTIFICATES):
             certify()
         took_ns = time.perf_counter_ns() - began_ns
-        # This loop asks more often than any creditor: the log's ring would fill up before it is
-        # written.
+        # This loop asks more often than any creditor: the log's ring would fill up before its
+        # records are written.
         one.log.flush()
         return took_ns / CERTIFICATES
 

@@ -166,7 +166,7 @@ def newest_settled(pair: Pair, number: int) -> Revocation:
     return history[number - 1]
 
 
-# ---- what serving waits for
+# ---- waits of serving
 
 
 def test_arrival_to_parked_over_segment(report: Report, tmp_path: Path) -> None:
@@ -249,10 +249,10 @@ def test_revoke_under_load_ms_p99(report: Report, tmp_path: Path) -> None:
     report.add("revoke_under_load_fenced_slabs", fenced, "slabs")
 
 
-# ---- what rose's own calls cost serving
+# ---- cost of rose's own calls for serving
 
 
-# ---- what is harvested
+# ---- harvest
 
 
 def test_idle_harvest_share(report: Report, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rose.units import GIB, MIB
 
 SLAB_BYTES, SLABS = 16 * MIB, 64
 ROUNDS = 20
-# Never touched, so it uses addresses but no memory.
+# Size of a pool that is never touched, so it uses addresses but no memory.
 JOINED_BYTES = 64 * GIB
 NS_PER_MS = 1e6
 

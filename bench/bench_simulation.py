@@ -1,6 +1,6 @@
 """The scheduler in simulated clusters: drawn scenarios, a burst, and serving's guarantee.
 
-Without FULL=1 the first drawn scenarios alone are judged.
+Without FULL=1 only the first drawn scenarios are judged.
 """
 
 from collections import Counter

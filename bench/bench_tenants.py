@@ -175,7 +175,7 @@ class LoadedLoan(Loan):
     def segment_ns(self) -> float:
         """Return the p99 of the borrower's segments since the previous call."""
         self.borrower.line.send("segments")
-        self.measure_ns(1)  # it answers when it aborts
+        self.measure_ns(1)  # the borrower answers when it aborts
         lengths = self.borrower.line.recv()
         self.segments.extend(lengths)
         return quantile(lengths, 0.99)

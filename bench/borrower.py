@@ -78,7 +78,7 @@ class Borrower:
         self.line.close()
 
 
-# ---- what borrowers do
+# ---- work of borrowers
 
 
 def hold_idle(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> None:

@@ -18,7 +18,7 @@ from bench.paired import Measure, PairedRatio, Pairs
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, Term, row, said_of
 
 _QUICK: Final = 20  # divisor of --quick
-# Seconds of rounds in a suite without --full. The rest takes as long again: inputs, processes,
+# Seconds of rounds in a suite without --full. All else takes as long again: inputs, processes,
 # warm-up, and benchmarks of five slow rounds.
 _SUITE_S: Final = 180.0
 _ROUNDS_MIN: Final = 5

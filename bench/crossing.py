@@ -205,8 +205,8 @@ class Crossing:
     def _follow(self, parts: ExitStack) -> None:
         server = serve(self._log)
         parts.callback(server.close)
-        # One for the relay's own thread, and one for tiles that receivers request before they
-        # arrive.
+        # One source for the relay's own thread, and one for tiles that receivers request before the
+        # tiles arrive.
         sources = [RemoteSource(server.address, server.token) for _ in range(2)]
         for source in sources:
             parts.callback(source.close)

@@ -3,10 +3,10 @@
     python -m bench.drawn --count 20
     python -m bench.drawn --runs 2 --json bench/results/drawn-200.json
 
-The first simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt, prints how
-rose does against each baseline, and lists the scenarios that rose loses. The second has two runs of
-every scenario, as chance moves a single one by about 1 %, and writes the first table to a file. An
-interrupted run still prints the scenarios that it simulated.
+The first command simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt,
+prints how rose compares with each baseline, and lists the scenarios that rose loses. The second
+command makes two runs of every scenario, because chance moves a single run by about 1 %, and writes
+the first table to a file. An interrupted run still prints the scenarios that it simulated.
 """
 
 import argparse

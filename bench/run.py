@@ -1,9 +1,9 @@
 """Run one benchmark suite: a JSON document with each row as it is measured, and a table of the
 bars.
 
-Rows and progress are printed to stderr, the table to stdout. Status 0 also if a bar is missed (1
-with --strict), 1 if a benchmark fails, 2 for a mistake of the user. The finished rows stay in the
-document, whatever ends the run.
+Rows and progress are printed to stderr, the table to stdout. The exit status is 1 if a benchmark
+fails, or with --strict if a bar is missed; 2 for an error of the user; otherwise 0. The finished
+rows stay in the document, whatever ends the run.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-# Replaces this folder, whose file names mean nothing to a user.
+# Replaces the path of this folder: names of its files must not be importable.
 sys.path[0] = str(ROOT)
 
 from rich.console import Console  # noqa: E402

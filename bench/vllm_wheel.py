@@ -60,7 +60,7 @@ def load(module: str) -> Any:
         except ModuleNotFoundError as missing:
             raise Unavailable(f"vLLM {VERSION} needs the package '{missing.name}'") from missing
     if version.split("+")[0] != VERSION:
-        raise Unavailable(f"this is vLLM {version}, and {VERSION} is what is compared with")
+        raise Unavailable(f"the peer is vLLM {VERSION}, got {version}")
     return found
 
 

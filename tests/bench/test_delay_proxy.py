@@ -172,7 +172,7 @@ def test_a_proxy_that_cannot_listen_is_unavailable(listener: socket.socket) -> N
     settings = settings_for(listener, delay_ms=1.0)
     with (
         socket.create_server((PROXY, listener.getsockname()[1])),
-        pytest.raises(Unavailable, match="did not come up"),
+        pytest.raises(Unavailable, match="did not start within"),
         delay_proxy(settings),
     ):
         pytest.fail("it cannot listen where another does")
