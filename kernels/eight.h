@@ -25,7 +25,7 @@ struct alignas(sizeof(T) == 1 ? 8 : 16) Eight {
     u32& word = words[i * kBits / 32];
     word = (word & ~(low_mask(kBits) << shift)) | static_cast<u32>(bits) << shift;
   }
-  // Moves every element down by one and appends `bits`. Registers have no index at run time.
+  // Moves every element down by one and appends `bits`. Registers cannot be indexed at run time.
   ROSE_DEVICE void shift_in(T bits) {
 #pragma unroll
     for (u32 i = 0; i < kWords; ++i) {

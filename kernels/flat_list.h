@@ -117,7 +117,8 @@ ROSE_DEVICE void take_words(const WordQueue& queue, u32 words, const u32* thresh
   }
 }
 
-// Queues the words that differ among eight elements per lane. Takes words while each lane gets one.
+// Queues each lane's words that differ among eight elements, and takes words while every lane gets
+// one.
 template <u32 kMax>
 ROSE_DEVICE void compare_eight(const Eight<u16>& now, const Eight<u16>& old, u32 index,
                                const u32* threshold, WordQueue& queue, ChangeList<kMax>& list,

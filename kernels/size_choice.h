@@ -42,7 +42,7 @@ struct Cheapest {
   u32 large;
 };
 
-// One warp calls this. A lane tries each number of bits; lane 0 has the result. Besides `lengths`
+// One warp calls this. Lane n tries n bits per magnitude; lane 0 has the result. Besides `lengths`
 // there are `steps` magnitudes of 0.
 ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count, u32 steps,
                               u32 width) {
@@ -59,7 +59,7 @@ ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count
   u32 words = words_of(count * lane);
   if (large != 0) words += elias_fano_words(count, large) + words_of(width * large);
   if (lane >= width) words = ~0U;
-  // The fewest words win, of equals the fewest bits. At most 65,536 magnitudes are large.
+  // The fewest words win, and among equals the fewest bits. At most 65,536 magnitudes are large.
   u64 least = static_cast<u64>(words) << 32 | lane << 20 | large;
 #pragma unroll
   for (u32 step = kWarp / 2; step > 0; step /= 2) {
