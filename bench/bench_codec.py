@@ -68,14 +68,14 @@ def sizes_of(new: Bits, old: Bits) -> Sizes:
     if rule is None:
         raise InternalError("no class rule makes the delta smaller")
     strat = strat_pack(delta, old, rule)
-    check(strat_unpack(strat, old).to_bytes() == delta.to_bytes(), "STRAT gives GAP back")
+    check(strat_unpack(strat, old).to_bytes() == delta.to_bytes(), "STRAT does not restore GAP")
     weights = old.copy()
     delta_apply(weights, delta)
-    check(np.array_equal(weights, new), "GAP gives the new version")
+    check(np.array_equal(weights, new), "GAP does not restore the new version")
     peers = {}
     for peer in PEERS:
         frame = peer.encode(new, old)
-        check(np.array_equal(peer.decode(frame, old), new), f"{peer.name} gives the new version")
+        check(np.array_equal(peer.decode(frame, old), new), f"{peer.name} does not restore it")
         peers[peer.name] = len(frame) / changed
     return Sizes(
         gap=len(delta.to_bytes()) / changed,
@@ -279,7 +279,7 @@ def test_apply(report: Report, bench: Bench, case: Case) -> None:
         held.copy_(torch.where(dense.isnan(), held, dense))
 
     by_dense()
-    check(np.array_equal(weights, versions.new), "both make the new version")
+    check(np.array_equal(weights, versions.new), "the result is not the new version")
     paired = report.pairs(
         speed_gb_s(case, lambda: delta_apply(weights, delta), reset),
         speed_gb_s(case, by_dense, reset),

@@ -308,7 +308,7 @@ def test_judged(report: Report, kept: dict[str, Modelled]) -> None:
     if modelled is None or not modelled.bars:
         report.leave_out([name], "the modelled part did not run")
     elif modelled.seeds != judging_seeds(commit(), len(TUNING_SEEDS)):
-        report.leave_out([name], "the seeds are those of tuning, which judge nothing")
+        report.leave_out([name], "seeds for tuning judge nothing")
     else:
         report.once(lambda: append_judgement(JUDGED, commit(), modelled.seeds, modelled.bars))
         report.add(name, count_missed(JUDGED), "commits", bar=Bar(at_most=0))
@@ -351,7 +351,7 @@ def test_on_engines(report: Report, tmp_path: Path, load: float) -> None:
         add_measured(report, measured, load)
     name, overhead = named("gate_overhead_idle_percent", load), gate_overhead_percent(record)
     if overhead is None:
-        report.leave_out([name], "no slice of rollouts alone is whole")
+        report.leave_out([name], "no slice of rollouts alone is complete")
     else:
         report.add(name, overhead, "%", bar=Bar(at_most=1.0))
 

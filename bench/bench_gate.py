@@ -29,7 +29,7 @@ MATRIX: Final = 288
 
 def open_with(gate: HostGate, segments: int) -> None:
     gate.grant(segments)
-    check(gate.open(gate.close_epoch), "nobody else closes this gate")
+    check(gate.open(gate.close_epoch), "something else closed this gate")
 
 
 # ---- the gate's own calls
@@ -129,7 +129,7 @@ def interrupt(borrower: Borrower, length_ms: float, rng: random.Random) -> tuple
     borrower.gate.close(CloseReason.ARRIVAL)
     closed_ns = time.perf_counter_ns()
     parked = borrower.gate.wait_parked(timeout_ms=LONG_MS)
-    check(parked is not None, "a segment ends")
+    check(parked is not None, "a segment did not end")
     pause_ns = time.perf_counter_ns() - began_ns
     time.sleep(length_ms * 1e-3)  # time for a segment that must not start
     return pause_ns, borrower.asked_ns > closed_ns

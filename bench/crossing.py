@@ -85,7 +85,7 @@ class Rank:
             raise InternalError("a rank commits before it follows anybody")
         staged = self.receiver.take_staged()
         if staged is None:
-            raise InternalError("what is announced lies ready")
+            raise InternalError("no staged version was ready")
         commit = Commit(
             staged,
             self.views,

@@ -64,7 +64,7 @@ class DelayLine:
 
     def put(self, nbytes: int, now_ns: int) -> None:
         """Add bytes."""
-        check(0 < nbytes <= self.room, "a line takes what it has room for")
+        check(0 < nbytes <= self.room, f"{nbytes} bytes do not fit {self.room}")
         self._marks.append((now_ns + self.delay_ns, nbytes))
         self.held_bytes += nbytes
 
@@ -87,9 +87,9 @@ class DelayLine:
         """Remove bytes that are due."""
         self.held_bytes -= nbytes
         while nbytes > 0:
-            check(bool(self._marks), "bytes that leave a line have come into it")
+            check(bool(self._marks), "more bytes left than entered")
             due_ns, count = self._marks.popleft()
-            check(due_ns <= now_ns, "bytes leave a line in their time")
+            check(due_ns <= now_ns, "bytes left too early")
             if count > nbytes:
                 self._marks.appendleft((due_ns, count - nbytes))
             nbytes -= count

@@ -135,7 +135,7 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
             is_staged.wait()
             is_staged.clear()
             staged = receiver.take_staged()
-            check(staged is not None, "what is announced lies ready")
+            check(staged is not None, "no staged version was ready")
             began_ns = time.perf_counter_ns()
             commit = Commit(staged, row, receiver.digest, digests=known)  # type: ignore[arg-type]
             commit.run()

@@ -137,7 +137,7 @@ class NemoLike:
     def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
         payload = bytes(frame[_SUM_BYTES:])
         if bytes(frame[:_SUM_BYTES]) != _sum(payload):
-            raise CorruptData("a payload is not the one that was packed")
+            raise CorruptData("a payload differs from the packed one")
         positions, patches = read_gaps(payload)
         dense = np.zeros(count, np.uint16)
         dense[positions] = patches
@@ -194,7 +194,7 @@ class SlimeLike:
     def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
         patch = np.frombuffer(decompress(frame[_SUM_BYTES:]), np.uint16, count)
         if bytes(frame[:_SUM_BYTES]) != _digest(patch):
-            raise CorruptData("a patch is not the one that was packed")
+            raise CorruptData("a patch differs from the packed one")
         held ^= patch[part]
 
 

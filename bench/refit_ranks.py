@@ -55,7 +55,7 @@ class Rank:
         """
         try:
             if not self._line.poll(_DEADLINE_S):
-                raise DeadlineExceeded(f"a rank says nothing for {_DEADLINE_S:g} s")
+                raise DeadlineExceeded(f"a rank sent no message for {_DEADLINE_S:g} s")
             return self._line.recv()
         except EOFError as error:
             raise Unavailable("a rank has died") from error
@@ -214,7 +214,7 @@ class PeerTrainer:
         for number, rank in enumerate(self._ranks):
             rank.say(None)
             if rank.hear() != digest(self._layout.row_of(number, new)):
-                raise CorruptData(f"{self._peer.name} leaves rank {number} with other weights")
+                raise CorruptData(f"{self._peer.name}: rank {number} has other weights")
 
     def close(self) -> None:
         # The ranks end first, because they would report a closed connection as a fault.

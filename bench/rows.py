@@ -158,7 +158,7 @@ def faults(document: Mapping[str, Any]) -> list[str]:
 
 def _unmeasured_faults(one: Any, names: Sequence[Any]) -> list[str]:
     if not (isinstance(one, dict) and set(one) == _UNMEASURED_KEYS and all(one.values())):
-        return [f"{one} does not say what is unmeasured, and why"]
+        return [f"{one} must name an unmeasured row and the reason"]
     return [f"{one['name']} is measured and unmeasured"] * (one["name"] in names)
 
 

@@ -112,7 +112,7 @@ def _fetch() -> Path:
     )
     wheels = sorted(_CACHE.glob(f"vllm-{VERSION}-*.whl"))
     if answer.returncode != 0 or not wheels:
-        reason = (answer.stderr.strip().splitlines() or ["pip says nothing"])[-1]
+        reason = (answer.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise Unavailable(f"vLLM {VERSION} could not be fetched: {reason}")
     return wheels[0]
 
