@@ -82,7 +82,7 @@ class Rank:
     def commit(self) -> int:
         """Commit the staged version; return its number."""
         if self.receiver is None:
-            raise InternalError("a rank commits before it follows anybody")
+            raise InternalError("a rank must follow a source before it commits")
         staged = self.receiver.take_staged()
         if staged is None:
             raise InternalError("no staged version was ready")
@@ -234,7 +234,7 @@ class Crossing:
                 number = self._staged.get(timeout=_DEADLINE_S)
             except queue.Empty as error:
                 failures = [rank.receiver and rank.receiver.failure for rank in self.ranks]
-                raise DeadlineExceeded(f"ranks {behind} do not come: {failures}") from error
+                raise DeadlineExceeded(f"ranks {behind} were late: {failures}") from error
             if self.ranks[number].commit() == n:
                 behind.discard(number)
 

@@ -60,9 +60,9 @@ def main(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser("bench.drawn", prog="python -m bench.drawn", description=__doc__)
-    parser.add_argument("--count", type=int, help="so many seeds, the first; all of them")
-    parser.add_argument("--seeds", type=_seeds, help="these, separated by commas")
-    parser.add_argument("--runs", type=int, default=1, help="of each seed's scenario")
+    parser.add_argument("--count", type=int, help="number of seeds, from the first; all by default")
+    parser.add_argument("--seeds", type=_seeds, help="seeds, separated by commas")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each scenario")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="file for the figures of the first table")
     options = parser.parse_args(arguments)
