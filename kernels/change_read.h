@@ -363,8 +363,8 @@ class ChangeReader {
     if (!is_good) atomicOr(&shared_.faults, 1U);
   }
 
-  // Counts the ones of each section before this warp's share. Returns false if a section has more or
-  // fewer ones than numbers.
+  // Counts the ones of each section before this warp's share. Returns false if a section has more
+  // or fewer ones than numbers.
   ROSE_DEVICE bool count_numbers() {
     const bool has_ranks = layout().ranks.count != 0;
     const bool has_large = layout().larges.count != 0;

@@ -127,7 +127,7 @@ def install(environment: Path) -> None:
                 f"{free_bytes / (1 << 30):.1f} GiB are free at {environment.parent}"
             )
         run(Phase("environment", "venv", [sys.executable, "-m", "venv", str(environment)]))
-    # Python compiles a module at its first import; most of torch and transformers is never imported.
+    # Python compiles a module at its first import; most of torch and transformers never is.
     pip = [python, "-m", "pip", "install", "--no-compile", "-c", "requirements/constraints.txt"]
     run(Phase("build tools", "tools", [*pip, "setuptools", "pybind11", "ninja"]))
     print("rose: compiling the core while pip installs packages, some minutes", flush=True)

@@ -56,7 +56,9 @@ def test_a_stream_of_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     elsewhere = Stream(5, torch.device("cuda", 1))
     assert stream_on(elsewhere, torch.device("cuda", 1)) is elsewhere
-    with pytest.raises(InvalidArgument, match="^stream must be on the tensor's cuda:0, got cuda:1$"):
+    with pytest.raises(
+        InvalidArgument, match=r"^stream must be on the tensor's cuda:0, got cuda:1$"
+    ):
         stream_on(elsewhere, torch.device("cuda", 0))
 
 

@@ -152,9 +152,7 @@ def check_config(config: Any) -> None:
             config.kv_transfer_config is not None
         ),
         f"rose drives vLLM on CPUs only, got the device {config.device_config.device_type}: "
-        "install vLLM for CPUs": (
-            config.device_config.device_type != "cpu"
-        ),
+        "install vLLM for CPUs": (config.device_config.device_type != "cpu"),
     }
     for sentence, is_refused in refusals.items():
         if is_refused:

@@ -168,7 +168,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         return set(map(self.lane.kv.allocator.slab_of, self._blocks_of([request.request_id])))
 
     def _cheapest_slabs(self, count: int) -> list[int]:
-        """Return up to `count` slabs; first those whose loss makes the fewest tokens be recomputed."""
+        """Return up to `count` slabs, first those whose loss costs the fewest tokens of KV."""
         lost = dict.fromkeys(self.lane.slabs(), 0)
         for request in self.running:
             for slab in self._slabs_of(request) & lost.keys():
