@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.rose-installed
 VLLM_VENV ?= .venv-vllm
 LEARN_VENV ?= .venv-learn
-# How many processes share the tests; `JOBS=0` for one after the other, which -x and --pdb want.
+# Number of processes that run the tests. JOBS=0 runs them in one process, as -x and --pdb need.
 JOBS ?= $(shell n=`getconf _NPROCESSORS_ONLN`; [ "$$n" -lt 4 ] && echo "$$n" || echo 4)
 SUITE ?= memory
 JSON ?= $(if $(filter setup,$(SUITE)),bench/results/setup.json,build/bench-$(SUITE).json)
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-# pip compiles no module while it installs: each is compiled when it is imported first, and kept.
+# pip does not compile modules: Python compiles each at its first import, and keeps the result.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
@@ -21,14 +21,14 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1)' 2>/dev/null || \
-	  { echo "rose: Python >= 3.10 is needed, and '$(PYTHON)' is not that (set PYTHON=...)" >&2; exit 2; }
+	  { echo "rose: '$(PYTHON)' must be Python >= 3.10: set PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "rose: '$(PYTHON)' has no venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 2; }
 	@$(PYTHON) requirements/install.py --venv $(VENV)
 	@touch $@
 
-# The editable install finds rose/ by itself; only the C++ core must follow its sources.
-# FAST=1 compiles each source by itself, which pays while one edits: the next build costs one source.
+# The editable install uses rose/ as it is; only the C++ core must be rebuilt.
+# FAST=1 compiles each source separately: after an edit, only the edited sources are compiled again.
 build: install
 	@ROSE_FAST=$(FAST) $(BIN)/python setup.py -q build_ext --inplace
 
@@ -53,7 +53,7 @@ $(LEARN_VENV)/.rose-installed: requirements/learn.txt requirements/constraints.t
 	  -r requirements/learn.txt -e '.[test,demo,bench]'
 	@touch $@
 
-# What is missing of the learning runs of this commit; each seed has three arms. `make bench
+# Runs the learning runs of this commit that are missing; each seed has three arms. `make bench
 # SUITE=learning` judges them.
 SEEDS ?= 8
 learn: learn-env
@@ -65,7 +65,7 @@ test-learn: learn-env
 	OMP_NUM_THREADS=1 $(LEARN_VENV)/bin/pytest -m 'slow or peer' tests/adapters/test_trl.py \
 	  tests/adapters/test_weight_transfer.py tests/adapters/test_grpo.py $(ARGS)
 
-# Into dist/, for this Python. auditwheel names the wheel after the oldest glibc that it runs on.
+# Builds dist/*.whl for this Python. auditwheel names the wheel after the oldest glibc that it needs.
 wheel: build
 	@rm -rf build/lib.* build/wheel
 	@$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build/wheel .
@@ -73,7 +73,7 @@ wheel: build
 	  >build/wheel.log 2>&1 || { cat build/wheel.log >&2; exit 2; }
 	@ls dist/*.whl
 
-# What protoc makes is kept, so that building rose needs no protoc.
+# The output of protoc is in the repository, so building rose needs no protoc.
 messages: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $$(find rose -name '*.proto')
 
@@ -85,7 +85,7 @@ demo: build
 test: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# One room, in Python and in C++. The name is looked at before anything is built.
+# Tests one room, in Python and in C++. Its name is checked before anything is built.
 ROOM_TESTS = $(if $(ROOM),$(patsubst %/.,%,$(wildcard tests/$(ROOM)/. tests/cpp/$(ROOM)/.)))
 check:
 	@test "$(words $(ROOM)) $(if $(ROOM_TESTS),1)" = "1 1" || \
@@ -93,13 +93,13 @@ check:
 	@$(MAKE) --no-print-directory build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ROOM_TESTS) $(ARGS)
 
-# What takes minutes more: ThreadSanitizer, wheel and sdist, every property with 300 examples.
+# Tests that take minutes more: ThreadSanitizer, wheel and sdist, all properties with 300 examples.
 test-slow: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  -m '(slow or hypothesis) and not gpu and not peer' --hypothesis-profile=slow \
 	  --summary=bench/results/test-slow.json --faults=bench/results/faults.json $(ARGS)
 
-# Each of them takes one core: `make -j2 lint`.
+# Each of the three takes one core: `make -j2 lint`.
 lint: lint-style lint-types lint-layout
 
 lint-style: install
@@ -127,12 +127,12 @@ bench: build
 	@mkdir -p $(dir $(JSON))
 	$(BIN)/python bench/run.py --suite $(SUITE) --json $(JSON) $(if $(FULL),--full) $(if $(ONLY),--only "$(ONLY)")
 
-# The site of docs/ in build/site; a warning, such as a link that leads nowhere, is an error.
+# Builds the site of docs/ in build/site. A warning, such as a broken link, is an error.
 docs: install
 	@$(BIN)/pip install -qq -c requirements/constraints.txt -r docs/requirements.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
-# With the interpreter as it is: no environment is made, nothing is downloaded.
+# Uses the interpreter as it is: no environment is made, nothing is downloaded.
 gpu:
 	@test -n "$(OUT)" || { echo "gpu: no folder for the results: make gpu OUT=gpu-results" >&2; exit 2; }
 	@$(PYTHON) -m bench.gpu.run --out "$(OUT)" $(if $(PART),--part "$(PART)")

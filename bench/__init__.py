@@ -1,1 +1,1 @@
-"""Benchmarks; a package, so that no other package of this name comes first."""
+"""Benchmarks. With this file, Python finds this folder before other packages named `bench`."""

@@ -95,8 +95,9 @@ def blocks_of(capacity: int) -> BlockAllocator:
 
 
 def rose_replay(hits: list[int]) -> Replay:
-    """Return our allocator, driven by the batch. `hits` gets the number of cached blocks per
-    replay.
+    """Return a function that replays events on rose's allocator.
+
+    `hits` gets the number of cached blocks found per replay.
     """
     allocator = blocks_of(CAPACITY_BLOCKS)
 
@@ -124,9 +125,11 @@ def rose_replay(hits: list[int]) -> Replay:
 
 
 def vllm_replay(hits: list[int]) -> Replay:
-    """Return vLLM's pool, driven as by its own KV cache manager for one group of layers.
+    """Return a function that replays events on vLLM's pool, as its own KV cache manager would.
 
-    `hits` is as in `rose_replay`.
+    The pool is for one group of layers.
+
+    `hits` gets the number of cached blocks found per replay.
     """
     block_pool: Any = load_block_pool()
     init_none_hash = load("vllm.v1.core.kv_cache_utils").init_none_hash

@@ -66,7 +66,7 @@ def rate(pull: Pull) -> Measure:
 def pull_all(source: ChunkClient | GrpcChunks, wanted: list[Chunk]) -> Pull:
     def pull() -> None:
         nbytes = sum(len(frame or b"") for _, frame in source.chunks(KEY, wanted))
-        check(nbytes == CHUNKS * CHUNK_BYTES_MAX, "every frame came")
+        check(nbytes == CHUNKS * CHUNK_BYTES_MAX, f"expected {CHUNKS} frames, got {nbytes} bytes")
 
     return pull
 

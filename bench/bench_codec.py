@@ -68,14 +68,14 @@ def sizes_of(new: Bits, old: Bits) -> Sizes:
     if rule is None:
         raise InternalError("no class rule makes the delta smaller")
     strat = strat_pack(delta, old, rule)
-    check(strat_unpack(strat, old).to_bytes() == delta.to_bytes(), "STRAT gives GAP back")
+    check(strat_unpack(strat, old).to_bytes() == delta.to_bytes(), "STRAT does not restore GAP")
     weights = old.copy()
     delta_apply(weights, delta)
-    check(np.array_equal(weights, new), "GAP gives the new version")
+    check(np.array_equal(weights, new), "GAP does not restore the new version")
     peers = {}
     for peer in PEERS:
         frame = peer.encode(new, old)
-        check(np.array_equal(peer.decode(frame, old), new), f"{peer.name} gives the new version")
+        check(np.array_equal(peer.decode(frame, old), new), f"{peer.name} does not restore it")
         peers[peer.name] = len(frame) / changed
     return Sizes(
         gap=len(delta.to_bytes()) / changed,
@@ -146,7 +146,7 @@ class Case:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the bars apply to it."""
+        """True if the bars apply to this case."""
         return self in JUDGED
 
     @property
@@ -193,8 +193,9 @@ def bench() -> Iterator[Bench]:
 def speed_gb_s(case: Case, call: Callable[[], object], prepare: Callable[[], object]) -> Measure:
     """Return a measure in GB/s of weights; `prepare` runs before each call, unmeasured.
 
-    After each call it waits until torch's threads are idle. They spin for milliseconds after their
-    work, on as many cores as there are threads, and would slow down the next measurement.
+    After each call, the measure waits until torch's threads are idle. They spin for milliseconds
+    after their work, on as many cores as there are threads, and would slow down the next
+    measurement.
     """
     measure_ns = timed(call)
 
@@ -223,8 +224,8 @@ def test_pack(report: Report, bench: Bench, case: Case, encoding: str) -> None:
     """Speed with digest and choice of codec; STRAT together with GAP in one pass, with a given
     rule.
 
-    As in a chain of deltas the shadow's digest is known from the previous delta; it is found once
-    and not timed. The digest of the result is part of every call.
+    As in a chain of deltas, the shadow's digest is known from the previous delta, so it is computed
+    once and not timed. The digest of the result is part of every call.
     """
     versions = bench.versions(case)
     base = digest(versions.old)
@@ -278,7 +279,7 @@ def test_apply(report: Report, bench: Bench, case: Case) -> None:
         held.copy_(torch.where(dense.isnan(), held, dense))
 
     by_dense()
-    check(np.array_equal(weights, versions.new), "both make the new version")
+    check(np.array_equal(weights, versions.new), "the result is not the new version")
     paired = report.pairs(
         speed_gb_s(case, lambda: delta_apply(weights, delta), reset),
         speed_gb_s(case, by_dense, reset),

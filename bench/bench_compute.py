@@ -82,7 +82,7 @@ class Certifier:
         """Run as many segments as the estimate of their duration uses."""
         self.gate.begin_step()
         self.gate.grant(count)
-        check(self.gate.open(self.gate.close_epoch), "nobody else closes this gate")
+        check(self.gate.open(self.gate.close_epoch), "something else closed this gate")
         for _ in range(count):
             self.gate.pass_(timeout_ms=LONG_MS)
         self.gate.end_step()
@@ -102,8 +102,8 @@ def test_certificate_over_empty_call(report: Report, tmp_path: Path) -> None:
         for _ in range(CERTIFICATES):
             certify()
         took_ns = time.perf_counter_ns() - began_ns
-        # This loop asks more often than any creditor: the log's ring would fill up before it is
-        # written.
+        # This loop asks more often than any creditor: the log's ring would fill up before its
+        # records are written.
         one.log.flush()
         return took_ns / CERTIFICATES
 
@@ -116,7 +116,7 @@ def test_certificate_over_empty_call(report: Report, tmp_path: Path) -> None:
     paired = report.pairs(certify_ns, empty_ns, rounds=501)
     check(
         one.log.is_healthy and one.creditor.granted(HarvestMode.SLACK) > CERTIFICATES,
-        "a certificate that was not recorded was not measured",
+        "certificates were not recorded, so their cost was not measured",
     )
     one.log.close()
     report.add_ratio(

@@ -1,4 +1,4 @@
-"""Bytes from a trainer to eight receivers of four layouts, divided by the fewest possible."""
+"""Bytes from a trainer to eight receivers of four layouts, divided by the fewest possible bytes."""
 
 from bench.conftest import Report
 from bench.crossing import Crossed, crossing

@@ -152,7 +152,7 @@ def wait_until_running(pair: Pair, borrower: Borrower) -> None:
     while not (
         borrower.is_in_step() and pair.device.gate.is_open() and len(pair.rollout.slabs()) == slabs
     ):
-        check(time.monotonic() < deadline, "the borrower never got its slabs and its credit")
+        check(time.monotonic() < deadline, "the borrower got no slabs or no credit in time")
         time.sleep(1e-4)
 
 
@@ -161,12 +161,12 @@ def newest_settled(pair: Pair, number: int) -> Revocation:
     deadline = time.monotonic() + PATIENCE_S
     history = pair.device.lender.collector.history
     while len(history) < number:
-        check(time.monotonic() < deadline, "a revocation neither settled nor fenced")
+        check(time.monotonic() < deadline, "a revocation was not settled in time")
         time.sleep(1e-4)
     return history[number - 1]
 
 
-# ---- what serving waits for
+# ---- waits of serving
 
 
 def test_arrival_to_parked_over_segment(report: Report, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_revoke_under_load_ms_p99(report: Report, tmp_path: Path) -> None:
             revocation = newest_settled(pair, len(settled) + 1)
             check(
                 revocation.slabs_returned + revocation.slabs_fenced == 2,
-                "a slab comes back or is fenced",
+                "a slab was neither returned nor fenced",
             )
             settled.append(revocation)
 
@@ -249,10 +249,10 @@ def test_revoke_under_load_ms_p99(report: Report, tmp_path: Path) -> None:
     report.add("revoke_under_load_fenced_slabs", fenced, "slabs")
 
 
-# ---- what rose's own calls cost serving
+# ---- cost of rose's own calls for serving
 
 
-# ---- what is harvested
+# ---- harvest
 
 
 def test_idle_harvest_share(report: Report, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_idle_harvest_share(report: Report, tmp_path: Path) -> None:
 
         def one_step() -> None:
             quantum = lane.try_step(timeout_ms=1000.0)
-            check(isinstance(quantum, Quantum), "an idle serving engine refuses nothing")
+            check(isinstance(quantum, Quantum), "an idle serving engine refused a quantum")
             if isinstance(quantum, Quantum):
                 with quantum:
                     work()

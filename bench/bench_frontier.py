@@ -1,9 +1,9 @@
 """The frontier: rollout harvest and its cost for serving, at four loads.
 
-First modelled in virtual time (bench/frontier.py), then measured on real engines
+It is first modelled in virtual time (bench/frontier.py), then measured on real engines
 (bench/frontier_engines.py). With FULL=1 on a clean commit the seeds of the model are derived from
 the commit's hash, and the values of the bars are appended to bench/results/frontier-judged.jsonl.
-Otherwise the even seeds of tuning are used. The picture is written beside the JSON.
+Otherwise the even seeds for tuning are used. The picture is written beside the JSON.
 """
 
 import statistics
@@ -107,7 +107,7 @@ def kept() -> dict[str, Modelled]:
 
 
 def seeds_of(report: Report) -> tuple[int, ...]:
-    """Return the judging seeds on a clean commit with FULL=1, otherwise those of tuning."""
+    """Return the judging seeds on a clean commit with FULL=1, otherwise the seeds for tuning."""
     if not report.is_full:
         return TUNING_SEEDS[:1]
     if is_clean():
@@ -123,7 +123,7 @@ def processes() -> ProcessPoolExecutor:
 def simulated(
     report: Report, names: Sequence[str], simulate: Callable[[J], R], jobs: Sequence[J]
 ) -> dict[str, list[R]]:
-    """Simulate jobs in parallel, and return their results by the rows that they belong to."""
+    """Simulate jobs in parallel, and return their results by the rows to which they belong."""
     found: dict[str, list[R]] = {}
 
     def run() -> None:
@@ -150,7 +150,7 @@ def ablation_row(arm: str, load: float) -> str:
 def test_modelled(
     report: Report, kept: dict[str, Modelled], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """All arms; for each of rose's also a clairvoyant scheduler with the same P99s."""
+    """Simulate all arms, and for each of rose's a clairvoyant scheduler with the same P99s."""
     seeds, loads = seeds_of(report), LOADS if report.is_full else LOADS_BRIEF
 
     def run() -> None:
@@ -223,8 +223,8 @@ def _over(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, Peer]:
 
 
 def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) -> None:
-    """Both arms use kernels of 5 ms. At an arrival, launches in the queue run on, or serving
-    overtakes them.
+    """Both arms use kernels of 5 ms. When a request arrives, launches in the queue still run, or
+    serving overtakes them.
     """
     modelled = kept.get("now")
     if modelled is None:
@@ -308,7 +308,7 @@ def test_judged(report: Report, kept: dict[str, Modelled]) -> None:
     if modelled is None or not modelled.bars:
         report.leave_out([name], "the modelled part did not run")
     elif modelled.seeds != judging_seeds(commit(), len(TUNING_SEEDS)):
-        report.leave_out([name], "the seeds are those of tuning, which judge nothing")
+        report.leave_out([name], "seeds for tuning judge nothing")
     else:
         report.once(lambda: append_judgement(JUDGED, commit(), modelled.seeds, modelled.bars))
         report.add(name, count_missed(JUDGED), "commits", bar=Bar(at_most=0))
@@ -334,7 +334,7 @@ def test_gaps(report: Report) -> None:
 
 @pytest.mark.parametrize("load", ENGINE_LOADS, ids=lambda load: f"load{100 * load:.0f}")
 def test_on_engines(report: Report, tmp_path: Path, load: float) -> None:
-    """On one core of this machine, at a share of serving's saturated throughput."""
+    """Measure on one core of this machine, at a share of serving's saturated throughput."""
     pytest.importorskip("transformers", reason="real engines need transformers")
     row = named("frontier_over_priority_lower95", load)
     if not report.is_full and load != ENGINE_LOAD_BRIEF:
@@ -351,7 +351,7 @@ def test_on_engines(report: Report, tmp_path: Path, load: float) -> None:
         add_measured(report, measured, load)
     name, overhead = named("gate_overhead_idle_percent", load), gate_overhead_percent(record)
     if overhead is None:
-        report.leave_out([name], "no slice of rollouts alone is whole")
+        report.leave_out([name], "no slice of rollouts alone is complete")
     else:
         report.add(name, overhead, "%", bar=Bar(at_most=1.0))
 
@@ -359,7 +359,7 @@ def test_on_engines(report: Report, tmp_path: Path, load: float) -> None:
 def add_measured(report: Report, measured: Rounds, load: float) -> None:
     """Report the control first: its width shows whether the other rows are meaningful."""
     is_void = False
-    uppers = []  # of the times alone at slowdown 0.05 that the control is narrow enough to judge
+    uppers = []  # of the metrics and ranks whose control can resolve a slowdown of 0.05
     for metric in METRICS:
         for rank, most in HALF_WIDTHS_MAX.items():
             control = measured.estimate(measured.times_alone("alone_again", metric, rank))

@@ -29,10 +29,10 @@ MATRIX: Final = 288
 
 def open_with(gate: HostGate, segments: int) -> None:
     gate.grant(segments)
-    check(gate.open(gate.close_epoch), "nobody else closes this gate")
+    check(gate.open(gate.close_epoch), "something else closed this gate")
 
 
-# ---- its own calls
+# ---- the gate's own calls
 
 
 def test_gate_open_overhead_percent(report: Report) -> None:
@@ -75,7 +75,7 @@ class Borrower:
 
     def __init__(self, length_ms: float, *, steps_in_flight: int) -> None:
         self.gate = HostGate()
-        self.asked_ns = 0  # its last request at the gate that was let through at once
+        self.asked_ns = 0  # time of the last request that the gate let through at once
         self._work = busy_work(length_ms)
         self._credit = steps_in_flight * SEGMENTS_PER_STEP
         self._thread = threading.Thread(target=self._run)
@@ -89,8 +89,8 @@ class Borrower:
                     if self.gate.pass_(timeout_ms=LONG_MS) is not Verdict.PASSED:
                         self.gate.end_step()
                         return
-                    # Let through after a wait: the decisive look was at the opening, not at the
-                    # request.
+                    # The gate decided about this request at the opening, not when the request was
+                    # made.
                     break
                 else:
                     self.asked_ns = asked_ns
@@ -129,7 +129,7 @@ def interrupt(borrower: Borrower, length_ms: float, rng: random.Random) -> tuple
     borrower.gate.close(CloseReason.ARRIVAL)
     closed_ns = time.perf_counter_ns()
     parked = borrower.gate.wait_parked(timeout_ms=LONG_MS)
-    check(parked is not None, "a segment ends")
+    check(parked is not None, "a segment did not end")
     pause_ns = time.perf_counter_ns() - began_ns
     time.sleep(length_ms * 1e-3)  # time for a segment that must not start
     return pause_ns, borrower.asked_ns > closed_ns

@@ -1,7 +1,8 @@
-"""What can be said of the kernels without a GPU: barriers, and the cost of their machine code.
+"""Facts about the kernels that need no GPU: their barriers, and the cost of their machine code.
 
-No row is a time. ThreadSanitizer runs every kernel on the CPU again for each barrier, with that
-barrier left out; one that is missed separates nothing, or the checker does not see it.
+No row is a time. For each barrier, every kernel runs again on the CPU under ThreadSanitizer,
+without that barrier. If no race is reported, the barrier separates nothing, or the checker cannot
+see the race.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.kernels.sass_figures import Figures
 
 
 def test_barriers_that_prevent_a_race(report: Report, tmp_path: Path) -> None:
-    """All kernels once with all barriers, then once without each."""
+    """Run all kernels once with all barriers, then once without each barrier."""
     barriers = sorted(races.barriers() - races.VOTES)
     tried = barriers[: report.count(len(barriers), at_least=1)]
     found: list[races.Found] = []
@@ -30,7 +31,7 @@ def test_barriers_that_prevent_a_race(report: Report, tmp_path: Path) -> None:
 
 @needs_sass
 def test_machine_code(report: Report, tmp_path: Path) -> None:
-    """Every kernel of the table on one delta block of bf16 weights of which 1 % changed."""
+    """Run every kernel of the table on one delta block of bf16 weights of which 1 % changed."""
     found: dict[str, Figures] = {}
 
     def run() -> None:

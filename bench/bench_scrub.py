@@ -13,7 +13,7 @@ from rose.units import GIB, MIB
 
 SLAB_BYTES, SLABS = 16 * MIB, 64
 ROUNDS = 20
-# Never touched, so it uses addresses but no memory.
+# Size of a pool that is never touched, so it uses addresses but no memory.
 JOINED_BYTES = 64 * GIB
 NS_PER_MS = 1e6
 
@@ -26,7 +26,7 @@ def test_scrub_of_a_grant(report: Report) -> None:
     partition = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=SLABS)
     arbiter.allocator(partition, block_bytes=MIB, origin_bytes=0)
     grant = arbiter.grant(partition, SLABS, ttl_ns=10**15)
-    check(isinstance(grant, Grant) and len(grant.slabs) == SLABS, "the pool is the borrower's")
+    check(isinstance(grant, Grant) and len(grant.slabs) == SLABS, "the pool was not lent")
     slabs = grant.slabs if isinstance(grant, Grant) else []
     loans = MappedLoans(arbiter, partition)
     memset = ctypes.CDLL(None).memset
@@ -39,7 +39,7 @@ def test_scrub_of_a_grant(report: Report) -> None:
 
     memset(first, 0x5A, SLABS * SLAB_BYTES)  # from here on the pages exist
     lend()
-    check(not arbiter.pool_view()[SLAB_BYTES:].any(), "what is lent is zeros")
+    check(not arbiter.pool_view()[SLAB_BYTES:].any(), "a lent slab is not zero")
     paired = report.pairs(
         timed(lend), timed(lambda: memset(first, 0, SLABS * SLAB_BYTES)), rounds=ROUNDS
     )
@@ -63,7 +63,7 @@ def test_joining_a_pool(report: Report) -> None:
         began_ns = time.perf_counter_ns()
         pool = Pool.attach(arbiter.share_pool())
         samples.append(time.perf_counter_ns() - began_ns)
-        check(pool.pool_bytes == JOINED_BYTES, "all of it is there")
+        check(pool.pool_bytes == JOINED_BYTES, "the attached pool has another size")
 
     report.repeat(join, rounds=100)
     report.add("share_attach_ms", sorted(samples)[len(samples) // 2] / NS_PER_MS, "ms")

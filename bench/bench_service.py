@@ -1,4 +1,4 @@
-"""The rollout service: what it costs to pass a token on to its client."""
+"""The rollout service: cost of passing a token on to its client."""
 
 import asyncio
 import json

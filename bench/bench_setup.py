@@ -1,8 +1,8 @@
 """Set-up from a clone: `make install` without and with nvcc, and all of `.ci/run`.
 
-One install of each kind. With FULL=1 installs are medians of three, and `.ci/run` is a single run
-of a quarter of an hour. Everything runs in a temporary folder. pip keeps its own cache of
-downloads, so the first run on a machine may measure the network.
+Without FULL=1 there is one install of each kind. With it, installs are medians of three, and
+`.ci/run` is a single run of a quarter of an hour. Everything runs in a temporary folder. pip keeps
+its own cache of downloads, so the first run on a machine may measure the network.
 """
 
 import os
@@ -81,7 +81,7 @@ class PeakMemory(threading.Thread):
             while self._root.status() != psutil.STATUS_ZOMBIE:
                 held_bytes = 0
                 for process in self._root.children(recursive=True):
-                    with suppress(psutil.NoSuchProcess):  # it ended between two looks
+                    with suppress(psutil.NoSuchProcess):  # it ended between two samples
                         held_bytes += process.memory_info().rss
                 self.peak_bytes = max(self.peak_bytes, held_bytes)
                 time.sleep(SAMPLE_S)
@@ -91,7 +91,7 @@ class PeakMemory(threading.Thread):
 def ran_in_a_clone(folder: Path, *command: str, cuda: str) -> Iterator[Ran]:
     """Run a command in a clone of this repository's commit; the clone exists until the block ends.
 
-    Its output is passed on line by line.
+    The output of the command is passed on line by line.
     """
     clone = folder / "rose"
     output("git", "clone", "-q", ROOT, clone, cwd=folder)

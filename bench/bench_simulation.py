@@ -1,6 +1,6 @@
 """The scheduler in simulated clusters: drawn scenarios, a burst, and serving's guarantee.
 
-Without FULL=1 the first drawn scenarios alone are judged.
+Without FULL=1 only the first drawn scenarios are judged.
 """
 
 from collections import Counter
@@ -110,7 +110,7 @@ def test_serving_keeps_its_promise(report: Report) -> None:
         serving = ServingGroups(scenario, seed=scenario.seeds[0], inputs=Inputs())
         for arm in ("rose", "rose@0.05", "rose@inf", "rose-published", "share-all"):
             for loan in serving.loans(arm):
-                assert loan.excess is not None, f"nobody knows what {arm} made late"
+                assert loan.excess is not None, f"{arm} has no count of excess misses"
                 excess[arm] += loan.excess
 
     report.once(run)

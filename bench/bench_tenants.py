@@ -38,7 +38,7 @@ class Loan:
 
     def lend(self) -> None:
         loan = self.arbiter.grant(self.rollout, self.slabs, ttl_ns=10**12)
-        check(isinstance(loan, Grant), "the pool is there for the borrower alone")
+        check(isinstance(loan, Grant), "the pool was not lent")
         self.lent += self.slabs
 
     def revoke(self, within_ms: int = 1_000) -> int:
@@ -49,7 +49,7 @@ class Loan:
 
     def take_home(self) -> None:
         home = self.arbiter.give_back(self.serving, self.slabs)
-        check(home == self.slabs, "the whole loan came home")
+        check(home == self.slabs, "a part of the loan was not returned")
 
 
 class IdleLoan(Loan):
@@ -113,10 +113,10 @@ def kill_to_usable_ns() -> float:
     loan.borrower.await_progress(1)
     began_ns = time.perf_counter_ns()
     os.kill(loan.borrower.child.pid or 0, 9)
-    check(loan.borrower.tenant.wait_lost(timeout_ms=60e3), "the death is noticed")
+    check(loan.borrower.tenant.wait_lost(timeout_ms=60e3), "the borrower's death was not noticed")
     taken = loan.arbiter.take(loan.serving, loan.slabs + SPARE_SLABS)
     took_ns = time.perf_counter_ns() - began_ns
-    check(len(taken) == loan.slabs + SPARE_SLABS, "every slab is usable again")
+    check(len(taken) == loan.slabs + SPARE_SLABS, "serving did not get every slab")
     loan.borrower.child.join()
     loan.borrower.tenant.close()
     return took_ns
@@ -175,7 +175,7 @@ class LoadedLoan(Loan):
     def segment_ns(self) -> float:
         """Return the p99 of the borrower's segments since the previous call."""
         self.borrower.line.send("segments")
-        self.measure_ns(1)  # it answers when it aborts
+        self.measure_ns(1)  # the borrower answers when it aborts
         lengths = self.borrower.line.recv()
         self.segments.extend(lengths)
         return quantile(lengths, 0.99)

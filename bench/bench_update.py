@@ -92,7 +92,7 @@ def test_paced_link(report: Report, wire: Wire) -> None:
     report.add(own, paired.subject / GBIT, "Gb/s", peer=paced)
 
 
-# ---- beside what others do
+# ---- beside methods of other projects
 
 RANKS: Final = 2
 REFIT_ELEMENTS: Final = 64 * MI
@@ -289,7 +289,7 @@ class PartsRun:
                 self._row.digest(tile.index)
 
         _, seconds = timed_call(bare)
-        self._bits ^= self._patch  # as it was
+        self._bits ^= self._patch  # restores the bits
         return seconds
 
     def parts(self, wire_efficiency: float) -> Parts:
@@ -314,7 +314,7 @@ def timed_call(function: Callable[[], T]) -> tuple[T, float]:
 
 
 def test_extrapolation(report: Report) -> None:
-    """Computed, not measured: from parts that were measured in this run, which the rows show."""
+    """Compute an update from parts that were measured in this run, and show them in the rows."""
     if reason := without_links():
         report.leave_out(EXTRAPOLATED, reason)
         return
@@ -334,7 +334,7 @@ def test_extrapolation(report: Report) -> None:
         report.add(name, figure.value, unit, bar=bar, terms=figure.terms)
 
 
-# ---- what serving feels
+# ---- interference with serving
 
 WINDOW_S: Final = 3.0
 WINDOW_ROUNDS: Final = 4

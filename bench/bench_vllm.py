@@ -1,7 +1,7 @@
-"""Real vLLM serves beside rollouts of another, on one core: what serving pays, what they get.
+"""A real vLLM serves beside rollouts of a second one, on one core: cost for serving, and harvest.
 
 Slices alternate: with loans, without loans, with loans, and without rose beside rollouts that
-nothing stops. Between them the operator's switch acts. The suite takes about six minutes on a quiet
+nothing stops. Loans are switched as by `rose lending`. The suite takes about six minutes on a quiet
 machine; with --full each arm has at least 540 requests.
 """
 
@@ -63,15 +63,15 @@ _NO_VLLM: Final = "real vLLM is not installed here: make vllm-env"
 
 @dataclass
 class Slice:
-    """What the requests of one slice met.
+    """Latencies and tokens of the requests of one slice.
 
     Args:
         ttft_ms: time to the first token, of each request.
         tpot_ms: mean time between tokens, of each request.
-        tokens: of each answer.
+        tokens: tokens of each answer.
         busy_s: time during which serving had a request.
         took_s: length of the slice.
-        rollout_tokens: that the borrower made during it.
+        rollout_tokens: tokens that the borrower generated during the slice.
     """
 
     ttft_ms: list[float] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Machine:
         self.stock = server("stock", stock, "serve", str(served), *memory)
         self.stock_rollouts = server("stock-rollouts", stock, "serve", str(rolled_out), *memory)
         self._rollouts: Talk | None = None
-        self._taken = 0  # loans that the storm's limit took back
+        self._taken = 0  # loans that a fall of the storm's limit took back
 
     @property
     def _servers(self) -> tuple[Server, ...]:
@@ -133,7 +133,7 @@ class Machine:
         time.sleep(_SETTLE_S)
 
     def roll_out(self) -> None:
-        """Keep the borrower at work."""
+        """Give the borrower prompts, unless it still works on earlier ones."""
         if self._rollouts is None or self._rollouts.is_over:
             said = prompts(5000, tokens=64)
             self._rollouts = Talk(
@@ -190,7 +190,11 @@ class Machine:
         return found
 
     def storm(self, served: Any, rolled_out: Any) -> tuple[int, int]:
-        """Serve and roll out while the limit falls and rises; return answers and wrong ones."""
+        """Serve and roll out while the limit falls and rises.
+
+        Returns:
+            Number of answers, and number of these that differ from the expected answers.
+        """
         both = (
             (Talk(self.serving, _STORM, tokens=_STORM_TOKENS), served),
             (Talk(self.borrower, _STORM_ROLLOUTS, tokens=_STORM_ROLLOUT_TOKENS), rolled_out),
@@ -198,7 +202,8 @@ class Machine:
         made = self.rollout_tokens()
         while not all(talk.is_over for talk, _ in both):
             time.sleep(_LEND_S)
-            # Rollouts start over when their memory is gone, so each time they get some tokens.
+            # Rollouts start over when their memory is gone, so each time they get time for some
+            # tokens.
             if self.rollout_tokens() <= made and not both[1][0].is_over:
                 continue
             made = self.rollout_tokens()
@@ -212,16 +217,16 @@ class Machine:
         return len(pairs), sum(mine != theirs for mine, theirs in pairs)
 
     def revocations(self) -> int:
-        """Return how often loans were taken back and steps aborted since the start.
+        """Return how often loans were taken back and steps were aborted since the start.
 
-        Taken back for serving's needs, or because the limit fell while something was on loan.
+        Loans are taken back when serving needs them, or when the limit falls.
         """
         needed = self.serving.status["revocations"]
         return int(self._taken + needed + self.borrower.status["aborted_steps"])
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Return how long at least one span lasts."""
+    """Return the length of the union of the spans."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))
@@ -241,7 +246,7 @@ def machine(say: Callable[[str], None]) -> Iterator[Machine]:
 
 
 def _ratio(lent: Sequence[Sequence[float]], alone: Sequence[float]) -> PairedRatio:
-    """Return the paired ratio of medians, from two slices with loans and one without a round."""
+    """Return the paired ratio of medians, from two slices with loans and one without per round."""
     ratios = [pair[0] / base for pair, base in zip(lent, alone, strict=True)]
     return PairedRatio(
         ratio=statistics.median(ratios),
@@ -254,14 +259,14 @@ def _ratio(lent: Sequence[Sequence[float]], alone: Sequence[float]) -> PairedRat
 
 @dataclass
 class Found:
-    """What a run of the four servers gave.
+    """Results of a run of the four servers.
 
     Args:
         rounds: slices with loans, without loans and with loans, of each round.
-        shared: the slice of each round without rose.
+        shared: the slice without rose of each round.
         alone_per_s: rollout tokens per second while serving had no request.
         storm_answers: number of answers during the storm.
-        storm_differing: number of these that differ from the same answers without a storm.
+        storm_differing: number of these answers that differ from those without a storm.
         revocations: revocations and aborted steps during the storm.
         serving: last status of serving.
     """
@@ -352,7 +357,7 @@ def _report(report: Report, found: Found) -> None:
 
 
 def _report_share_all(report: Report, found: Found) -> None:
-    """Report the time to the first token beside rollouts: without rose, over the same with it."""
+    """Report the time to the first token beside rollouts: without rose, divided by with rose."""
     lent = [
         (statistics.median(first.ttft_ms), statistics.median(last.ttft_ms))
         for first, _, last in found.rounds

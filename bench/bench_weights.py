@@ -47,9 +47,9 @@ def test_weight_activation_over_copy(report: Report) -> None:
 
         def activate_ns() -> float:
             took_ns = timed(lease.activate)()
-            check(lease.state is WeightsState.ACTIVE, "there is room for the weights")
+            check(lease.state is WeightsState.ACTIVE, "the weights got no slabs")
             evictions_ns.append(timed(take_back)())
-            check(not lease.slabs, "idle weights leave in the call")
+            check(not lease.slabs, "the weights kept slabs")
             device.arbiter.give_back(0, lease.slabs_max)
             return took_ns
 

@@ -49,7 +49,7 @@ class Borrower:
         gate, opener = _CONTEXT.Pipe()
         self.child = _CONTEXT.Process(target=_run, args=(gate, theirs, work), daemon=True)
         self.child.start()
-        check(self.child.pid is not None, "a started process has a number")
+        check(self.child.pid is not None, "the process has not started")
         self.process = Process.open(self.child.pid or 0)
         self.tenant: Tenant = arbiter.add_tenant(partition, self.process)
         pool, ledger_fd = arbiter.share_pool(), arbiter.share_ledger()
@@ -78,7 +78,7 @@ class Borrower:
         self.line.close()
 
 
-# ---- what borrowers do
+# ---- work of borrowers
 
 
 def hold_idle(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> None:

@@ -34,7 +34,7 @@ def burst_of(scenario: Scenario, world: ClusterWorld) -> Burst:
     affects a turn; and to its end.
     """
     bursts = [one for one in scenario.stress if isinstance(one, RevokeAll)]
-    check(len(bursts) == 1, "one burst is looked for")
+    check(len(bursts) == 1, f"a scenario must have one burst, got {len(bursts)}")
     # Events at the horizon are included.
     burst_ms = MS_PER_S * bursts[0].at_s
     before, bound_s = _run(replace(world, horizon_ms=max(0.0, burst_ms - _MOMENT_MS)))

@@ -1,7 +1,7 @@
 """The wire formats of other projects for a step of the weights: the peers of the delta codec.
 
-Each follows its project, without names, checksums and frames, so it is never larger than the
-original.
+Each codec follows its project's format, but without names, checksums and frames, so its output is
+never larger than the original's.
 """
 
 import struct
@@ -25,7 +25,7 @@ class PeerCodec:
     """A codec for two versions of flat 16-bit elements.
 
     Args:
-        name: its name in rows.
+        name: name of the codec in rows.
         title: description, and the project that uses it.
         encode: (new, old) to bytes.
         decode: (bytes, old) to new.
@@ -76,7 +76,7 @@ def read_gaps(frame: bytes) -> tuple[npt.NDArray[np.int64], Bits]:
 def _gaps(new: Bits, old: Bits) -> tuple[Bits, Bits]:
     """Return the number of unchanged elements before each change, and old XOR new of each.
 
-    If more are unchanged than 16 bits can count, unchanged elements are listed too.
+    Where more elements are unchanged than 16 bits can count, unchanged elements are listed too.
     """
     patch = new ^ old
     positions = np.flatnonzero(patch)

@@ -18,7 +18,7 @@ from bench.paired import Measure, PairedRatio, Pairs
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, Term, row, said_of
 
 _QUICK: Final = 20  # divisor of --quick
-# Seconds of rounds in a suite without --full. The rest takes as long again: inputs, processes,
+# Seconds of rounds in a suite without --full. All else takes as long again: inputs, processes,
 # warm-up, and benchmarks of five slow rounds.
 _SUITE_S: Final = 180.0
 _ROUNDS_MIN: Final = 5
@@ -29,7 +29,7 @@ _ROUNDS_S: Final = pytest.StashKey[float]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="few rounds: try the suite, not rose")
     parser.addoption("--full", action="store_true", help="all rounds, however long they take")
-    parser.addoption("--document", type=Path, help="JSON with the head, for rows as they come")
+    parser.addoption("--document", type=Path, help="JSON file with the head; rows are added")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
         is_late = item.get_closest_marker("slow") and not item.config.getoption("--full")
-        reason = "only FULL=1 measures it" if is_late else "it was not asked for"
+        reason = "only FULL=1 measures it" if is_late else "it was not selected"
         item.config.stash[_DOCUMENT].leave_out([item.nodeid], reason)
 
 

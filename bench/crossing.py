@@ -82,10 +82,10 @@ class Rank:
     def commit(self) -> int:
         """Commit the staged version; return its number."""
         if self.receiver is None:
-            raise InternalError("a rank commits before it follows anybody")
+            raise InternalError("a rank must follow a source before it commits")
         staged = self.receiver.take_staged()
         if staged is None:
-            raise InternalError("what is announced lies ready")
+            raise InternalError("no staged version was ready")
         commit = Commit(
             staged,
             self.views,
@@ -205,8 +205,8 @@ class Crossing:
     def _follow(self, parts: ExitStack) -> None:
         server = serve(self._log)
         parts.callback(server.close)
-        # One for the relay's own thread, and one for tiles that receivers request before they
-        # arrive.
+        # One source for the relay's own thread, and one for tiles that receivers request before the
+        # tiles arrive.
         sources = [RemoteSource(server.address, server.token) for _ in range(2)]
         for source in sources:
             parts.callback(source.close)
@@ -234,7 +234,7 @@ class Crossing:
                 number = self._staged.get(timeout=_DEADLINE_S)
             except queue.Empty as error:
                 failures = [rank.receiver and rank.receiver.failure for rank in self.ranks]
-                raise DeadlineExceeded(f"ranks {behind} do not come: {failures}") from error
+                raise DeadlineExceeded(f"ranks {behind} were late: {failures}") from error
             if self.ranks[number].commit() == n:
                 behind.discard(number)
 

@@ -31,7 +31,7 @@ _CONNECT_S: Final = 10.0
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 # Passes over all connections are at least this share of the delay apart, so that a pass moves many
-# packets. It is added to the delay.
+# packets. This time is added to the delay.
 _PASSES: Final = 10
 _PASS_NS_MAX: Final = 500_000
 # Size of a pipe: the largest that any user may set. A pipe has a slot per packet, not per byte.
@@ -42,10 +42,10 @@ _SPLICE: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 @dataclass(slots=True)
 class DelayLine:
-    """The numbers of delayed bytes: they leave in order, and not before their time.
+    """Counts delayed bytes: they leave in order, and not before their time.
 
-    The bytes themselves are stored elsewhere. It has no thread and no clock; its users pass the
-    time.
+    The bytes themselves are stored elsewhere. This class has no thread and no clock; callers pass
+    the time.
 
     Args:
         delay_ns: time from arrival to departure.
@@ -64,7 +64,7 @@ class DelayLine:
 
     def put(self, nbytes: int, now_ns: int) -> None:
         """Add bytes."""
-        check(0 < nbytes <= self.room, "a line takes what it has room for")
+        check(0 < nbytes <= self.room, f"{nbytes} bytes do not fit {self.room}")
         self._marks.append((now_ns + self.delay_ns, nbytes))
         self.held_bytes += nbytes
 
@@ -87,9 +87,9 @@ class DelayLine:
         """Remove bytes that are due."""
         self.held_bytes -= nbytes
         while nbytes > 0:
-            check(bool(self._marks), "bytes that leave a line have come into it")
+            check(bool(self._marks), "more bytes left than entered")
             due_ns, count = self._marks.popleft()
-            check(due_ns <= now_ns, "bytes leave a line in their time")
+            check(due_ns <= now_ns, "bytes left too early")
             if count > nbytes:
                 self._marks.appendleft((due_ns, count - nbytes))
             nbytes -= count
@@ -169,11 +169,11 @@ class Carrier:
 
     @property
     def may_read(self) -> bool:
-        """Whether there is room for more bytes."""
+        """True if there is room for more bytes."""
         return self._ends_ns is None and self._line.room > 0
 
     def wake_in_ns(self, now_ns: int) -> int | None:
-        """Return the time until its next write; None if only a socket event can tell."""
+        """Return the time until its next write; None if it waits for a socket event."""
         if self.is_over or self.is_stuck:
             return None
         due_in_ns = self._line.due_in_ns(now_ns)
@@ -187,7 +187,7 @@ class Carrier:
             try:
                 got = self._pipes.fill(self.here, min(_READ_BYTES, self._line.room))
             except OSError:
-                got = 0  # the connection ends here if it breaks; earlier bytes still arrive
+                got = 0  # a broken connection ends here; earlier bytes still arrive
             if got is None:
                 return
             if got == 0:
@@ -214,7 +214,7 @@ class Carrier:
         self._pipes.close()
 
     def _break_off(self) -> None:
-        """Tell the sending peer that nobody reads."""
+        """Report to the sending peer that nobody reads."""
         self.is_over = True
         self._ends_ns = 0
         with suppress(OSError):
@@ -327,13 +327,15 @@ def delay_proxy(settings: Settings, *, within: Sequence[str] = ()) -> Iterator[N
     """
     command = [*within, sys.executable, "-m", "bench.delay_proxy", *_arguments(settings)]
     process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
-    watchdog = threading.Timer(_READY_S, process.kill)  # ends the wait for its first line
+    watchdog = threading.Timer(_READY_S, process.kill)  # ends the wait for the proxy's first line
     watchdog.start()
     try:
         said = process.stdout.readline().strip() if process.stdout is not None else ""
         watchdog.cancel()
         if said != _READY:
-            raise Unavailable(f"the delay proxy at {settings.listen} did not come up")
+            raise Unavailable(
+                f"the delay proxy at {settings.listen} did not start within {_READY_S:g} s"
+            )
         yield
     finally:
         watchdog.cancel()
@@ -358,7 +360,10 @@ def parse(arguments: Sequence[str]) -> Settings:
     parser.add_argument("--room-bytes", required=True, type=int)
     options = parser.parse_args(arguments)
     if options.delay_ms < 0 or options.room_bytes < 1:
-        raise InvalidArgument("a delay is 0 or more, and there must be room for a byte")
+        raise InvalidArgument(
+            "--delay-ms must be at least 0 and --room-bytes at least 1, got "
+            f"{options.delay_ms:g} and {options.room_bytes}"
+        )
     ports = tuple(int(port) for port in options.ports.split(","))
     return Settings(options.listen, options.to, ports, options.delay_ms, options.room_bytes)
 

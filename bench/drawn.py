@@ -3,10 +3,10 @@
     python -m bench.drawn --count 20
     python -m bench.drawn --runs 2 --json bench/results/drawn-200.json
 
-The first simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt, prints how
-rose does against each baseline, and lists the scenarios that rose loses. The second has two runs of
-every scenario, as chance moves a single one by about 1 %, and writes the first table to a file. An
-interrupted run still prints the scenarios that it simulated.
+The first command simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt,
+prints how rose compares with each baseline, and lists the scenarios that rose loses. The second
+command makes two runs of every scenario, because chance moves a single run by about 1 %, and writes
+the first table to a file. An interrupted run still prints the scenarios that it simulated.
 """
 
 import argparse
@@ -60,9 +60,9 @@ def main(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser("bench.drawn", prog="python -m bench.drawn", description=__doc__)
-    parser.add_argument("--count", type=int, help="so many seeds, the first; all of them")
-    parser.add_argument("--seeds", type=_seeds, help="these, separated by commas")
-    parser.add_argument("--runs", type=int, default=1, help="of each seed's scenario")
+    parser.add_argument("--count", type=int, help="number of seeds, from the first; all by default")
+    parser.add_argument("--seeds", type=_seeds, help="seeds, separated by commas")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each scenario")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="file for the figures of the first table")
     options = parser.parse_args(arguments)

@@ -30,7 +30,7 @@ def simulated(runs: Sequence[int], *, processes: int) -> Iterator[list[ArmFigure
     """Yield the figures of all arms of each run, in the order in which the runs end.
 
     Args:
-        runs: seeds, of `run_seed`.
+        runs: seeds, from `run_seed`.
         processes: how many simulate at a time, > 0.
     """
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -43,7 +43,7 @@ def simulated(runs: Sequence[int], *, processes: int) -> Iterator[list[ArmFigure
 
 
 def simulate_run(seed: int, arms: Sequence[str] | None) -> list[ArmFigures]:
-    """Return the figures of some arms, or of all for None, of a run of a drawn scenario."""
+    """Return the figures of a run of a drawn scenario: of some arms, or with None of all."""
     scenario, inputs = drawn(scenario_of(seed)), Inputs()
     serving = ServingGroups(scenario, seed=seed, inputs=inputs)
     return [

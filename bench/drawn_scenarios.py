@@ -1,12 +1,13 @@
 """Randomly drawn scenarios for judging. A seed defines a scenario; a file lists the seeds.
 
-The ranges and their reasons. They and the seeds were fixed before any policy was tuned on them.
-Change neither to make a result look better. "Log" means that every factor is as likely as another.
+The table has the ranges and their reasons. Ranges and seeds were fixed before any policy was tuned
+on them. Change neither to make a result look better. "Log" means that every factor is as likely as
+another.
 
 ============================  ==============================  ======================================
 what                          range                           because
 ============================  ==============================  ======================================
-model                         4B, 8B, 14B, 32B                RL jobs one tenant runs on its own
+model                         4B, 8B, 14B, 32B                one tenant trains these on its own
 GPUs of an engine (tp)        1 below 14B, 2 at 14B, 4 above; weights leave room for contexts
                               twice as many of the L40S
 dedicated GPUs                2-64, log, whole engines        a node's quarter to eight nodes
@@ -70,14 +71,15 @@ _SERVING: Final = {1: "Qwen2.5-7B", 2: "Qwen2.5-14B", 4: "Qwen2.5-32B"}
 # TTFT and TPOT in ms: the paper's for 7B and 32B, interpolated for 14B.
 _SLO: Final = {1: (500.0, 150.0), 2: (700.0, 250.0), 4: (1000.0, 450.0)}
 _GPUS: Final = ("H100", "H800", "A100", "L40S")
-_SMALL_GPU: Final = "L40S"  # 48 GB: two of them hold as much as one of the others
+_SMALL_GPU: Final = "L40S"  # 48 GB: two of them hold as much as one GPU of another type
 _MODES: Final = ("synchronous", "one-step-off", "asynchronous")
 _TURNS_MAX: Final = 40_000
 _VERSIONS: Final = (3, 6)  # minimum and maximum
 _LOAD_PEAK_MAX: Final = 0.95  # of the busiest minute, because serving alone must meet its targets
 # For an estimate of a batch's duration: tokens that an H800 prefills and decodes per second with 8
 # B parameters, the factors of the other GPUs, the seconds per token and per tool call, and the
-# longest trajectory divided by the mean. Only the training time and the horizon depend on it.
+# longest trajectory divided by the mean. Only the training time and the horizon depend on the
+# estimate.
 _TOKENS_PER_S: Final = 3000.0
 _PROMPT_TOKENS_PER_S: Final = 25_000.0
 _SPEED: Final = {"H100": 1.0, "H800": 1.0, "A100": 0.4, "L40S": 0.26}

@@ -37,7 +37,7 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console) -> None:
     known = verdict_of(first).best
     rows = [_loss_row(first, *one) for one in lost if one[1] in known]
     if rows:
-        console.print("rose has less than the best baseline:")
+        console.print("Scenarios where the best baseline has more throughput than rose:")
         print_rows(console, _LOSSES, rows, words=("which is",))
     if len(rows) < len(lost):
         console.print(f"{len(lost) - len(rows)} more, whose first run was not simulated")
@@ -59,7 +59,7 @@ def _baseline_rows(verdict: Verdict) -> list[list[str]]:
 def _sums(figures: Sequence[ArmFigures]) -> str:
     mine = list(by_seed(figures, "rose").values())
     return (
-        f"Of rose: median over the bound {median_over_bound(figures):.2f}, "
+        f"Rose: median duration over the bound {median_over_bound(figures):.2f}, "
         f"tokens lost {sum(one.tokens_lost for one in mine)}, "
         f"dropped {sum(one.dropped for one in mine)}, "
         f"incomplete {sum(not one.is_complete for one in mine)}."

@@ -1,4 +1,4 @@
-"""Computes an update of a model that no machine here holds, from measured parts. No clock.
+"""Computes an update of a model that no machine here holds, from measured parts, without a clock.
 
 As implemented, a version is packed before any of it is sent, and frames are checked when they
 arrive. The serving cluster's own network is assumed to keep up with the link between the clusters.

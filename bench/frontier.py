@@ -192,7 +192,7 @@ def harvest_of(record: RunRecord, one: Slice) -> float:
     return one.rollout_tokens / one.seconds * solo.seconds / solo.rollout_tokens
 
 
-# ---- someone who knows the future ----------------------------------------------------------------
+# ---- the clairvoyant scheduler -------------------------------------------------------------------
 
 
 class TokenTimes(NoRollouts):
@@ -331,7 +331,7 @@ class QueuedPriority(Priority):
 
 class RunningPriority(Priority):
     """The most favourable model of priority: the running kernel ends, then serving overtakes the
-    others.
+    queued kernels.
     """
 
     grain = Grain.SEGMENT

@@ -28,7 +28,7 @@ OTHERS: Final = ("alone", "alone_again", "priority", "host_window")
 ARMS: Final = (*OTHERS, *DIALS)
 METRICS: Final = ("ttft", "tpot")
 HALF_WIDTHS_MAX: Final = {50: 0.03, 95: 0.08}
-"""By rank of the percentile, of an A/A ratio: more voids a run."""
+"""Largest half-width of an A/A ratio by rank of the percentile; a larger one voids a run."""
 DRAWS: Final = 1000
 SOLO: Final = ("share_all", "rose_idle")
 
@@ -68,10 +68,10 @@ class Rounds:
         return Estimate(statistic(self.numbers), float(low), float(high))
 
     def times_alone(self, arm: str, metric: str, rank: int) -> Statistic:
-        """Return how an arm's latencies compare with those of the same requests alone.
+        """Return an arm's latencies divided by those of the same requests alone.
 
-        For rank 50 it is the median of the requests' ratios, which varies less between two equal
-        arms than the ratio of the medians. For other ranks it is the ratio of the percentiles.
+        For rank 50 this is the median of the requests' ratios, which varies less between two equal
+        arms than the ratio of the medians. For other ranks this is the ratio of the percentiles.
         """
 
         def median(rounds: Sequence[int]) -> float:
@@ -181,8 +181,8 @@ def measure(loads: Sequence[float], *, rounds: int, logs: Path) -> RunRecord:
 def gate_overhead_percent(record: RunRecord) -> float | None:
     """Return the loss of rollout tokens under rose while serving is idle, in percent.
 
-    Medians of the arms `rose_idle` and `share_all` with the device to themselves; None if either
-    has no such slice.
+    The figure comes from the medians of the arms `rose_idle` and `share_all` with the device to
+    themselves; None if either has no such slice.
     """
     rates: dict[str, list[float]] = {}
     for one in record.solo:

@@ -17,13 +17,13 @@ _ODD_SEEDS: Final = 500_000
 
 
 def judging_seeds(commit: str, count: int) -> tuple[int, ...]:
-    """Return odd seeds above 1,000, drawn with a commit's hash; those of tuning are even."""
+    """Return odd seeds above 1,000, drawn with a commit's hash; seeds for tuning are even."""
     drawn = [hashlib.sha256(f"{commit} {number}".encode()).digest() for number in range(count)]
     return tuple(1001 + 2 * (int.from_bytes(one[:8], "big") % _ODD_SEEDS) for one in drawn)
 
 
 def is_clean() -> bool:
-    """Whether the code equals the commit; results may differ."""
+    """Return True if the code equals the commit. Files of results may differ."""
     command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!bench/results"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     return answer.returncode == 0 and not answer.stdout.strip()

@@ -45,7 +45,7 @@ class Trouble:
         ]
 
     def is_frozen(self, now_ms: float) -> bool:
-        """Whether the host is frozen."""
+        """True if the host is frozen."""
         number = int(now_ms // EVERY_MS)
         if number >= len(self.at_ms):
             return False

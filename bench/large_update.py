@@ -98,7 +98,7 @@ def large_trainer(elements: int) -> Iterator[LargeTrainer]:
         elements: number of elements, a multiple of `PATTERN`; each end holds one or two copies.
     """
     if elements % PATTERN:
-        raise InvalidArgument(f"{elements} elements are not whole patterns of {PATTERN}")
+        raise InvalidArgument(f"elements must be a multiple of {PATTERN}, got {elements}")
     with ExitStack() as parts:
         trainer = LargeTrainer(elements)
         parts.callback(trainer.close)
@@ -135,7 +135,7 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
             is_staged.wait()
             is_staged.clear()
             staged = receiver.take_staged()
-            check(staged is not None, "what is announced lies ready")
+            check(staged is not None, "no staged version was ready")
             began_ns = time.perf_counter_ns()
             commit = Commit(staged, row, receiver.digest, digests=known)  # type: ignore[arg-type]
             commit.run()
@@ -147,7 +147,7 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
 
 
 def _bare_ns(row: Row, tiles: Tiles, patch: Bits) -> int:
-    """Change every tile, all of which an update touches, by a dense patch, and read its digest."""
+    """Change every tile by a dense patch, as an update touches all tiles, and read the digest."""
     began_ns = time.perf_counter_ns()
     for tile in tiles:
         bits = row.bits(tile.index)

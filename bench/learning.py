@@ -13,12 +13,13 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = ROOT / "bench" / "results" / "learning-runs.jsonl"
 ARMS: Final = ("dedicated", "borrowed", "chaos")
 SEEDS_MIN: Final = 8
-# 15 % of 0.3. A run whose area gains less than that over its start cannot be judged by it, and is
-# void. It was chosen before any judged run, from the task: the reward starts at a quarter, because
-# the model calls one tool of four, and half of the way to 0.9 on average is 0.3.
+# Largest difference of areas that counts as equal: 15 % of 0.3. If the area of the dedicated arm
+# gains less than 0.3 over its start, the judgement is void. 0.3 was chosen before any judged run,
+# from the task: the reward starts at a quarter, because the model calls one tool of four, and 0.3
+# is on average half of the way to 0.9.
 MARGIN: Final = 0.045
 MARGIN_SHARE: Final = 0.15
-CEILING_SHARE: Final = 0.9  # above it two saturated curves are equal whatever else differs
+CEILING_SHARE: Final = 0.9  # above it, two saturated curves are equal whatever else differs
 POWER_MIN: Final = 0.8
 LEVEL: Final = 0.05
 
@@ -137,7 +138,7 @@ class Learning:
         if statistics.fmean(areas) > CEILING_SHARE:
             return f"the area {statistics.fmean(areas):.3f} is above {CEILING_SHARE}: saturated"
         if MARGIN_SHARE * gained < MARGIN:
-            return f"the area gained {gained:.3f}, and {MARGIN / MARGIN_SHARE:g} is the least"
+            return f"the area gained {gained:.3f}, but must gain {MARGIN / MARGIN_SHARE:g}"
         return None if power >= POWER_MIN else f"its power is {power:.2f}, below {POWER_MIN}"
 
     def borrowed_share(self, arm: str) -> float:

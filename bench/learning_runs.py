@@ -1,7 +1,7 @@
-"""Run what is missing of the learning runs of this commit, and append each to the results.
+"""Runs the learning runs of this commit that are missing, and appends each to the results.
 
-`make learn`. Seeds come from the commit's hash; each has all arms, which start from one model. An
-interrupted run goes on where it ended.
+`make learn` calls this. Seeds come from the commit's hash; each has all arms, which start from one
+model. After an interruption, the next call trains the missing arms.
 """
 
 import argparse

@@ -56,9 +56,9 @@ def random_log(nbytes: int) -> VersionLog:
 
 
 class LinkEnds:
-    """Both ends, ready to move the same bytes either way; seconds are those of the far end.
+    """Both ends, ready to send the same bytes with rose or with a bare sender.
 
-    They are measured from the request to the last byte, at the end where the bytes arrive.
+    The far end, where the bytes arrive, measures the seconds from its request to the last byte.
     """
 
     def __init__(self, far: Rank, nbytes: int) -> None:

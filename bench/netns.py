@@ -104,7 +104,7 @@ def shaped_link(bits_per_s: float) -> Iterator[Link]:
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Make this thread, and threads it starts, create their sockets in a namespace."""
+    """Make this thread, and threads that it starts, create their sockets in a namespace."""
     with ExitStack() as undo:
         own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         undo.callback(os.close, own)
@@ -118,7 +118,7 @@ def inside(namespace: str) -> Iterator[None]:
 
 
 def enter(namespace: str) -> None:
-    """Make this thread, and threads it starts, create their sockets there from now on."""
+    """Make this thread, and threads that it starts, create their sockets there from now on."""
     other = os.open(_FOLDER / namespace, os.O_RDONLY)
     try:
         _enter(other)

@@ -1,8 +1,8 @@
 """Methods of other projects to update an engine's ranks, from their published descriptions.
 
-Each packs one tensor at a time, on one thread per core, and sends the canonical tensor to every
-rank, which takes its part. Before a payload is applied its checksum is verified, if the original
-has one.
+Each method packs one tensor at a time, on one thread per core, and sends the canonical tensor to
+every rank, which takes its part. Before a payload is applied its checksum is verified, if the
+original method has one.
 """
 
 import hashlib
@@ -46,7 +46,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         if any(count % self.ranks for count in self.counts):
-            raise InvalidArgument(f"a tensor cannot be cut into {self.ranks} even parts")
+            raise InvalidArgument(
+                f"counts must be multiples of the {self.ranks} ranks, got {self.counts}"
+            )
 
     @classmethod
     def like_a_transformer(cls, elements: int, *, ranks: int) -> "Layout":
@@ -81,10 +83,10 @@ class Layout:
 
 
 class RefitPeer(Protocol):
-    """A method to update one tensor. Any thread may call it; it keeps nothing between calls.
+    """A method to update one tensor. It has no state, and any thread may call it.
 
     Args:
-        name: its name in rows.
+        name: name of the method in rows.
         title: description, for the row's peer.
     """
 
@@ -135,7 +137,7 @@ class NemoLike:
     def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
         payload = bytes(frame[_SUM_BYTES:])
         if bytes(frame[:_SUM_BYTES]) != _sum(payload):
-            raise CorruptData("a payload is not the one that was packed")
+            raise CorruptData("a payload differs from the packed one")
         positions, patches = read_gaps(payload)
         dense = np.zeros(count, np.uint16)
         dense[positions] = patches
@@ -192,7 +194,7 @@ class SlimeLike:
     def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
         patch = np.frombuffer(decompress(frame[_SUM_BYTES:]), np.uint16, count)
         if bytes(frame[:_SUM_BYTES]) != _digest(patch):
-            raise CorruptData("a patch is not the one that was packed")
+            raise CorruptData("a patch differs from the packed one")
         held ^= patch[part]
 
 

@@ -27,7 +27,7 @@ from rose.transfer.codec.operations import digest
 
 _CONTEXT: Final = multiprocessing.get_context("spawn")
 _HEAD: Final = struct.Struct("<IQ")  # tensor, bytes of its frame
-_DEADLINE_S: Final = 300.0  # bounds hangs
+_DEADLINE_S: Final = 300.0  # longest wait for a message
 _AHEAD: Final = 64  # frames in flight between two ranks
 
 
@@ -50,18 +50,18 @@ class Rank:
         """Return the next message of the process.
 
         Raises:
-            DeadlineExceeded: there is none.
+            DeadlineExceeded: none arrived in time.
             Unavailable: the process has died.
         """
         try:
             if not self._line.poll(_DEADLINE_S):
-                raise DeadlineExceeded(f"a rank says nothing for {_DEADLINE_S:g} s")
+                raise DeadlineExceeded(f"a rank sent no message for {_DEADLINE_S:g} s")
             return self._line.recv()
         except EOFError as error:
             raise Unavailable("a rank has died") from error
 
     def end(self) -> None:
-        """Kill it, and wait for its end."""
+        """Kill the process, and wait for its end."""
         self._process.kill()
         self._process.join()
         self._line.close()
@@ -80,7 +80,7 @@ class Place:
     """Description of a rank.
 
     Args:
-        rank: its number.
+        rank: number of the rank.
         layout: layout of the model.
         folder: folder with `old.npy`, the canonical row at the start.
         address: address on which ranks listen.
@@ -144,7 +144,7 @@ def _receive(connection: socket.socket, nbytes: int) -> memoryview:
     while room:
         got = connection.recv_into(room)
         if got == 0:
-            raise Unavailable("the trainer has gone")
+            raise Unavailable("the sender closed the connection")
         room = room[got:]
     return content
 
@@ -209,15 +209,16 @@ class PeerTrainer:
         """Check that every rank holds its part of `new`, bit for bit.
 
         Raises:
-            CorruptData: a rank does not.
+            CorruptData: the part of a rank differs.
         """
         for number, rank in enumerate(self._ranks):
             rank.say(None)
             if rank.hear() != digest(self._layout.row_of(number, new)):
-                raise CorruptData(f"{self._peer.name} leaves rank {number} with other weights")
+                raise CorruptData(f"{self._peer.name}: rank {number} has other weights")
 
     def close(self) -> None:
-        for rank in self._ranks:  # first, because a closed connection would be a fault for them
+        # The ranks end first, because they would report a closed connection as a fault.
+        for rank in self._ranks:
             rank.end()
         self._pool.shutdown()
         self._connection.close()

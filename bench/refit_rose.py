@@ -89,7 +89,7 @@ class Committed:
 
 
 def serve_rose(line: Connection, place: Place, address: str, token: str) -> None:
-    """Run a rank that follows a publisher until killed, and sends `Committed` per version."""
+    """Run a rank until killed: it follows a publisher, and sends a `Committed` per version."""
     cut = Cut.of(place.layout)
     shard = cut.of_rank(place.rank, place.row())
     subscription = Subscription(cut.tiles, shard.tiles)

@@ -1,22 +1,22 @@
 """The rows of a suite, and the document that every suite writes.
 
-A document is `{"machine", "commit", "suite", "rows"}`. One that is written also when not all could
-be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no rows. A row
-has exactly these keys. One that was computed instead of measured also has `terms`, and one of
-paired rounds may have an `interval`:
+A document is `{"machine", "commit", "suite", "rows"}`. A document that is also written when some
+rows could not be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no
+rows. A row has exactly these keys. A computed row also has `terms`, and a row of paired rounds may
+have an `interval`:
 
     name    what was measured; the statistic and the unit are its last words
     value   a finite number
     unit    of the value; "ratio" is the subject's figure over the peer's
     peer    {"name", "value", "unit"}: the peer's own figure in the same run; null without one
     bar     {"at_most": x}, {"at_least": x}, or both; null without one
-    ok      whether the value meets the bar; null without a bar, and null for a row that is void
+    ok      whether the value meets the bar; null without a bar, and null for a void row
     terms   what the value was computed from, in order: {"name", "value", "unit"} each
     interval  [low, high]: the value lies between them with 95 %
 
-A ratio `name` travels with its A/A control `aa_name`, the subject over itself. When the control is
-out of its bar, the machine was not quiet enough and the ratio is void. `ok` null beside a bar
-always means that.
+A ratio `name` comes with its A/A control `aa_name`, the subject over itself. When the control is
+out of its bar, the machine was not quiet enough and the ratio is void. A null `ok` beside a bar
+always means a void row.
 """
 
 import math
@@ -80,7 +80,7 @@ CONTROL_BAR: Final = Bar(at_least=0.9, at_most=1.1)
 
 
 def rounded(value: float) -> float:
-    """Round to six digits: more are noise."""
+    """Round to six digits: more would be noise."""
     return float(f"{value:.6g}")
 
 
@@ -158,7 +158,7 @@ def faults(document: Mapping[str, Any]) -> list[str]:
 
 def _unmeasured_faults(one: Any, names: Sequence[Any]) -> list[str]:
     if not (isinstance(one, dict) and set(one) == _UNMEASURED_KEYS and all(one.values())):
-        return [f"{one} does not say what is unmeasured, and why"]
+        return [f"{one} must name an unmeasured row and the reason"]
     return [f"{one['name']} is measured and unmeasured"] * (one["name"] in names)
 
 

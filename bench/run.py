@@ -1,9 +1,9 @@
 """Run one benchmark suite: a JSON document with each row as it is measured, and a table of the
 bars.
 
-Rows and progress are printed to stderr, the table to stdout. Status 0 also if a bar is missed (1
-with --strict), 1 if a benchmark fails, 2 for a mistake of the user. The finished rows stay in the
-document, whatever ends the run.
+Rows and progress are printed to stderr, the table to stdout. The exit status is 1 if a benchmark
+fails, or with --strict if a bar is missed; 2 for an error of the user; otherwise 0. The finished
+rows stay in the document, whatever ends the run.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-# Replaces this folder, whose file names mean nothing to a user.
+# Replaces the path of this folder: names of its files must not be importable.
 sys.path[0] = str(ROOT)
 
 from rich.console import Console  # noqa: E402
@@ -37,10 +37,10 @@ EXIT_INTERRUPTED: Final = 130
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser("bench", prog="bench/run.py", description=__doc__)
     parser.add_argument("--suite", required=True, help=", ".join(suites()))
-    parser.add_argument("--json", required=True, type=Path, help="where the document goes")
+    parser.add_argument("--json", required=True, type=Path, help="file of the document")
     parser.add_argument("--quick", action="store_true", help="few rounds: the figures mean little")
     parser.add_argument("--full", action="store_true", help="all rounds and all benchmarks")
-    parser.add_argument("--only", help="of the benchmarks, what pytest's -k chooses by this")
+    parser.add_argument("--only", help="only benchmarks that pytest -k selects by this")
     parser.add_argument("--strict", action="store_true", help="status 1 when a bar is missed")
     options = parser.parse_args(arguments)
     if options.suite not in suites():

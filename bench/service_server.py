@@ -1,8 +1,8 @@
-"""The rollout service in a process of its own, which says how much CPU it has used.
+"""The rollout service in a process of its own, which reports how much CPU it has used.
 
-`python -m bench.service_server STEP_S` writes its URL. For each line on stdin it then writes the
-CPU time of the process in ns; `alone EVENTS` instead lets a worker without a service say as many
-tokens and writes the CPU time of that.
+`python -m bench.service_server STEP_S` writes the service's URL. For each line on stdin it then
+writes the CPU time of the process in ns. After the line `alone EVENTS`, a worker without a service
+emits as many tokens, and the CPU time of the worker is written instead.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ STREAMS = 32
 
 
 def alone_ns(events: int) -> int:
-    """Return the CPU time in which a worker says tokens to nobody."""
+    """Return the CPU time in which a worker emits tokens that nobody receives."""
     worker = TrialWorker(0, WorkerKind.DEDICATED, lambda _: None, step_s=0)
     worker.grant()
     steps = events // STREAMS

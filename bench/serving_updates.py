@@ -72,7 +72,7 @@ class _Request:
 def send_updates(line: Connection, weights: Bits) -> None:
     """Run the trainer until killed: publish the other of two versions on each request.
 
-    It sends address and token at first, and a confirmation after each version.
+    It sends address and token first, and a confirmation after each version.
     """
     rng = np.random.default_rng(7)
     other = weights ^ (rng.random(len(weights)) < _DENSITY).astype(np.uint16)

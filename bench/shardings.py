@@ -136,7 +136,7 @@ class Memory:
         return as_strided(row[view.offset :], shape, [2 * stride for stride in view.strides])
 
     def equals(self, canonical: Mapping[str, Bits]) -> bool:
-        """Whether every parameter equals its box of the whole tensor, bit for bit."""
+        """True if every parameter equals its box of the whole tensor, bit for bit."""
         return all(
             np.array_equal(self.parameters[name], canonical[name][box(region)].reshape(-1))
             for name, region in self.regions.items()

@@ -1,4 +1,4 @@
-"""Measures the CPU time that rose adds to each step of vLLM: three engines by turns, in one thread.
+"""Measures the CPU time that rose adds to each step of vLLM, with three engines in one thread.
 
 Run by the Python of `make vllm-env`, with a model, a socket and a number of rounds. The engines
 take their steps alternately, in random order: rose with nothing lent, stock vLLM, and stock vLLM
@@ -31,7 +31,7 @@ class Spent:
 
     Args:
         books: scheduling, accounting and zeroing of blocks: all calls in which rose has code.
-        all: complete steps. Where the KV memory lies changes the model's part by some percent.
+        all: complete steps. The address of the KV memory changes the model's part by some percent.
     """
 
     books: int = 0
@@ -114,7 +114,7 @@ class Engine:
 
 
 def run_round(engines: list[Engine], number: int, order: random.Random) -> None:
-    """Give each engine the same requests, and let each step be taken by all of them."""
+    """Give each engine the same requests, and run every step on all engines in turn."""
     for engine in engines:
         engine.begin(number)
     while any(engine.core.scheduler.requests for engine in engines):

@@ -82,7 +82,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A server, its engine's process and what it says; `start` may be called again after an end."""
+    """A server, the process of its engine, and its output. `start` works again after an end."""
 
     def __init__(self, *command: str, log: Path, core: int | None = None) -> None:
         self.port = free_port()
@@ -98,7 +98,7 @@ class Server:
         self.wait_until_up()
 
     def launch(self) -> None:
-        """Start its process."""
+        """Start the server's process."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -110,7 +110,7 @@ class Server:
             )
 
     def wait_until_up(self) -> None:
-        """Wait until it answers."""
+        """Wait until the server answers."""
         deadline_s = time.monotonic() + START_S
         while not self._is_up():
             if time.monotonic() > deadline_s:
@@ -167,7 +167,7 @@ class Server:
         os.kill(self.engine_pid, which)
 
     def kill(self) -> None:
-        """End all its processes at once."""
+        """Kill all processes of the server."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -175,7 +175,7 @@ class Server:
             self._process = None
 
     def stop(self) -> None:
-        """Ask it to end, and wait."""
+        """Ask the server to end, and wait for that."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -184,7 +184,7 @@ class Server:
 
 
 class Talk:
-    """A client of its own process: it streams answers to prompts."""
+    """A client in a process of its own: it streams answers to prompts."""
 
     def __init__(
         self,
@@ -198,13 +198,13 @@ class Talk:
         """Start.
 
         Args:
-            server: asked server.
+            server: server that the client asks.
             said: prompts, as token ids.
             tokens: length of each answer.
             gap_s: time between two starts; at most 16 answers are streamed at once.
-            cores: where the client runs; none: anywhere.
+            cores: cores on which the client runs; empty: all.
         """
-        # Not a pipe: it would hold the client back once it is full.
+        # A full pipe would block the client, so its output goes to a file.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the client)
         with tempfile.TemporaryFile() as asked:
             asked.write(json.dumps(said).encode())
@@ -226,7 +226,7 @@ class Talk:
         return self._process.poll() is not None
 
     def answers(self) -> list[Answer]:
-        """Return what came, in the order of the prompts."""
+        """Return the answers, in the order of the prompts."""
         self._process.wait()
         self._said.seek(0)
         return [json.loads(line) for line in self._said]
@@ -240,7 +240,7 @@ class Talk:
         return [one["tokens"] for one in answers]
 
     def kill(self) -> None:
-        """End it without its answers."""
+        """End the client without its answers."""
         self._process.kill()
         self._process.wait()
         self._said.close()

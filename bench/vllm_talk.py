@@ -1,4 +1,4 @@
-"""Streams completions with the `openai` client, and prints what came as JSON, a line per prompt.
+"""Streams completions with the `openai` client, and prints each answer as a line of JSON.
 
 Run by the Python of the environment that `make vllm-env` makes.
 """
@@ -13,7 +13,7 @@ from openai import OpenAI
 
 
 def stream(client: OpenAI, model: str, prompt: list[int], tokens: int) -> dict[str, object]:
-    """Return the token ids of one answer, and the seconds until each piece came."""
+    """Return the token ids of one answer, and the seconds until each piece arrived."""
     started = time.monotonic()
     ids: list[int] = []
     at_s: list[float] = []

@@ -60,7 +60,7 @@ def load(module: str) -> Any:
         except ModuleNotFoundError as missing:
             raise Unavailable(f"vLLM {VERSION} needs the package '{missing.name}'") from missing
     if version.split("+")[0] != VERSION:
-        raise Unavailable(f"this is vLLM {version}, and {VERSION} is what is compared with")
+        raise Unavailable(f"the peer is vLLM {VERSION}, got {version}")
     return found
 
 
@@ -112,7 +112,7 @@ def _fetch() -> Path:
     )
     wheels = sorted(_CACHE.glob(f"vllm-{VERSION}-*.whl"))
     if answer.returncode != 0 or not wheels:
-        reason = (answer.stderr.strip().splitlines() or ["pip says nothing"])[-1]
+        reason = (answer.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise Unavailable(f"vLLM {VERSION} could not be fetched: {reason}")
     return wheels[0]
 

@@ -1,11 +1,11 @@
-// Launches for several arrays: CTAs of consecutive numbers handle the blocks of an array.
+// Launches for several arrays: CTAs with consecutive numbers handle the blocks of one array.
 #pragma once
 
 #include "device.h"
 
 namespace rose::kernels {
 
-// The number of the CTA's array in `params.at`.
+// Returns the index in `params.at` of the CTA's array.
 template <typename Params>
 ROSE_DEVICE u32 array_of_cta(const Params& params) {
   u32 first = 0;
@@ -20,7 +20,7 @@ ROSE_DEVICE u32 array_of_cta(const Params& params) {
   return first;
 }
 
-// The number of the CTA's block in its array.
+// Returns the number of the CTA's block in the CTA's array.
 template <typename Array>
 ROSE_DEVICE u32 number_in(const Array& array) {
   return blockIdx.x - static_cast<u32>(array.first_cta);

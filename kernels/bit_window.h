@@ -1,5 +1,5 @@
-// Writes a stream of bits out of order. A window of the stream lies in memory shared by the CTA;
-// its threads set bits with one atomic per touched word.
+// Writes a stream of bits out of order. A window of the stream is in shared memory; the threads of
+// the CTA set its bits with one atomic per touched word.
 #pragma once
 
 #include "device.h"
@@ -7,19 +7,19 @@
 namespace rose::kernels {
 
 struct BitWindow {
-  u32* words;  // zeros at first
+  u32* words;  // all 0 before the first write
   u32 first;   // index of words[0] in the stream
   u32 size;
 
   ROSE_DEVICE bool has(u32 word) const { return word - first < size; }
-  // True if the window has a part of the `width` bits at bit `at`.
+  // True if any of the `width` bits from bit `at` on is in a word of the window.
   ROSE_DEVICE bool touches(u32 at, u32 width) const {
     return width != 0 && (has(at / 32) || has((at + width - 1) / 32));
   }
 };
 
-// Writes one thread's fields of a section, in ascending order. Collects the bits of a word in a
-// register, and drops bits outside the window.
+// Writes one thread's fields of a section, in ascending order. The writer collects the bits of a
+// word in a register, and drops bits outside the window.
 class BitWriter {
  public:
   // Writes a field of at most 32 bits at bit `at` of the stream.

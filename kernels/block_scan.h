@@ -19,7 +19,7 @@ ROSE_DEVICE void atomic_min(u64* least, u64 number) {
   atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(number));
 }
 
-// The sum of each warp before, for the largest CTA, and the sum of all.
+// Sums over the lower warps, for each warp of the largest CTA, and the sum over all warps.
 struct ScanShared {
   u64 before[kWarp + 1];
 };
@@ -30,8 +30,8 @@ struct Scanned {
   u64 total;
 };
 
-// All threads of the CTA, which consists of whole warps, call it. Two calls need another barrier in
-// between, so that the results of the first are read.
+// All threads of the CTA, which consists of whole warps, call this. Between two calls there must be
+// a barrier, so that every thread has read the first results.
 ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
   const u32 warps = blockDim.x / kWarp;
   const u32 lane = threadIdx.x % kWarp;
@@ -53,7 +53,7 @@ ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
   return {shared.before[warp] + sum - number, shared.before[warp], shared.before[warps]};
 }
 
-// Sums up the digests of a warp; lane 0 has the result. All lanes call it.
+// Sums up the digests of a warp; lane 0 has the result. All lanes call this.
 ROSE_DEVICE DigestSum sum_of_warp(DigestSum sum) {
 #pragma unroll
   for (u32 step = kWarp / 2; step > 0; step /= 2) {
@@ -63,7 +63,7 @@ ROSE_DEVICE DigestSum sum_of_warp(DigestSum sum) {
   return sum;
 }
 
-// Adds the threads' digests to `sums`. All threads of the CTA call it.
+// Adds the threads' digests to `sums`. All threads of the CTA call this.
 ROSE_DEVICE void add_atomically(const DigestSum& of_thread, u64* sums) {
   const DigestSum sum = sum_of_warp(of_thread);
   if (threadIdx.x % kWarp == 0) {

@@ -5,12 +5,12 @@
 
 namespace rose::kernels {
 
-// The array's elements are those of the box in row-major order. A flat array is a single row.
+// The array's elements are those of the box, in row-major order. A flat array is a single row.
 // Dimensions that are contiguous in memory are merged; missing outer dimensions have size 1.
 //
-// Division by multiplication: n / number is the upper half of n * magic, shifted. It is exact for n
-// < 2^63 with shift = ceil(log2(number)) - 1 and magic = ceil(2^(64 + shift) / number). There is no
-// division by 1.
+// Division by multiplication: n / number is the upper half of n * magic, shifted right by `shift`.
+// It is exact for n < 2^63 with shift = ceil(log2(number)) - 1 and magic = ceil(2^(64 + shift) /
+// number). For number = 1 the kernels do not divide.
 struct Divisor {
   u64 number;
   u64 magic;
@@ -23,7 +23,7 @@ struct Box {
   u64 strides[4];    // of all dimensions, in elements
 };
 
-// True for `count` elements that are adjacent in memory and begin at a multiple of 16 bytes.
+// True if `count` elements are adjacent in memory and begin at a multiple of 16 bytes.
 ROSE_HD inline bool is_flat(const Box& box, u64 count) {
   return count <= box.sizes[2].number && box.strides[3] == 1 &&
          reinterpret_cast<std::uintptr_t>(box.base) % 16 == 0;

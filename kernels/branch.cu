@@ -1,5 +1,5 @@
-// Separate from gate.cu, because a driver that cannot resolve cudaGraphSetConditional loads no fat
-// binary that calls it, and gates do not need it.
+// This kernel is separate from gate.cu: a driver that cannot resolve cudaGraphSetConditional cannot
+// load a fat binary that calls it, and must still be able to load the gates.
 #include "device_world.h"
 #include "kernels/gate.h"
 
@@ -13,7 +13,7 @@ struct GraphWorld : rose::kernels::DeviceWorld {
 
 }  // namespace
 
-// One thread, in front of an IF node whose body is the segment.
+// One thread runs it, in front of an IF node whose body is the segment.
 extern "C" __global__ __launch_bounds__(1) void branch_kernel(
     const rose::kernels::BranchParams branch) {
   GraphWorld world;

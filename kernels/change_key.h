@@ -8,14 +8,14 @@ namespace rose::kernels {
 constexpr u32 kKeys = 1U << 15;
 constexpr u32 kLargestKey = kKeys - 1;
 
-// The bits of the element as fp32. A subnormal becomes zero, so the key is the same on hardware
-// that flushes subnormals.
+// Returns the element as the bits of a float32. A subnormal becomes zero, so that the key is the
+// same on hardware that flushes subnormals.
 ROSE_HD inline u32 widened(u16 bits) {
   const u32 kept = (bits & 0x7F80U) == 0 ? bits & 0x8000U : bits;
   return kept << 16;
 }
 
-// 0 to kLargestKey. The subtraction must round to nearest; it may flush subnormals.
+// Returns 0 to kLargestKey. The subtraction must round to nearest; it may flush subnormals.
 ROSE_HD inline u32 change_key(u16 now, u16 old) {
   const float difference =
       __builtin_bit_cast(float, widened(now)) - __builtin_bit_cast(float, widened(old));

@@ -2,8 +2,8 @@
 // its changes to a visitor.
 //
 // A block whose payload and changes fit into shared memory is *sparse*: its payload is read once,
-// its positions and differences are listed, and each thread visits its own changes of the list. Of
-// any other block the payload stays in global memory, and each lane visits the change of one bit.
+// its positions and differences are listed, and each thread visits its own changes of the list. The
+// payload of a *dense* block stays in global memory, and each lane visits the change of one bit.
 #pragma once
 
 #include "block_scan.h"
@@ -12,12 +12,12 @@
 
 namespace rose::kernels {
 
-// Changes that a thread visits at once, so that their loads overlap: of a list, and of bits.
+// Changes that a thread visits at once, so that their loads overlap: from a list, and from bits.
 constexpr u32 kTile = 4;
 constexpr u32 kBitTile = 2;
 
-// Some changes of a thread: at most kCount, and has(k) says whether there is a k-th. Its rank
-// counts the changes of the block before it.
+// At most kCount changes of a thread; has(k) is true if there is a k-th. The rank of a change is
+// the number of changes before it in the block.
 template <u32 kSize>
 struct ChangeTile {
   static constexpr u32 kCount = kSize;
@@ -33,7 +33,7 @@ struct ChangeTile {
   ROSE_DEVICE u32 difference(u32 k) const { return differences[k]; }
 };
 
-// The same for a list in shared memory. Each thread has every blockDim-th change.
+// A tile of a list in shared memory. Each thread has every blockDim-th change.
 struct ListTile {
   static constexpr u32 kCount = kTile;
 
@@ -59,11 +59,11 @@ struct DecodeShared {
   // Ones in each warp's share of the positions, the ranks and the large ranks.
   u32 ones[3][kReadThreadsMax / kWarp];
   ChangeLayout layout;
-  bool is_open;
-  u32 faults;  // not 0: a thread found one
+  bool is_open;  // the result of ChangeReader::open()
+  u32 faults;    // not 0: a thread found a fault
 };
 
-// The `width` <= 32 bits at bit `at`. Reads only words that contain some of them.
+// Returns the `width` <= 32 bits from bit `at` on. Reads only words that contain some of them.
 ROSE_DEVICE u32 field(const u32* words, u32 at, u32 width) {
   if (width == 0) return 0;
   const u32 shift = at % 32;
@@ -75,20 +75,20 @@ ROSE_DEVICE u32 field(const u32* words, u32 at, u32 width) {
 
 ROSE_DEVICE bool bit_at(const u32* words, u32 at) { return (words[at / 32] >> at % 32 & 1) != 0; }
 
-// Word i of a section of `bits` bits at bit `at`, a multiple of 32; zeros behind the section.
+// Returns word i of a section of `bits` bits at bit `at`, a multiple of 32. Bits behind it are 0.
 ROSE_DEVICE u32 section_word(const u32* words, u32 at, u32 bits, u32 i) {
   const u32 rest = bits - 32 * i;
   return words[at / 32 + i] & low_mask(rest < 32 ? rest : 32);
 }
 
-// True if all bits of the word of bit `end` are 0 from `end` on, or the section ends with a word.
+// True if bit `end` is the first of its word, or the bits of its word from `end` on are all 0.
 ROSE_DEVICE bool is_tail_clear(const u32* words, u32 end) {
   return end % 32 == 0 || words[end / 32] >> end % 32 == 0;
 }
 
 constexpr u32 kSections = 9;
 
-// The end of a section of a GAP or BITMAP block, or a multiple of 32 for one that it does not have.
+// Returns the end of a section of a GAP or BITMAP block; a multiple of 32 if there is none.
 ROSE_DEVICE u32 end_of_section(const ChangeLayout& layout, u32 section) {
   const ChangeCounts& counts = layout.counts;
   const auto end_of_high = [](const EliasFano& code) { return code.high_at + code.high_bits; };
@@ -110,13 +110,13 @@ ROSE_DEVICE u32 end_of_section(const ChangeLayout& layout, u32 section) {
   return end;
 }
 
-// True if the payload contains the range of an entry, for a block of `elements`.
+// True if the counts of an entry suit a block of `elements`, and the payload contains its words.
 ROSE_DEVICE bool is_in_payload(const Entry& entry, u32 elements, u64 offset, u64 payload_words) {
   if (entry.changed == 0 || entry.changed > elements) return false;
   return offset <= payload_words && entry.words <= payload_words - offset;
 }
 
-// The layout of a GAP or BITMAP block up to the signs.
+// Returns the layout of a GAP or BITMAP block up to the signs.
 ROSE_DEVICE ChangeLayout start_of(const Entry& entry, u32 elements, u32 width) {
   const bool are_all = entry.listed != 0 && entry.listed == entry.changed;
   return first_sections(0, {elements, entry.changed, entry.listed, 0, 0, are_all}, width,
@@ -125,7 +125,7 @@ ROSE_DEVICE ChangeLayout start_of(const Entry& entry, u32 elements, u32 width) {
 
 // ---- shares of a warp ---------------------------------------------------------------------------
 
-// Each warp handles consecutive words of a section.
+// Consecutive words of a section, which one warp handles.
 struct WordRange {
   u32 begin;
   u32 end;
@@ -138,8 +138,8 @@ ROSE_DEVICE WordRange share_of_warp(u32 words) {
   return {begin, begin + share < words ? begin + share : words};
 }
 
-// Adds up the numbers of the warps. `before` becomes the sum over lower warps. All threads call it,
-// after a barrier.
+// Returns the sum of the warps' numbers; `before` becomes the sum over lower warps. All threads
+// call this, after a barrier.
 ROSE_DEVICE u32 sum_of_warps(const u32* of_warps, u32& before) {
   const u32 lane = threadIdx.x % kWarp;
   const u32 one = lane < blockDim.x / kWarp ? of_warps[lane] : 0;
@@ -150,9 +150,9 @@ ROSE_DEVICE u32 sum_of_warps(const u32* of_warps, u32& before) {
 // Numbers of a section that a lane visits at once.
 template <u32 kCount>
 struct NumberTile {
-  bool has[kCount];           // whether there is a k-th number
-  bool is_below[kCount];      // the universe
-  bool is_ascending[kCount];  // above the number before it
+  bool has[kCount];           // true if there is a k-th number
+  bool is_below[kCount];      // true if it is below the universe
+  bool is_ascending[kCount];  // true if it is above the number before it
   u32 index[kCount];
   u32 number[kCount];
 };
@@ -169,7 +169,7 @@ struct Section {
     return field(words, code.low_at + i * code.low_bits, code.low_bits);
   }
 
-  // The number of ones in the warp's share.
+  // Returns the number of ones in the warp's share.
   ROSE_DEVICE u32 ones() const {
     const WordRange mine = share();
     u32 sum = 0;
@@ -202,7 +202,7 @@ struct Section {
         const u32 lows = low(tile.index[k]);
         tile.number[k] = (tile.number[k] - tile.index[k]) << code.low_bits | lows;
         tile.is_below[k] = tile.number[k] < code.universe;
-        // Only numbers with the same high part, neighbours in the section, can be out of order.
+        // Only numbers with neighbouring bits have the same high part and can be out of order.
         const bool is_neighbour = lane > 0 ? (bits >> (lane - 1) & 1) != 0
                                            : i > 0 && bit_at(words, code.high_at + 32 * i - 1);
         tile.is_ascending[k] = !is_neighbour || lows > low(tile.index[k] - 1);
@@ -226,7 +226,7 @@ struct RankMask {
   }
   ROSE_DEVICE static RankMask at(u32* pool, u32 count) { return {pool, pool + words_of(count)}; }
 
-  // All threads call it. A barrier must follow.
+  // All threads call this. A barrier must follow.
   ROSE_DEVICE void clear(u32 count) const {
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < words_of(count); i += blockDim.x) {
@@ -234,13 +234,13 @@ struct RankMask {
       if (i % kGroup == 0) first[i / kGroup] = ~u32{0};
     }
   }
-  // A rank has one index, and ranks ascend with it.
+  // Called once per rank. A higher rank has a higher index.
   ROSE_DEVICE void set(u32 rank, u32 index) const {
     atomicOr(&bits[rank / 32], 1U << rank % 32);
     atomicMin(&first[rank / 32 / kGroup], index);
   }
   ROSE_DEVICE bool has(u32 rank) const { return bit_at(bits, rank); }
-  // The index of a rank that it has.
+  // Returns the index of a rank that was set.
   ROSE_DEVICE u32 index_of(u32 rank) const {
     const u32 word = rank / 32;
     u32 index = first[word / kGroup] + static_cast<u32>(__popc(bits[word] & low_mask(rank % 32)));
@@ -254,13 +254,13 @@ struct RankMask {
   }
 };
 
-// Reads a block after its layout was found; all threads of the CTA hold one and call its functions.
+// Reads a block. Every thread of the CTA has a reader for the block, and all call its functions.
 template <bool kIsSparse>
 class ChangeReader {
  public:
   using Mask = RankMask<kIsSparse ? 1 : kDenseGroup>;
 
-  // Words of the pool for a sparse block.
+  // Returns the words of the pool that a sparse block needs.
   ROSE_DEVICE static u32 words_for(const Entry& entry) {
     return entry.words + Mask::words(entry.changed) + Mask::words(entry.listed) + entry.changed +
            words_of(entry.changed * 16);
@@ -281,16 +281,17 @@ class ChangeReader {
     positions_ = reinterpret_cast<u16*>(differences_ + entry.changed);
   }
 
-  // Copies the payload if the block is sparse, and finds the layout. The thread that copies the
-  // block's shape, word `shape_at` if changes are listed, does that. False: the entry and the shape
-  // contradict each other.
+  // Copies the payload if the block is sparse, and computes the layout. One thread computes it:
+  // the thread that copied the block's shape, word `shape_at`, if changes are listed. Returns false
+  // if the entry and the shape contradict each other.
   ROSE_DEVICE bool open(const Entry& entry, const u32* payload, u32 elements, u32 width,
                         u32 shape_at) {
     if constexpr (kIsSparse) {
 #pragma unroll 4
       for (u32 i = threadIdx.x; i < entry.words; i += blockDim.x) shared_.pool[i] = payload[i];
     }
-    const u32 reader = entry.listed != 0 ? shape_at & (blockDim.x - 1) : 0;  // a power of two
+    // blockDim.x is a power of two.
+    const u32 reader = entry.listed != 0 ? shape_at & (blockDim.x - 1) : 0;
     if (threadIdx.x == reader) {
       const u32 shape = entry.listed != 0 ? words_[shape_at] : 0;
       shared_.faults = 0;
@@ -305,8 +306,8 @@ class ChangeReader {
     return shared_.is_open;
   }
 
-  // Returns whether the sections are well formed, as far as they show without the weights.
-  // for_each_change() may be called only then.
+  // Returns true if the sections are well formed, as far as the payload alone shows. Only then may
+  // for_each_change() be called.
   ROSE_DEVICE bool prepare() {
     const ChangeCounts& counts = layout().counts;
     if (threadIdx.x < kSections) {
@@ -318,13 +319,13 @@ class ChangeReader {
     if (counts.large != 0) mark_large();
     if (layout().ranks.count != 0) mark_listed();
     if (kIsSparse) list_positions();
-    __syncthreads();  // separates filling masks and list from reading them
+    __syncthreads();  // separates filling the masks and the list from reading them
     if (kIsSparse) {
       list_differences();
     } else {
       check_changes();
     }
-    __syncthreads();  // separates noting faults from reading them, all checks from the writes
+    __syncthreads();  // separates noting faults from reading them, and all checks from the writes
     return shared_.faults == 0;
   }
 
@@ -362,7 +363,8 @@ class ChangeReader {
     if (!is_good) atomicOr(&shared_.faults, 1U);
   }
 
-  // Counts the ones of each section before this warp's share. False: not as many as numbers.
+  // Counts the ones of each section before this warp's share. Returns false if a section has more
+  // or fewer ones than numbers.
   ROSE_DEVICE bool count_numbers() {
     const bool has_ranks = layout().ranks.count != 0;
     const bool has_large = layout().larges.count != 0;
@@ -383,7 +385,7 @@ class ChangeReader {
     return is_good;
   }
 
-  // Finds the large magnitudes.
+  // Checks the large ranks, and marks the large magnitudes.
   ROSE_DEVICE void mark_large() {
     const u32 bits = layout().counts.magnitude_bits;
     larges().template for_each<1>(before_[2], [&](const NumberTile<1>& tile) {
@@ -398,7 +400,7 @@ class ChangeReader {
     });
   }
 
-  // Finds the listed changes.
+  // Checks the ranks, and marks the listed changes.
   ROSE_DEVICE void mark_listed() {
     ranks().template for_each<1>(before_[1], [&](const NumberTile<1>& tile) {
       if (!tile.has[0]) return;
@@ -419,7 +421,7 @@ class ChangeReader {
     });
   }
 
-  // Checks the list, and adds the differences. Each thread lists those that it visits later.
+  // Checks the list, and adds the differences. Each thread lists the changes that it visits later.
   ROSE_DEVICE void list_differences() {
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < layout().counts.changed; i += blockDim.x) {
@@ -430,7 +432,7 @@ class ChangeReader {
     }
   }
 
-  // The checks of a dense block, which has no list.
+  // Checks the changes of a dense block, which has no list.
   ROSE_DEVICE void check_changes() {
     positions().template for_each<1>(before_[0], [&](const NumberTile<1>& tile) {
       u32 difference = 0;
@@ -440,7 +442,7 @@ class ChangeReader {
     });
   }
 
-  // The difference of the i-th change. False: its size is impossible.
+  // Finds the difference of the i-th change. Returns false if the size of the change is impossible.
   ROSE_DEVICE bool find_difference(u32 i, u32& difference) const {
     const ChangeCounts& counts = layout().counts;
     const bool is_down = bit_at(words_, layout().signs_at + i);
@@ -457,7 +459,7 @@ class ChangeReader {
     return is_good;
   }
 
-  // The magnitude of the i-th listed change.
+  // Returns the magnitude of the i-th listed change.
   ROSE_DEVICE u32 magnitude(u32 i) const {
     const u32 bits = layout().counts.magnitude_bits;
     if (layout().counts.large != 0 && is_large_.has(i)) {
@@ -471,7 +473,7 @@ class ChangeReader {
   const u32* words_;  // the payload
   Mask is_listed_;    // by rank among the changes
   Mask is_large_;     // by rank among the listed changes
-  u32* differences_;  // the list, of a sparse block
+  u32* differences_;  // the list of a sparse block
   u16* positions_;
   u32 before_[3];  // ones of each section before this warp's share
 };
@@ -488,7 +490,7 @@ ROSE_DEVICE u32 count_elements(u32 word, u32 width) {
   return count;
 }
 
-// Like read_block(), for a RAW block whose range in the payload is valid.
+// As read_block(), for a RAW block whose range in the payload is valid.
 template <typename Visit>
 ROSE_DEVICE bool read_raw(const Entry& entry, u32 elements, u32 width, const u32* payload,
                           DecodeShared& shared, const Visit& visit) {
@@ -545,7 +547,8 @@ ROSE_DEVICE bool is_listed(const Entry& entry) {
 }
 
 // Passes the changes of a block that is not EMPTY to visit(tile), if the whole block is valid. All
-// threads of the CTA, a power of two, call it. False: corrupt, and visit was not called.
+// threads of the CTA call this; their number is a power of two. Returns false, without a call of
+// visit, if the block is corrupt.
 template <typename Visit>
 ROSE_DEVICE bool read_block(const Entry& entry, u32 elements, u32 width, u64 offset,
                             const u32* payload, u64 payload_words, DecodeShared& shared,

@@ -1,4 +1,4 @@
-// Writes the sections of a block with the threads of a CTA: each writes the changes of its own
+// Writes the sections of a block with the threads of a CTA: each thread writes the changes of its
 // kElementsOfThread elements.
 #pragma once
 
@@ -7,12 +7,12 @@
 
 namespace rose::kernels {
 
-// A `Source` has the changes; `word` is one of the mask words of this thread:
+// A `Source` gives the changes; `word` is one of the mask words of this thread:
 //   sent(word), down(word), listed(word)    bit masks of 32 elements
-//   number(word, bit)                       the element's number in `positions`
+//   number(word, bit)                       the number that `positions` has for the element
 //   size(word, bit)                         size of a change
 
-// Number of changes before this thread's, and how many of them are listed and large.
+// Number of changes before this thread's first, and how many of these are listed and are large.
 struct Before {
   u32 changes;
   u32 listed;
@@ -44,7 +44,7 @@ class EliasFanoWriter {
   BitWriter low_;
 };
 
-// A bitmap is a section without low bits: bit p is number p, whatever precedes it.
+// In a bitmap, which has no low bits, a number's bit does not depend on the numbers before it.
 template <typename Source>
 ROSE_DEVICE void put_positions(const Source& source, const ChangeLayout& layout,
                                const BitWindow& window, u32 changes) {

@@ -9,15 +9,15 @@
 namespace rose::kernels {
 namespace {
 
-// CTAs of the largest size per multiprocessor whose registers must fit: five eighths of its
-// threads. For sm_80 ptxas would spill, so there it is half of them.
+// CTAs of the largest size whose registers must fit a multiprocessor: they have five eighths of its
+// threads. For sm_80 ptxas would spill, so there they have half of them.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr u32 kApplyCtas = 5;
 #else
 constexpr u32 kApplyCtas = 4;
 #endif
 
-// Adds the differences of a tile: all loads, then all stores.
+// Adds or subtracts the differences of a tile: all loads, then all stores.
 template <typename T, typename Tile>
 ROSE_DEVICE void add(T* weights, const Tile& tile, const u64* places, bool is_undo) {
   constexpr u32 kCount = Tile::kCount;
@@ -32,10 +32,10 @@ ROSE_DEVICE void add(T* weights, const Tile& tile, const u64* places, bool is_un
   }
 }
 
-// Where the elements of a digest word lie in memory.
+// Place of a digest word's elements in memory.
 struct WordPlace {
-  u64 first;        // index of its first element
-  u32 count;        // elements: fewer at the end of the array
+  u64 first;        // index of the word's first element
+  u32 count;        // number of elements: fewer at the end of the array
   bool is_aligned;  // to a word of 64 bits, without gaps
   u64 offset;       // of the first element
 };
@@ -65,7 +65,8 @@ ROSE_DEVICE u64 load_word(const ApplyArray& array, const WordPlace& word) {
   return bits;
 }
 
-// Adds the differences of a list. The thread with a word's first change makes all of its changes.
+// Applies the differences of a list. The thread with a word's first change makes all changes of the
+// word.
 // Returns this thread's part of the change of the digest.
 template <typename T>
 ROSE_DEVICE DigestSum add_words(const ApplyArray& array, u64 first, const ListTile& list,
@@ -96,7 +97,7 @@ ROSE_DEVICE DigestSum add_words(const ApplyArray& array, u64 first, const ListTi
   return sum;
 }
 
-// The digest of the elements of a block.
+// Returns the digest of the elements of a block.
 template <typename T>
 ROSE_DEVICE DigestSum digest_of(const ApplyArray& array, u64 first, u32 elements) {
   DigestSum sum;
@@ -110,13 +111,13 @@ ROSE_DEVICE DigestSum digest_of(const ApplyArray& array, u64 first, u32 elements
 
 // One CTA applies one delta block.
 //
-// With a digest, a block whose changes are listed is changed word by word. Any other block is
-// digested before and after.
+// With a digest, a block whose changes are listed is changed word by word. The elements of any
+// other block are digested before and after its changes.
 template <bool kHasDigest>
 ROSE_DEVICE void apply(const DeltaApplyParams& params, DecodeShared& shared) {
   const ApplyArray& array = params.at[array_of_cta(params)];
   const u32 number = number_in(array);
-  // Volatile, so that the second load does not wait for the first.
+  // The loads are volatile, so that the second does not wait for the first.
   const u64 bits = static_cast<const volatile u64*>(array.entries)[number];
   const u64 offset = static_cast<const volatile u64*>(array.offsets)[number];
   if (bits == 0) return;

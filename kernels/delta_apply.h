@@ -1,5 +1,5 @@
 // delta_apply_kernel: applies deltas to arrays, or undoes them. delta_apply_digest_kernel: the
-// same, and sums up what that changes in the digests of the arrays.
+// same, and sums up the changes of the arrays' digests.
 #pragma once
 
 #include "box.h"
@@ -14,7 +14,7 @@ struct ApplyArray {
   Box weights;
   u64 width;
   u64 count;
-  u64 first_cta;  // its first CTA in the grid, ascending
+  u64 first_cta;  // number of the array's first CTA in the grid; ascends with the array
   u64* digest;    // two sums, to which the change of the array's digest is added; or null
 };
 
@@ -23,8 +23,8 @@ constexpr u32 kApplyArraysMax = 23;
 
 // One CTA of threads_to_read(block_elements) threads per delta block. Each block is checked
 // before it is written. A corrupt block changes nothing, and `bad_block` becomes the lowest number
-// of such a block in its array. To apply a part of a delta, pass its part of the table, and
-// `weights` from its first element on. Array 0 begins at CTA 0, and no array is empty.
+// that a corrupt block has in its array. To apply a part of a delta, pass that part of the table,
+// and `weights` from the part's first element on. Array 0 begins at CTA 0, and no array is empty.
 struct DeltaApplyParams {
   u64 arrays;
   u64 block_elements;

@@ -10,7 +10,7 @@
 namespace rose::kernels {
 namespace {
 
-// The plan of a block, and what it is made of.
+// The plan of a block, and the figures from which it is made.
 struct PlanShared {
   LengthCounts lengths;
   Cheapest few;
@@ -22,18 +22,18 @@ struct PlanShared {
 template <u32 kBlock>
 struct PackShared {
   static constexpr u32 kMaskWords = kBlock / 32;
-  // A typical payload needs a part of this; a larger one is written window by window.
+  // A typical payload fills a part of this; a larger payload is written window by window.
   static constexpr u32 kWindowWords = kBlock / 16;
 
   // Bit i belongs to element i of the block. `is_far`: a change with a size other than 1.
   alignas(16) u32 is_sent[kMaskWords];
   u32 is_down[kMaskWords];
   u32 is_far[kMaskWords];
-  // Before the first window: bit i is set if element i differs and is not sent.
+  // Before the first window, this is a mask: bit i is set if element i differs and is not sent.
   u32 window[kWindowWords];
   ScanShared scan;
   PlanShared planned;
-  u64 sums[kBlock / kElementsOfThread / kWarp][2];  // each warp's own
+  u64 sums[kBlock / kElementsOfThread / kWarp][2];  // change of the digest, by warp
 
   ROSE_DEVICE const ChangeLayout& layout() const { return planned.plan.layout; }
 };
@@ -58,7 +58,7 @@ ROSE_DEVICE Eight<T> load_shadow(const DeltaPackParams& params, u64 at) {
   return load_eight<T>(params.shadow, at, params.count);
 }
 
-// The ages of elements `at` to `at` + 7, one byte each.
+// Loads the ages of elements `at` to `at` + 7, one byte each.
 ROSE_DEVICE Eight<u8> load_ages(const DeltaPackParams& params, u64 at) {
   Eight<u8> ages{};
   if (params.count - at >= kEight && is_aligned<u8>(params.ages + at)) {
@@ -148,7 +148,7 @@ ROSE_DEVICE void fill_masks(const DeltaPackParams& params, const PackBlock& bloc
   }
 }
 
-// The changes of a packed block, for change_write.h.
+// The `Source` for change_write.h: the changes of a block that is being packed.
 template <typename Shared>
 struct PackSource {
   const DeltaPackParams& params;
@@ -165,7 +165,7 @@ struct PackSource {
     if ((shared.is_far[word] >> bit & 1) == 0) return 1;
     return size_of(difference(word * 32 + bit), block.width);
   }
-  // The difference of an element before its shadow is updated.
+  // Returns the difference of an element. Call it before the shadow is updated.
   ROSE_DEVICE u32 difference(u32 position) const {
     const u64 at = block.first + position;
     const u32 to = load_bits(params.bits.base, place_of(params.bits, at).offset, block.width);
@@ -188,8 +188,8 @@ ROSE_DEVICE void count_sizes(const PackSource<Shared>& source, LengthCounts& len
   }
 }
 
-// Decides the encoding of the block and reserves its payload. count(lengths) counts the lengths of
-// the magnitudes. All threads of the CTA call it.
+// Decides the encoding of the block and reserves its payload. count(lengths) must count the lengths
+// of the magnitudes. All threads of the CTA call this.
 template <typename Count>
 ROSE_DEVICE void make_plan(u64* cursor, const PackBlock& block, u32 changed, u32 far,
                            PlanShared& shared, const Count& count) {
@@ -217,7 +217,7 @@ ROSE_DEVICE void make_plan(u64* cursor, const PackBlock& block, u32 changed, u32
   __syncthreads();  // separates making the plan from reading it
 }
 
-// The entry as planned, or kDeferred if the arena has no room for it at its offset.
+// Returns the entry as planned, or kDeferred if the arena has no room at the block's offset.
 ROSE_DEVICE Entry entry_of(u64 arena_words, const PlanShared& shared) {
   const Entry entry = shared.plan.entry;
   const u64 offset = shared.offset;
@@ -225,7 +225,7 @@ ROSE_DEVICE Entry entry_of(u64 arena_words, const PlanShared& shared) {
   return has_room ? entry : Entry{kDeferred, 0, 0, 0};
 }
 
-// `Params` has the table.
+// `params` has the table: `entries` and `offsets`.
 template <typename Params>
 ROSE_DEVICE void put_entry(const Params& params, u32 number, const Entry& entry, u64 offset) {
   if (threadIdx.x != 0) return;
@@ -262,7 +262,7 @@ ROSE_DEVICE void write_changes(const PackSource<Shared>& source, Shared& shared,
   const u32 words = layout.end / 32;
 #pragma unroll 1
   for (u32 first = 0; first < words; first += kWindow) {
-    // Each thread clears the words that it copied.
+    // Each thread clears the words that it copied from the window before.
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < kWindow; i += blockDim.x) shared.window[i] = 0;
     __syncthreads();  // separates clearing the window from setting bits
@@ -340,7 +340,7 @@ ROSE_DEVICE void move_shadow(const DeltaPackParams& params, const PackBlock& blo
   }
 }
 
-// Increments the age of elements that differ and are unsent, and resets the others.
+// Increments the ages of elements that differ and are not sent. All other ages become 0.
 template <typename Shared>
 ROSE_DEVICE void move_ages(const DeltaPackParams& params, const PackBlock& block,
                            const Shared& shared) {
@@ -377,11 +377,11 @@ struct Arguments {
 
 // One CTA packs delta block `number`. It reads the block once to find the changes (each thread
 // takes every blockDim-th group of eight elements), counts, and reserves its payload. Then each
-// thread writes the changes of its own kElementsOfThread elements, and finally all update the
-// shadow.
+// thread writes the changes of its own kElementsOfThread elements, and finally all threads update
+// the shadow.
 //
 // `arguments` returns the arguments. It is called again for the last steps, so that no register has
-// to hold them meanwhile.
+// to hold the arguments until then.
 template <typename Get, typename Shared>
 ROSE_DEVICE void pack(const Get& arguments, u32 number, Shared& shared) {
   const DeltaPackParams& params = arguments();
@@ -390,7 +390,7 @@ ROSE_DEVICE void pack(const Get& arguments, u32 number, Shared& shared) {
   with_width(params.width, [&](auto zero) { fill_masks<decltype(zero)>(params, block, shared); });
   __syncthreads();  // separates writing the masks from reading those of other threads
 
-  u64 counts = 0;  // changes, and from bit 32 on those with a size other than 1
+  u64 counts = 0;  // changes; from bit 32 on, changes with a size other than 1
 #pragma unroll
   for (u32 i = 0; i < kWordsOfThread; ++i) {
     const u32 word = threadIdx.x * kWordsOfThread + i;
@@ -431,8 +431,8 @@ ROSE_DEVICE void pack(const Get& arguments, u32 number, Shared& shared) {
 template <u32 kBlock>
 struct ListShared {
   static constexpr u32 kWarps = kBlock / kElementsOfThread / kWarp;
-  // Changes of a warp's 4,096 elements: 4 and 12 % in blocks of 64 and 16 Ki. More would cost
-  // occupancy. Blocks of 16 Ki are for denser deltas.
+  // Room for the changes of a warp's 4,096 elements: for 4 % of them in blocks of 64 Ki, and 12 %
+  // in blocks of 16 Ki, which are for denser deltas. More would cost occupancy.
   static constexpr u32 kListed = kBlock == kBlockMax ? 184 : 512;
   static constexpr u32 kWindowWords = kWarps * sizeof(WordQueue) / sizeof(u32);
 
@@ -458,7 +458,7 @@ struct FlatShared {
   u32 array;
 };
 
-// A CTA's block as an array of its own.
+// Returns the arguments that make a CTA's block an array of its own.
 ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params, u32 block_elements,
                                            u32 which) {
   const FlatArray& array = params.at[which];
@@ -489,7 +489,7 @@ ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params, u3
 }
 
 // Lists the changes of this warp's part of its CTA's block. A shorter block, the last one of its
-// array, is not read and has too many.
+// array, is not read; its list counts as full.
 template <u32 kBlock>
 ROSE_DEVICE void list_part(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared,
                            ListState& state) {
@@ -509,8 +509,8 @@ ROSE_DEVICE void list_part(const DeltaPackFlatParams& params, FlatShared<kBlock>
                shared.list.queues[warp], shared.list.lists[warp], state);
 }
 
-// Packs a block of a flat array (is_flat()) from lists of its changes, one per warp. False: a list
-// has no room, or the block is shorter; then nothing was written.
+// Packs a block of a flat array (is_flat()) from lists of its changes, one per warp. Returns false,
+// and writes nothing, if a list has no room or the block is shorter.
 template <u32 kBlock>
 ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared) {
   using List = ListShared<kBlock>;
@@ -519,7 +519,7 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
   ListState state;
   list_part(params, shared, state);
 
-  // Changes, those with a size other than 1, and warps whose list is too short.
+  // Numbers of changes, of changes with a size other than 1, and of warps whose list is too short.
   constexpr u32 kFarAt = 20;
   constexpr u32 kLongAt = 40;
   u64 counts = static_cast<u64>(state.far) << kFarAt;
@@ -528,7 +528,7 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
   const u32 changed = static_cast<u32>(scanned.total) & low_mask(kFarAt);
   const u32 far = static_cast<u32>(scanned.total >> kFarAt) & low_mask(kFarAt);
   if (scanned.total >> kLongAt != 0) return false;
-  // Looked up again, because the registers of the loop have no room for it.
+  // Found again, because no register can hold the array during the loop above.
   const FlatArray& array = params.at[shared.array];
   const PackBlock block{static_cast<u64>(number_in(array)) * kBlock, kBlock, 16};
   const u32 number = number_in(array);
@@ -546,7 +546,7 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
       if (size != 1) count_size(lengths, size);
     }
   };
-  make_plan(params.cursor, block, changed, far, planned, count);  // GAP has the fewest words
+  make_plan(params.cursor, block, changed, far, planned, count);  // a GAP block: the fewest words
   const Entry entry = entry_of(params.arena_words, planned);
   put_entry(array, number, entry, planned.offset);
   if (entry.kind == kDeferred) return true;
@@ -580,7 +580,7 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
   return true;
 }
 
-// One CTA packs one delta block. Dense ones and shorter ones are packed as by delta_pack_kernel.
+// One CTA packs one delta block. Dense and shorter blocks are packed as by delta_pack_kernel.
 template <u32 kBlock>
 ROSE_DEVICE void pack_flat(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared) {
   if (pack_listed(params, shared)) return;

@@ -1,7 +1,7 @@
-// delta_pack_kernel: the delta of an array against its shadow; updates the shadow to the sent
-// values. delta_pack_16k_kernel: the same for blocks of 16,384 elements only.
-// delta_pack_flat_16k_kernel and delta_pack_flat_64k_kernel: the same for many arrays at once, if
-// they are flat.
+// delta_pack_kernel: packs the delta of an array against its shadow, and updates the shadow to the
+// sent values. delta_pack_16k_kernel: the same for blocks of 16,384 elements only.
+// delta_pack_flat_16k_kernel and delta_pack_flat_64k_kernel: the same for many flat arrays at
+// once.
 #pragma once
 
 #include "box.h"
@@ -13,12 +13,13 @@ constexpr u32 kAgeMax = 255;
 
 // One CTA of block_elements / kElementsOfThread threads per delta block.
 //
-// Blocks reserve their payloads in the arena in any order; gathered by `offsets` in the order of
-// the table they are the delta. `cursor` ends at the words that all blocks together need. A block
-// without room becomes kDeferred: it reserves, but writes no payload and keeps its shadow and ages.
-// So with kDeferred read as EMPTY the result is always a complete delta of the shadow's changes.
-// Another pack with a new arena and the same threshold yields the rest, but ages the elements of
-// the other blocks once more. Without an arena the kernel only measures.
+// Blocks reserve their payloads in the arena in any order. The payloads gathered by `offsets`, in
+// the order of the table, are the delta. `cursor` ends at the number of words that all blocks need.
+// If the arena has no room for a block, the block becomes kDeferred: `cursor` counts its words, but
+// no payload is written, and its shadow and ages do not change. If a reader treats kDeferred as
+// EMPTY, the result is always the complete delta from the old to the new shadow. Another pack with
+// a new arena and the same threshold packs the deferred blocks, but ages the elements of the other
+// blocks once more. With an arena of 0 words the kernel only measures.
 struct DeltaPackParams {
   Box bits;
   Box shadow;  // a null base: a delta from zeros, and no shadow is updated
@@ -26,8 +27,8 @@ struct DeltaPackParams {
   u64 count;
   u64 block_elements;
   const u32* threshold;  // smallest sent key, on the device; null or 0 sends every change
-  u8* ages;              // one per element, from bits' first on; or null
-  u64 age_limit;         // age from which a change is sent whatever its key
+  u8* ages;              // one per element of `bits`; or null
+  u64 age_limit;         // a change of at least this age is sent, whatever its key
   u32* arena;
   u64 arena_words;
   u64* cursor;  // 0 at first
@@ -35,11 +36,11 @@ struct DeltaPackParams {
   u64* offsets;     // in words; 0 where there is no payload
   u64* digest;      // two sums, to which the change of the shadow's digest is added; or null
   u64 first_index;  // index of the first element in its tensor, a multiple of 8 bytes
-  u64 seed;
+  u64 seed;         // of the digest
 };
 
-// True if a flat kernel can pack the array: 16-bit elements that begin at a multiple of 16 bytes
-// and follow each other without gaps, and no ages.
+// True if a flat kernel can pack the array: it has 16-bit elements, a shadow and no ages; array and
+// shadow begin at multiples of 16 bytes and have no gaps.
 inline bool is_flat(const DeltaPackParams& params) {
   return params.width == 16 && params.bits.base != nullptr && params.shadow.base != nullptr &&
          is_flat(params.bits, params.count) && is_flat(params.shadow, params.count) &&
@@ -51,7 +52,7 @@ struct FlatArray {
   const u16* bits;
   u16* shadow;
   u64 count;
-  u64 first_cta;  // its first CTA in the grid, ascending
+  u64 first_cta;  // number of the array's first CTA in the grid; ascends with the array
   u64* entries;
   u64* offsets;
   u64* digest;

@@ -1,5 +1,5 @@
-// Definitions with which a plain C++ compiler accepts the headers of kernels/: launchers share
-// their structs, the CPU twins share the key of a change, and tests run the kernels on a CPU.
+// Makes the headers of kernels/ valid for a plain C++ compiler: launchers need their structs, the
+// CPU twins need the key of a change, and tests run the kernels on a CPU.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +30,11 @@ constexpr u32 kWordsOfThread = kElementsOfThread / 32;
 constexpr u32 kBlockMax = 65536;
 constexpr u32 kMaskWordsMax = kBlockMax / 32;
 constexpr u32 kThreadsMax = kBlockMax / kElementsOfThread;
-// CTAs of that size per multiprocessor whose registers must fit. Without this bound the compiler
-// uses fewer registers, and spills.
+// CTAs of kThreadsMax threads whose registers must fit a multiprocessor. Without this bound the
+// compiler uses fewer registers, and spills.
 constexpr u32 kCtas = 2;
 
-// A CTA that reads a block of a delta has fewer threads: few elements of a block change.
+// A CTA that reads a block of a delta has fewer threads, because few elements of a block change.
 constexpr u32 kReadThreadsMax = 256;
 ROSE_HD inline u32 threads_to_read(u64 block_elements) {
   return block_elements == kBlockMax ? kReadThreadsMax : 128;
@@ -48,7 +48,7 @@ ROSE_HD inline u32 floor_log2(u32 number) {
 #endif
 }
 
-// Reads a word that other threads may write meanwhile: the result is a value that it had.
+// Reads a word that other threads may write at the same time. Returns a value that the word had.
 ROSE_DEVICE u32 load_relaxed(const u32* word) {
 #ifdef __CUDACC__
   return *static_cast<const volatile u32*>(word);  // relaxed in PTX's memory model

@@ -7,8 +7,8 @@ namespace rose::kernels {
 
 // Host memory behind the link, and the device's clock.
 struct DeviceWorld {
-  // A look crosses the link: often enough not to delay a wake-up, rarely enough not to fill the
-  // link.
+  // Pause between two reads of a word. Each read crosses the link: reads must be frequent enough
+  // to wake up soon, and rare enough not to fill the link.
   static constexpr unsigned kPauseNs = 500;
 
   __device__ std::uint32_t load(const std::uint32_t* word) const {

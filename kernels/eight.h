@@ -25,7 +25,7 @@ struct alignas(sizeof(T) == 1 ? 8 : 16) Eight {
     u32& word = words[i * kBits / 32];
     word = (word & ~(low_mask(kBits) << shift)) | static_cast<u32>(bits) << shift;
   }
-  // Moves every element down by one and appends `bits`; registers cannot be indexed.
+  // Moves every element down by one and appends `bits`. Registers cannot be indexed at run time.
   ROSE_DEVICE void shift_in(T bits) {
 #pragma unroll
     for (u32 i = 0; i < kWords; ++i) {
@@ -44,7 +44,7 @@ ROSE_DEVICE bool is_aligned(const void* address) {
   return reinterpret_cast<std::uintptr_t>(address) % alignof(Eight<T>) == 0;
 }
 
-// Elements `at` to `at` + 7 of `count`; zeros after the end.
+// Loads elements `at` to `at` + 7 of `count`. Elements after the end are 0.
 template <typename T>
 ROSE_DEVICE Eight<T> load_eight(const Box& box, u64 at, u64 count) {
   const T* base = reinterpret_cast<const T*>(box.base);
@@ -65,8 +65,8 @@ ROSE_DEVICE Eight<T> load_eight(const Box& box, u64 at, u64 count) {
   return eight;
 }
 
-// Adds the words of elements `at` to `at` + 7 of `count`. Element 0 has `first_index` in its
-// tensor; both are at multiples of a word.
+// Adds the digest words of elements `at` to `at` + 7 of `count`. Element 0 of the array has the
+// index `first_index` in its tensor; `at` and `first_index` are at multiples of a digest word.
 template <typename T>
 ROSE_DEVICE void add_to_digest(DigestSum& sum, const Eight<T>& eight, u64 at, u64 count,
                                u64 first_index, u64 seed) {
@@ -78,7 +78,8 @@ ROSE_DEVICE void add_to_digest(DigestSum& sum, const Eight<T>& eight, u64 at, u6
   }
 }
 
-// Replaces the words of eight elements that differ. Element 0 of `old` has `index` in its tensor.
+// Replaces those digest words of eight elements that differ. `index` is the index of the first of
+// the elements in its tensor.
 template <typename T>
 ROSE_DEVICE void replace_in_digest(DigestSum& sum, const Eight<T>& old, const Eight<T>& now,
                                    u64 index, u64 seed) {
@@ -88,7 +89,8 @@ ROSE_DEVICE void replace_in_digest(DigestSum& sum, const Eight<T>& old, const Ei
   for (u32 i = 0; i < Eight<T>::kDigestWords; ++i) {
     differ |= (old.digest_word(i) != now.digest_word(i) ? 1U : 0U) << i;
   }
-  // Few words differ, and in other places in each lane: the lanes take their first ones at once.
+  // Few words differ, and each lane has them at other places. So in each round, every lane takes
+  // its first remaining word.
 #pragma unroll 1
   for (; differ != 0; differ &= differ - 1) {
     const u32 at = floor_log2(differ & (0U - differ));

@@ -1,8 +1,8 @@
-// The changes of one warp's share of a flat block of 16-bit elements, as a list in their order.
+// The changes of one warp's share of a flat block of 16-bit elements, as an ascending list.
 //
 // A lane loads eight elements of both arrays and compares them by words of 64 bits. Words that
-// differ wait in a queue until there is one for each lane, so that everything else that a change
-// costs is done by whole warps.
+// differ wait in a queue until there is one for each lane, so that whole warps do all further work
+// on the changes.
 #pragma once
 
 #include "block_scan.h"
@@ -14,7 +14,7 @@ namespace rose::kernels {
 
 constexpr u32 kInWord = 4;  // elements of a digest word
 
-// A ring. Less than a warp's worth of words waits, and the warp adds up to two per lane.
+// A ring. Fewer than kWarp words wait in it before each lane adds up to two more.
 struct WordQueue {
   static constexpr u32 kSize = 3 * kWarp;
 
@@ -24,7 +24,7 @@ struct WordQueue {
   DigestKeys keys;   // of the block's first word
 };
 
-// The remainder of `at` < 2 * kSize. A difference below 0 is a large number.
+// Returns `at` modulo kSize, for `at` < 2 * kSize. If `at` < kSize, `next` wraps to a large number.
 ROSE_DEVICE u32 in_ring(u32 at) {
   const u32 next = at - WordQueue::kSize;
   return at < next ? at : next;
@@ -32,20 +32,20 @@ ROSE_DEVICE u32 in_ring(u32 at) {
 
 template <u32 kMax>
 struct ChangeList {
-  u32 changes[kMax];  // position in the block, and in the lower half the difference
+  u32 changes[kMax];  // upper half: position in the block; lower half: difference
   u16 values[kMax];   // new bits of the element
 };
 
-// One warp's list while it grows. All but `far` and `sum` are the same for all lanes.
+// State of a warp's growing list. All members but `far` and `sum` are equal in all lanes.
 struct ListState {
-  u32 first{0};    // in the ring
+  u32 first{0};    // of the waiting words in the ring
   u32 waiting{0};  // words in the ring
   u32 listed{0};   // changes so far, also those for which the list has no room
   u32 far{0};      // this lane's changes with a size other than 1
   DigestSum sum;   // this lane's part of the change of the digest
 };
 
-// The lower halves of two words and the upper ones differ: a bit for each of the four elements.
+// Returns a mask of the four elements of two words: bit i is 1 if element i differs.
 ROSE_DEVICE u32 changed_elements(u64 now, u64 old) {
   constexpr u32 kLow = 0x7FFF7FFF;
   const auto pair = [&](u32 differs) {
@@ -56,7 +56,7 @@ ROSE_DEVICE u32 changed_elements(u64 now, u64 old) {
   return pair(static_cast<u32>(differs)) | pair(static_cast<u32>(differs >> 32)) << 2;
 }
 
-// Turns elements of `now` whose key is below `threshold` into those of `old`.
+// Returns `now`, but with the old bits of each element whose key is below `threshold`.
 ROSE_DEVICE u64 without_small(u64 now, u64 old, u32 threshold) {
 #pragma unroll
   for (u32 i = 0; i < kInWord; ++i) {
@@ -67,7 +67,7 @@ ROSE_DEVICE u64 without_small(u64 now, u64 old, u32 threshold) {
   return now;
 }
 
-// Appends the changes of the first `words` <= kWarp waiting words to the list. All lanes call it.
+// Appends the changes of the first `words` <= kWarp waiting words to the list. All lanes call this.
 template <u32 kMax>
 ROSE_DEVICE void take_words(const WordQueue& queue, u32 words, const u32* threshold,
                             ChangeList<kMax>& list, ListState& state) {
@@ -117,7 +117,8 @@ ROSE_DEVICE void take_words(const WordQueue& queue, u32 words, const u32* thresh
   }
 }
 
-// Queues the words that differ between eight elements of each lane, and takes whole warps of them.
+// Queues each lane's words that differ among eight elements, and takes words while every lane gets
+// one.
 template <u32 kMax>
 ROSE_DEVICE void compare_eight(const Eight<u16>& now, const Eight<u16>& old, u32 index,
                                const u32* threshold, WordQueue& queue, ChangeList<kMax>& list,
@@ -146,9 +147,9 @@ ROSE_DEVICE void compare_eight(const Eight<u16>& now, const Eight<u16>& old, u32
   }
 }
 
-// Lists the changes of this warp's elements: kElementsOfThread per lane, from `now` and `old` on,
-// where the block's word `index` begins. If `threshold` is not
-// null, only changes whose key reaches it count. All lanes call it.
+// Lists the changes of this warp's elements, kElementsOfThread per lane. `now` and `old` begin at
+// word `index` of the block. If `threshold` is not null, only changes whose key reaches it are
+// listed. All lanes call this.
 template <u32 kMax>
 ROSE_DEVICE void list_changes(const Eight<u16>* now, const Eight<u16>* old, u32 index,
                               const DigestKeys& keys, const u32* threshold, WordQueue& queue,
@@ -205,8 +206,8 @@ ROSE_DEVICE u32 count_large(const u32* changes, u32 listed, const ChangeLayout& 
   return large;
 }
 
-// Writes the sections of a GAP block, which is zeros at first: one lane per change of the warp's
-// list. `before` counts those of the warps before. All lanes call it.
+// Writes the changes of the warp's list to the sections of a GAP block, one lane per change. The
+// words are 0 at first. `before` counts the changes of the lower warps. All lanes call this.
 ROSE_DEVICE void or_changes(const u32* changes, u32 listed, const ChangeLayout& layout, u32* words,
                             Before before) {
   const u32 lane = threadIdx.x % kWarp;

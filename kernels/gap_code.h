@@ -49,7 +49,7 @@ ROSE_HD inline u32 size_of(u32 difference, u32 width) {
 
 // ---- sections -----------------------------------------------------------------------------------
 
-// The next multiple of a word; sections begin there.
+// Returns the next multiple of 32; sections begin at words.
 ROSE_HD inline u32 border(u32 at) { return (at + 31) & ~u32{31}; }
 
 // Elias-Fano of `count` numbers below `universe`, 0 < count <= universe. Positions are in bits from
@@ -61,7 +61,7 @@ struct EliasFano {
   u32 high_bits;
   u32 high_at;
   u32 low_at;
-  u32 end;  // first bit behind it
+  u32 end;  // first bit behind the section
 };
 
 ROSE_HD inline EliasFano elias_fano(u32 universe, u32 count, u32 at) {
@@ -93,7 +93,7 @@ struct ChangeLayout {
   bool is_bitmap;  // then `positions` has only its position, with one bit per element
   EliasFano positions;
   u32 signs_at;
-  u32 shape_at;     // the following sections start at words, and exist only if changes are listed
+  u32 shape_at;     // the shape and all later sections exist only if changes are listed
   EliasFano ranks;  // a count of 0 if all or none are listed
   u32 magnitudes_at;
   EliasFano larges;  // a count of 0 if no magnitude is large
@@ -104,8 +104,8 @@ struct ChangeLayout {
   ROSE_HD u32 listed_from() const { return counts.are_all_listed ? 1 : 2; }
 };
 
-// The sections from bit `at` on, up to the signs. complete() adds the others once their counts are
-// known.
+// Lays out the sections from bit `at` on, up to the signs. complete() adds the later sections once
+// their counts are known.
 ROSE_HD inline ChangeLayout first_sections(u32 at, const ChangeCounts& counts, u32 width,
                                            bool is_bitmap) {
   ChangeLayout layout{};
@@ -124,7 +124,7 @@ ROSE_HD inline ChangeLayout first_sections(u32 at, const ChangeCounts& counts, u
   return layout;
 }
 
-// Sets `large` and `magnitude_bits`, which a reader finds only in the payload, and adds the other
+// Sets `large` and `magnitude_bits`, which a reader finds only in the payload, and adds the later
 // sections.
 ROSE_HD inline void complete(ChangeLayout& layout, u32 large, u32 magnitude_bits) {
   ChangeCounts& counts = layout.counts;

@@ -8,7 +8,7 @@ namespace rose::kernels {
 // The device's addresses of a gate's words, passed by value to gate_kernel. A captured launch can
 // be replayed, because no parameter depends on the segment.
 struct GateParams {
-  const std::uint32_t* state;  // its low half, with the bits of `lets_go`
+  const std::uint32_t* state;  // low half of the gate's state
   const std::uint32_t* credit;
   std::uint32_t* passed;
   std::uint32_t* overdue;
@@ -21,14 +21,15 @@ struct BranchParams {
   GateParams gate;
   std::uint64_t condition;   // conditional handle of the IF node that follows
   std::uint32_t skips;       // with any of these bits in `state` the segment is skipped
-  std::uint32_t has_waited;  // 1 if memory operations in front of it have waited, otherwise 0
+  std::uint32_t has_waited;  // 1 if memory operations in front of this gate have waited, else 0
 };
 
-// `World` is the memory and the clock: system-wide load (acquire) and store (release), now_ns, and
-// a pause between two looks.
+// `World` gives access to memory and clock: system-wide load (acquire) and store (release), now_ns,
+// and a pause between two reads.
 
-// Credit first: credit from before a close is not enough, so the open bit, read after the credit,
-// decides. A new opening gives credit from `passed` on, and so includes this segment.
+// Returns true if the segment may start. The credit is read first. Credit from before a close is
+// not enough, so the open bit, which is read after the credit, decides. A new opening gives credit
+// from `passed` on, and so includes this segment.
 template <class World>
 ROSE_HD bool may_start(const GateParams& gate, World& world) {
   const std::uint32_t left = world.load(gate.credit) - world.load(gate.passed);
@@ -37,8 +38,8 @@ ROSE_HD bool may_start(const GateParams& gate, World& world) {
 }
 
 // Waits until the segment may start. A kernel cannot remove work behind it in the stream. So when
-// its time limit is over, it lets that one segment start and counts it in `overdue`: at most one
-// segment per limit, for a host that is gone or has forgotten the gate.
+// its time limit is over, it lets this one segment start and counts it in `overdue`. A host that is
+// gone, or has forgotten the gate, thus lets at most one segment start per limit.
 template <class World>
 ROSE_HD void await_turn(const GateParams& gate, World& world) {
   const std::uint64_t from_ns = world.now_ns();
@@ -63,9 +64,10 @@ ROSE_HD void start_segment(const GateParams& gate, World& world) {
   count_segment(gate, world);
 }
 
-// The same for a segment that an abort may skip; `world` also sets conditions. The decision
-// precedes the count. The host changes the bits only after the count, so an abort skips every
-// segment that had not started when the device saw it, including the last one.
+// As start_segment(), for a segment that an abort may skip; `world` also sets conditions. The
+// kernel reads the bits of the abort before it counts the segment, and the host changes them only
+// after the count. So an abort skips every segment that had not started when the device read the
+// bits, including the last one.
 template <class World>
 ROSE_HD void branch_segment(const BranchParams& branch, World& world) {
   if (branch.has_waited == 0) await_turn(branch.gate, world);

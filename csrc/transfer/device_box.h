@@ -1,4 +1,4 @@
-// Boxes of elements as the kernels take them; see kernels/box.h.
+// Builds the boxes that kernels take as arguments; see kernels/box.h.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace rose::transfer {
 
-// The constants with which a processor without a division instruction divides by `number` > 0.
+// Returns the constants with which a kernel divides by `number` > 0 by multiplication.
 constexpr kernels::Divisor divisor_of(std::uint64_t number) noexcept {
   if (number < 2) return {number, 0, 0};
   const auto shift = static_cast<std::uint64_t>(std::bit_width(number - 1)) - 1;
@@ -17,8 +17,8 @@ constexpr kernels::Divisor divisor_of(std::uint64_t number) noexcept {
   return {number, static_cast<std::uint64_t>((one + number - 1) / number), shift};
 }
 
-// The layout of a box without its address: the sizes of the three inner dimensions and the strides
-// of all four, in elements.
+// A box without its address: the sizes of the three inner dimensions and the strides of all four,
+// in elements.
 struct DeviceShape {
   std::array<std::uint64_t, 3> sizes{1, 1, 1};
   std::array<std::uint64_t, 4> strides{0, 0, 0, 1};
@@ -28,7 +28,7 @@ struct DeviceShape {
   }
 };
 
-// `base` is a device address.
+// Returns the box at the device address `base`.
 constexpr kernels::Box device_box(std::uint8_t* base, const DeviceShape& shape) noexcept {
   const auto& [sizes, strides] = shape;
   return {base,

@@ -225,8 +225,8 @@ Status DeviceCodec::delta_pack(std::span<const kernels::DeltaPackParams> arrays,
                                CUstream stream) const noexcept {
   for (const kernels::DeltaPackParams& one : arrays) ROSE_TRY(check_pack(one));
   kernels::DeltaPackFlatParams flat{};
-  const kernels::DeltaPackParams* first = nullptr;  // array of `flat`
-  std::uint64_t blocks = 0;                         // and their number
+  const kernels::DeltaPackParams* first = nullptr;  // first array in `flat`
+  std::uint64_t blocks = 0;                         // delta blocks of all arrays in `flat`
   const auto launch = [&]() noexcept -> Status {
     if (first == nullptr) return {};
     const std::uint64_t elements = std::exchange(first, nullptr)->block_elements;
@@ -338,7 +338,7 @@ Status DeviceCodec::topk_histogram(const kernels::TopkHistogramParams& params,
   const std::uint64_t least = ceil_div(params.count, kernels::kHistogramElementsMax);
   if (least > driver::kBlocksMax) {
     return Status::invalid_argument("count is " + std::to_string(params.count) +
-                                    ": one launch takes less than 2^62 elements");
+                                    ": one launch takes fewer than 2^62 elements");
   }
   const driver::Grid grid = persistent_grid(params.count, kernels::kHistogramThreads, least);
   return libraries_.topk_pack->launch(topk_histogram_, grid, stream, params);
@@ -373,7 +373,7 @@ Status DeviceCodec::payload_gather(const kernels::PayloadGatherParams& params,
       ceil_div(params.blocks, std::uint64_t{kernels::kGatherThreads / kernels::kWarp});
   if (blocks > driver::kBlocksMax) {
     return Status::invalid_argument("blocks is " + std::to_string(params.blocks) +
-                                    ": one launch takes less than 2^34 delta blocks");
+                                    ": one launch takes fewer than 2^34 delta blocks");
   }
   const driver::Grid grid{.blocks = static_cast<unsigned>(blocks),
                           .threads = kernels::kGatherThreads};

@@ -17,11 +17,12 @@ namespace rose::transfer {
 
 // Every call only launches kernels on the caller's stream: it allocates no device memory, and does
 // not wait or copy. The caller sets memory to zero or ~0 where a launch needs that, and keeps the
-// memory until the stream has passed the launch. Any thread may use it.
+// memory until the stream has passed the launch. Any thread may call any method.
 //
-// Every launch returns InvalidArgument, with the name of the argument, if an address is null or not
-// aligned to its elements, if a width or a block size is outside the format, or if a size exceeds
-// every grid; then nothing is launched. Without elements it is ok and launches nothing.
+// Every call returns InvalidArgument, with the name of the argument, if an address is null or not
+// aligned to its elements, if a width or a block size is not in the format, or if a size needs more
+// CTAs than a launch can have; then nothing is launched. A call without elements returns ok and
+// launches nothing.
 class DeviceCodec {
  public:
   struct Libraries {
@@ -37,14 +38,14 @@ class DeviceCodec {
   static Result<std::shared_ptr<const DeviceCodec>> create(driver::DevicePtr device) noexcept;
   static Result<std::shared_ptr<const DeviceCodec>> create(Libraries libraries) noexcept;
 
-  // Packs several arrays. Flat ones (kernels::is_flat) that follow each other and have the same
-  // block size, threshold, arena, cursor and seed share a launch, up to kFlatArraysMax of them. All
-  // are checked before the first launch.
+  // Packs several arrays. Consecutive flat arrays (kernels::is_flat) share a launch, up to
+  // kFlatArraysMax of them, if block size, threshold, arena, cursor and seed are the same. All
+  // arrays are checked before the first launch.
   Status delta_pack(std::span<const kernels::DeltaPackParams> arrays,
                     CUstream stream) const noexcept;
-  // Applies deltas to several arrays, or undoes them. Arrays that follow each other and have the
-  // same block size, and all a digest or none, share a launch, up to kApplyArraysMax of them. All
-  // are checked before the first launch.
+  // Applies deltas to several arrays, or undoes them. Consecutive arrays share a launch, up to
+  // kApplyArraysMax of them, if they have the same block size and all or none have a digest. All
+  // arrays are checked before the first launch.
   struct Apply {
     std::span<const kernels::ApplyArray> arrays;    // `first_cta` is ignored
     std::span<const std::uint64_t> block_elements;  // of each array
@@ -66,8 +67,8 @@ class DeviceCodec {
   template <typename Params>
   Status launch_blocks(const driver::KernelLibrary& library, CUkernel kernel, const Params& params,
                        std::uint64_t threads, CUstream stream) const noexcept;
-  // Returns a grid of CTAs with `threads` threads. It has a thread per eight of the `count`
-  // elements, but no more CTAs than keep the device busy, and at least `least` CTAs.
+  // Returns a grid of CTAs with `threads` threads: a thread per eight of the `count` elements, but
+  // no more CTAs than keep the device busy, and at least `least` CTAs.
   driver::Grid persistent_grid(std::uint64_t count, unsigned threads,
                                std::uint64_t least) const noexcept;
 

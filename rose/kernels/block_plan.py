@@ -1,4 +1,4 @@
-"""The encoding of delta blocks: the fewest words for each, and the places of its sections.
+"""Chooses the encoding with the fewest words for each delta block, and the places of its sections.
 
 All blocks are computed at once, as torch vectors. The format is in `docs/protocol.md`, "Deltas".
 """
@@ -9,10 +9,10 @@ from typing import Any, Final
 import torch
 
 EMPTY, GAP, RAW, BITMAP = range(4)
-# Elements per pass, whole blocks of either size: some 100 MB beside the tensors, however large they
-# are.
+# Elements per pass: whole blocks of either size. A pass takes some 100 MB, whatever the size of the
+# tensors.
 GROUP_ELEMENTS: Final = 1 << 22
-_WIDTHS: Final = 32  # m is below the width of an element, which is at most this
+_WIDTHS: Final = 32  # largest width of an element; m, the bits per magnitude, is below the width
 _BINS: Final = 2 * _WIDTHS
 
 
@@ -23,11 +23,11 @@ class BlockPlan:
     Args:
         entries: (blocks,) int64, the u64 of the delta's table.
         sizes: (blocks,) int64, payload words of each block.
-        table: (blocks, 24) int32, in six groups of four: kind, numbers of elements, changes and
-            listed sizes; m, number of large magnitudes, starts of signs and of the shape; starts of
-            magnitudes and of large ones, least listed size, and the constant 1; and three groups
-            for positions, ranks and large ranks, see `gap_code.set_positions`. Starts are words of
-            the block's payload.
+        table: (blocks, 24) int32, six groups of four. 0: kind, number of elements, number of
+            changes, number of listed sizes. 1: m, which is the bits per magnitude; number of large
+            magnitudes; starts of signs and of the shape. 2: starts of magnitudes and of large
+            magnitudes; least listed size; the constant 1. 3 to 5: positions, ranks and large ranks,
+            each as in `gap_code.set_positions`. A start is in words of the block's payload.
     """
 
     entries: Any
@@ -42,7 +42,7 @@ def _words(bits: Any) -> Any:
 def _bit_width(number: Any) -> Any:
     """Return the bit length of numbers below 2^53.
 
-    It is read from the exponent of fp64, since ROCm has no `torch.frexp`.
+    The length is read from the exponent of fp64, because ROCm has no `torch.frexp`.
     """
     return ((number.double().view(torch.int64) >> 52) - 1022).clamp(min=0)
 
@@ -107,7 +107,7 @@ def _best_m(count: Any, larger: Any, width: int) -> tuple[Any, Any, Any]:
     larger = larger[:, :width]
     highs, lows = _elias_fano(count[:, None], larger)
     sizes = _words(count[:, None] * m) + highs + lows + _words(width * larger)
-    # Among equal sizes this is the least m, the lower part of the number.
+    # The lower part of each number is m, so among equal sizes the least m is chosen.
     best = (sizes * _WIDTHS + m).amin(1)
     chosen = best % _WIDTHS
     return chosen, larger.gather(1, chosen[:, None])[:, 0], best // _WIDTHS
@@ -116,8 +116,11 @@ def _best_m(count: Any, larger: Any, width: int) -> tuple[Any, Any, Any]:
 def _histogram(differences: Any, block_elements: int, blocks: int) -> Any:
     """Count the sizes of each block's changes, as needed to choose m.
 
-    A bin is twice the bit length of size - 1, and one less if that is a power of two: then size - 2
-    has one bit fewer. So one histogram serves both ways to list magnitudes.
+    The bin of a size is twice the bit length of size - 1, minus 1 if size - 1 is a power of two,
+    because size - 2 then has one bit fewer. So one histogram serves both kinds of magnitudes.
+
+    Returns:
+        (blocks, 2 * 32) int64.
     """
     places = differences.nonzero()[:, 0]
     difference = differences[places].long()
@@ -135,20 +138,20 @@ def plan_to_write(differences: Any, block_elements: int) -> BlockPlan:
     pairs = histogram.view(-1, _WIDTHS, 2)
     changed = histogram.sum(1)
     few_larger = changed[:, None] - pairs.sum(2).cumsum(1)
-    # If size - 1 is 2^m it is large, but size - 2 is not.
+    # A size - 1 of 2^m is large, but the size - 2 of the same change is not.
     every_larger = few_larger + pairs[:, :, 1]
     few = changed - histogram[:, 0]
     every_m, every_large, every_words = _best_m(changed, every_larger, width)
     few_m, few_large, few_words = _best_m(few, few_larger, width)
     few_words = (few_words + sum(_elias_fano(changed, few)) + 1) * (few > 0)
-    # If all changes are listed, the magnitude is size - 1, for whichever reason.
+    # If all changes are listed, for either reason, a magnitude is size - 1.
     is_all = (few == changed) | (every_words + 1 < few_words)
     body = _words(changed) + torch.where(is_all, every_words + 1, few_words)
 
     gap = sum(_elias_fano(elements, changed)) + body
     kinds = torch.stack([_words(width * elements), gap, _words(elements) + body])
     order = torch.arange(3, device=kinds.device)[:, None]
-    best = (kinds * 4 + order).amin(0)  # of equals the first
+    best = (kinds * 4 + order).amin(0)  # among equals the first
     kind = torch.tensor([RAW, GAP, BITMAP], device=kinds.device)[best & 3] * (changed > 0)
     size = (best >> 2) * (changed > 0)
     listed = torch.where(is_all, changed, few) * (kind != RAW)
@@ -158,13 +161,13 @@ def plan_to_write(differences: Any, block_elements: int) -> BlockPlan:
 
 
 def plan_to_read(entries: Any, offsets: Any, payload: Any, elements: Any, width: int) -> BlockPlan:
-    """Find the sections of sound blocks, whose payload starts at `offsets`; does not wait."""
+    """Find the sections of sound blocks whose payloads start at `offsets`. Does not wait."""
     kind, changed = entries & 15, (entries >> 4) & 0xFFFFF
     listed, sizes = (entries >> 24) & 0xFFFFF, (entries >> 44) & 0xFFFFF
     none = torch.zeros_like(entries)
     shape_at = _table(kind, elements, changed, listed, none, none, width)[:, 7]
     has_shape = listed > 0
-    # Without a shape read word 0: selecting the blocks that have one would wait for the device.
+    # Blocks without a shape read word 0: selecting those with a shape would wait for the device.
     shape = payload[(offsets + shape_at) * has_shape].long() * has_shape if len(payload) else none
     m, large = shape & 0xFF, (shape >> 8) & 0xFFFFFF
     return BlockPlan(entries, sizes, _table(kind, elements, changed, listed, m, large, width))

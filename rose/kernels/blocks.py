@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-# Largest age of an element: the count of packs that left it unsent stops here.
+# Largest age of an element: its number of consecutive packs without being sent is counted up to it.
 AGE_MAX: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBlocks:
-    """A delta on the device, or several in a row, with payloads in any order.
+    """A delta on the device, or several one after the other, with payloads in any order.
 
     Args:
-        entries: (blocks,) int64, the u64 of the table; kind 15 is a deferred block, which did not
-            fit the arena, and whose shadow did not move.
+        entries: (blocks,) int64, the u64 of the table; kind 15 is a deferred block: it did not fit
+            the arena, and its shadow is unchanged.
         offsets: (blocks,) int64, start of each block's payload in the arena, in words.
         arena: (n,) int32 with the bits of u32 words.
         words: () int64, words needed by all blocks; more than the arena has if blocks were

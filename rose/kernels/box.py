@@ -1,8 +1,8 @@
-"""Strided tensors: views of larger ones, read and written in place.
+"""Boxes: the places of a strided tensor's elements, which kernels read and write there.
 
-A kernel gets a box as seven numbers, for the up to four dimensions that remain after merging
-neighbours with a common stride: the sizes of the inner three, and the strides of all four, in
-elements. Elements are numbered in row-major order. None stands for a contiguous row.
+Neighbouring dimensions with a common stride are merged; up to four may remain. A box is seven
+numbers: the sizes of the inner three dimensions, and the strides of all four, in elements. Elements
+are numbered in row-major order. None stands for a contiguous row.
 """
 
 from typing import Any, Final
@@ -42,7 +42,7 @@ def box_of(name: str, tensor: Any) -> Box | None:
 
 
 def boxes_of(**tensors: Any) -> tuple[Box | None, ...]:
-    """Return the boxes of tensors: all None, or none, so kernels have only two variants."""
+    """Return the boxes of tensors. If one needs a box, all get one: kernels have two variants."""
     boxes = tuple(box_of(name, tensor) for name, tensor in tensors.items())
     if all(box is None for box in boxes):
         return boxes

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from rose.kernels.tile import LAUNCH, TILE, load_bits
 
-# Above every key: the key of a due change. As a threshold it sends only due changes.
+# Key of a due change, above all other keys. With it as the threshold, only due changes are sent.
 DUE: Final = 1 << 15
 _DUE = tl.constexpr(DUE)
 
@@ -29,10 +29,10 @@ def change_keys_kernel(
     keys: tl.tensor,
     count: tl.int64,
 ) -> None:
-    """One program per tile writes its keys: the upper halves of |new - shadow| in fp32.
+    """One program per tile writes the tile's keys: the upper halves of |new - shadow| in fp32.
 
-    Subnormals and NaN are recognised by their bits, before and after the subtraction, the only
-    operation on floats.
+    The subtraction is the only operation on floats. Subnormals and NaNs are recognised by their
+    bits, before and after it.
     """
     lane = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_inside = lane < count

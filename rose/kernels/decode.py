@@ -13,7 +13,7 @@ from rose.kernels.tile import LAUNCH, TILE, store_bits
 from rose.units import ceil_div
 
 _EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
-# Purposes of a `resize_kernel` launch, as the table group with its positions.
+# Uses of `resize_kernel`. The number is that of the group in `BlockPlan.table` with the positions.
 LISTED: Final = 4
 LARGE: Final = 5
 _LISTED = tl.constexpr(LISTED)
@@ -29,7 +29,7 @@ def steps_kernel(
     width: tl.constexpr,
     block_elements: tl.constexpr,
 ) -> None:
-    """One program per delta block writes 1 or -1 for each change into `differences`, which is zero.
+    """One program per delta block writes 1 or -1 per change into `differences`, all 0 before.
 
     The place of each change in the block is written to `lanes`. A RAW block gets its final
     differences.
@@ -66,10 +66,10 @@ def resize_kernel(
     block_elements: tl.constexpr,
     which: tl.constexpr,
 ) -> None:
-    """One program per delta block sets the sizes of listed or large changes; signs stay.
+    """One program per delta block sets the sizes of listed or large changes; signs stay the same.
 
-    `lanes` has the place in the block of each change, or, for large ones, of each listed change.
-    The places of the resized ones are written to `listed_lanes`.
+    `lanes` has the place in the block of each change, or, for large changes, of each listed change.
+    The places of the resized changes are written to `listed_lanes`.
     """
     block = tl.program_id(0).to(tl.int64)
     _, _, changed, listed = four(table, block, 0)
@@ -82,7 +82,7 @@ def resize_kernel(
     fields = section + large_at
     bits = width
     if which == _LISTED:
-        all_of = tl.where(listed == changed, listed, 0)  # then there is no section of ranks
+        all_of = tl.where(listed == changed, listed, 0)  # There is no section of ranks then.
         fields = section + magnitudes_at
         bits = m
     found = 0
@@ -104,8 +104,8 @@ def decoded(
 ) -> Iterator[tuple[slice, Any]]:
     """Yield the differences that sound blocks make in a row, part by part.
 
-    All memory is allocated before the first part, so a caller that applies the parts is not
-    interrupted halfway.
+    All memory is allocated before the first part, so that no allocation fails after a caller has
+    applied some of the parts.
 
     Args:
         entries: (blocks,) int64, the u64 of the delta's table.
@@ -115,7 +115,7 @@ def decoded(
         block_elements: elements per block.
 
     Yields:
-        The place of the part in the row, and its differences, which the next part overwrites.
+        The place of the part in the row, and its differences; the next part overwrites these.
     """
     count, width = len(like), 8 * like.element_size()
     elements = elements_of(count, block_elements, like.device)

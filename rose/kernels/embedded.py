@@ -1,8 +1,8 @@
 """The delta codec with the CUDA kernels embedded in the core, on torch tensors.
 
-Kernels run on torch's current stream, and calls do not wait for the device unless stated. Tensors
-are as checked by `rose.transfer.codec.operations`: elements of int8, int16 or int32, contiguous or
-a box of `rose.kernels.box`; tables are flat, with the types below.
+Kernels run on torch's current stream, and calls do not wait for the device unless stated. Callers
+check tensors as `rose.transfer.codec.operations` does: elements are int8, int16 or int32, and are
+contiguous or a box of `rose.kernels.box`; tables are flat, with the types below.
 """
 
 import itertools
@@ -24,9 +24,9 @@ _NUMBER_BYTES: Final = 8  # of a table or a digest
 
 
 class EmbeddedCodec:
-    """The loaded kernels of one GPU; any thread may call."""
+    """The loaded kernels of one GPU. Any thread may call a method."""
 
-    # `delta_apply` refuses the unsound blocks of a delta itself.
+    # `delta_apply` finds and leaves out corrupt blocks itself.
     checks_deltas: Final = True
 
     def __init__(self, ordinal: int) -> None:
@@ -49,7 +49,7 @@ class EmbeddedCodec:
         arena_words: int | None = None,
         base_digest: Any = None,
     ) -> PackedBlocks:
-        """Pack the changes from `shadow` to `new`, and apply the sent ones to `shadow`.
+        """Pack the changes from `shadow` to `new`, and apply the sent changes to `shadow`.
 
         Args:
             new: the fresh elements.
@@ -57,10 +57,11 @@ class EmbeddedCodec:
             block_elements: 65,536 or 16,384.
             threshold: () int32 on the device: only changes with at least this key are sent, see
                 `topk_threshold`. None sends all.
-            ages: one byte per element, contiguous, updated in place: consecutive packs that left it
-                unsent, including those that deferred its block. None to ignore ages.
+            ages: one byte per element, contiguous, updated in place: the number of consecutive
+                packs that did not send the element's change. A deferred block keeps its ages. None
+                to ignore ages.
             age_limit: age at which a change is sent whatever its key.
-            arena_words: words for the payload; None for enough in any case.
+            arena_words: words for the payload; None for enough for any delta.
             base_digest: (2,) int64, the digest of `shadow`; None to compute it.
 
         Raises:
@@ -86,7 +87,7 @@ class EmbeddedCodec:
         """Pack several tensors of one GPU into one arena, without a copy or a wait in between.
 
         One launch packs up to 63 tensors that are contiguous, aligned to 16 bytes and have 16-bit
-        elements. Each of the others has a launch of its own.
+        elements. Each other tensor has a launch of its own.
 
         Args:
             new: the fresh elements.
@@ -183,7 +184,7 @@ class EmbeddedCodec:
             undo: whether to undo the changes.
 
         Returns:
-            () int64, the lowest bad block, or -1.
+            () int64, the number of the lowest bad block, or -1 if all blocks are sound.
         """
         return self.delta_apply_all(
             [weights], [(entries, offsets, payload)], [block_elements], undo=undo
@@ -208,8 +209,8 @@ class EmbeddedCodec:
             has_digest: whether to sum up how the digests of the tensors change.
 
         Returns:
-            () int64, the lowest bad block of all deltas, or -1; and (tensors, 2) int64, what the
-            call adds to the digests, or None.
+            () int64, the lowest number that a bad block has in its delta, or -1; and the amounts
+            that the call adds to the digests, (tensors, 2) int64, or None without `has_digest`.
         """
         for one, blocks, (entries, offsets, _) in zip(weights, block_elements, tables, strict=True):
             _check_table(one, blocks, entries, offsets)
@@ -333,7 +334,7 @@ def _width_of(bits: Any) -> int:
 
 
 def _room_for(tensors: Sequence[Any], block_elements: int, arena_words: int | None) -> PackedBlocks:
-    """Allocate the deltas of tensors, by default enough in any case; words and digests are 0."""
+    """Allocate packed blocks, by default with room for any delta. Words and digests are 0."""
     if arena_words is None:
         # A RAW block has the words of its elements, and no block is larger.
         arena_words = sum(ceil_div(one.numel() * _width_of(one), 32) for one in tensors)
@@ -355,7 +356,7 @@ def _check_table(like: Any, block_elements: int, entries: Any, offsets: Any) -> 
     blocks = ceil_div(like.numel(), block_elements)
     check(
         entries.numel() == offsets.numel() == blocks,
-        f"{blocks} blocks have {entries.numel()} entries and {offsets.numel()} offsets",
+        f"expected {blocks} blocks, got {entries.numel()} entries and {offsets.numel()} offsets",
     )
 
 

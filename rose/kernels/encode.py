@@ -15,7 +15,7 @@ _EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
 
 @triton.jit
 def ranked(is_one: tl.tensor, found: tl.tensor) -> tuple[tl.tensor, ...]:
-    """Number the set lanes from `found` on; returns their ranks and the next number."""
+    """Number the set lanes from `found` on, and return their ranks and the next number."""
     ones = is_one.to(tl.int32)
     return found + tl.cumsum(ones, 0) - ones, found + tl.sum(ones, 0)
 
@@ -29,7 +29,7 @@ def encode_kernel(
     width: tl.constexpr,
     block_elements: tl.constexpr,
 ) -> None:
-    """One program per delta block writes its sections, which are zero, tile by tile."""
+    """One program per delta block writes the block's sections, all 0 before, tile by tile."""
     block = tl.program_id(0).to(tl.int64)
     kind, elements, _, listed = four(table, block, 0)
     m, large, signs_at, shape_at = four(table, block, 1)
@@ -68,12 +68,15 @@ def encode_kernel(
 
 
 def encode(differences: Any, plan: BlockPlan, *, block_elements: int) -> Any:
-    """Return the payload of a row of differences, by its plan; waits for the stream.
+    """Return the payload of a row of differences. Waits for the stream.
 
     Args:
         differences: (count,) int8, int16 or int32.
         plan: result of `plan_to_write` for the differences.
         block_elements: elements per block, as in the plan.
+
+    Returns:
+        (words,) int32 with the bits of u32 words.
     """
     words = int(plan.sizes.sum())
     payload = torch.zeros(words, dtype=torch.int32, device=differences.device)

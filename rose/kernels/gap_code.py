@@ -16,7 +16,7 @@ def set_field(
 ) -> None:
     """Write fields of `width` <= 32 bits into zeroed words.
 
-    Several lanes may own bits of one word, so they are OR-ed atomically.
+    Several lanes may own bits of one word, so each field is OR-ed atomically.
     """
     bit = index * width
     shift = (bit & 31).to(tl.uint32)
@@ -52,7 +52,7 @@ def set_positions(
     """Write positions by rank.
 
     `place` describes an Elias-Fano set: the start of the high and the low section in words, the
-    bits of the low part, and 1. For a bitmap the last two are 0.
+    bits of the low part, and 1. For a bitmap the last two numbers are 0.
     """
     highs_at, lows_at, low, step = place
     set_field(section + highs_at, (position >> low) + rank * step, 1, mask.to(tl.int32), mask)
@@ -71,8 +71,8 @@ def positions(
 ) -> tuple[tl.tensor, ...]:
     """Read the positions of the TILE bits from `at` on, after `found` earlier ones.
 
-    Returns for each lane whether there is a position, its rank, and the position; and the number
-    found so far.
+    Returns for each lane whether there is a position, the rank of the position, and the position;
+    then the number of positions found so far.
     """
     highs_at, lows_at, low, step = place
     bit = at + tl.arange(0, TILE)

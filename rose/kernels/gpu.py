@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # Triton is an optional package.
     from rose.kernels.triton_codec import TritonCodec
 
 
-# Kernels are loaded once and kept: loading at a launch could wait for a stream held by a closed
-# gate.
+# Kernels are loaded once and kept, because loading one at its launch could wait for a stream that a
+# closed gate holds.
 @functools.cache
 def codec_of(ordinal: int) -> "EmbeddedCodec | TritonCodec":
     """Return the codec for GPU `ordinal` of torch.
@@ -35,8 +35,8 @@ def codec_of(ordinal: int) -> "EmbeddedCodec | TritonCodec":
 def on_gpu_of(like: Any, *arrays: npt.NDArray[Any]) -> list[Any]:
     """Copy rows of 4 or 8-byte numbers to the GPU of `like`, as signed numbers, with one copy.
 
-    The copy is queued on the current stream from pinned memory: nothing waits, and the arrays may
-    be freed. Wider numbers come first.
+    The copy is queued on the current stream from pinned memory: nothing waits, and the caller may
+    free the arrays. Rows of 8-byte numbers must come first.
     """
     pinned = torch.empty(
         sum(one.nbytes for one in arrays) // 4, dtype=torch.int32, pin_memory=like.is_cuda
@@ -53,7 +53,7 @@ def on_gpu_of(like: Any, *arrays: npt.NDArray[Any]) -> list[Any]:
 
 
 def on_host(row: Any) -> npt.NDArray[Any]:
-    """Copy a row of a GPU into pinned memory; waits for the current stream."""
+    """Copy a row from a GPU into pinned memory. Waits for the current stream."""
     pinned = torch.empty(row.shape, dtype=row.dtype, pin_memory=row.is_cuda)
     array: npt.NDArray[Any] = pinned.copy_(row).numpy()
     return array

@@ -1,4 +1,4 @@
-"""Resolution of a caller's stream to a torch stream, without waiting for the device."""
+"""Finds the torch stream for a caller's stream, without waiting for the device."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -7,7 +7,7 @@ import torch
 
 from rose.errors import InvalidArgument
 
-# The driver has two handles for the legacy default stream; torch takes 1 for another stream.
+# The driver has two handles for the legacy default stream. torch would take 1 for another stream.
 _DEFAULT_HANDLES: Final = (0, 1)
 
 
@@ -17,10 +17,10 @@ def stream_on(stream: Any, device: Any) -> Any:
     Args:
         stream: a CUDA stream handle as a number (of CuPy, the driver or rose), or a torch stream;
             None for torch's current one.
-        device: torch device, since a handle does not tell it.
+        device: torch device of the stream, because a handle does not contain it.
 
     Raises:
-        InvalidArgument: `stream` is neither, or of another GPU.
+        InvalidArgument: `stream` has another type, or is on another GPU.
     """
     if stream is None:
         return torch.cuda.current_stream(device)
@@ -30,15 +30,15 @@ def stream_on(stream: Any, device: Any) -> Any:
         return torch.cuda.ExternalStream(stream, device=device)
     if not isinstance(stream, torch.cuda.Stream):
         raise InvalidArgument(
-            f"stream is a {type(stream).__name__}: pass a handle as a number or a stream of torch"
+            f"stream must be a handle as a number or a torch stream, got a {type(stream).__name__}"
         )
     if stream.device != device:
-        raise InvalidArgument(f"stream is on {stream.device} and the tensor on {device}")
+        raise InvalidArgument(f"stream must be on the tensor's {device}, got {stream.device}")
     return stream
 
 
 def on_stream(stream: Any, device: Any) -> AbstractContextManager[Any]:
-    """Return a context in which `stream` is torch's current one; a null context for None."""
+    """Return a context in which `stream` is torch's current stream; it has no effect for None."""
     if stream is None:
         return nullcontext()
     context: AbstractContextManager[Any] = torch.cuda.stream(stream_on(stream, device))

@@ -1,6 +1,6 @@
 """The delta codec in Triton and torch, for GPUs without an embedded fat binary.
 
-Plain rather than fast. Work is queued on torch's current stream.
+It is plain rather than fast. Work is queued on torch's current stream.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from rose.kernels.encode import encode
 class TritonCodec:
     """The operations of `rose.kernels.embedded.EmbeddedCodec`, on any GPU that Triton supports.
 
-    Elements are int8, int16 or int32; strided ones are copied. Deltas must have passed
+    Elements are int8, int16 or int32; strided tensors are copied. Deltas must have passed
     `delta_check`.
     """
 
@@ -37,7 +37,7 @@ class TritonCodec:
         age_limit: int = AGE_MAX,
         base_digest: Any = None,  # noqa: ARG002 - all elements are digested
     ) -> PackedBlocks:
-        """Pack the changes and move the shadow; waits for the stream.
+        """Pack the changes and update the shadow. Waits for the stream.
 
         Takes as much memory as the weights. On an error nothing is changed.
         """
@@ -63,7 +63,7 @@ class TritonCodec:
             words=sizes.sum(),
             digest=digest(moved),
         )
-        # Last, because it allocates nothing and so cannot fail halfway.
+        # These copies come last, because they allocate nothing and so cannot fail halfway.
         shadow.copy_(moved.view(shadow.shape))
         if older is not None:
             ages.view(torch.uint8).copy_(older.view(ages.shape))
@@ -77,7 +77,7 @@ class TritonCodec:
         block_elements: int,
         base_digests: Any,  # noqa: ARG002 - all elements are digested
     ) -> PackedBlocks:
-        """Pack several tensors, one after the other; waits for the stream."""
+        """Pack several tensors, one after the other. Waits for the stream."""
         parts = [
             self.delta_pack(one, other, block_elements=block_elements)
             for one, other in zip(new, shadow, strict=True)
@@ -127,7 +127,7 @@ class TritonCodec:
         """Apply or undo several deltas, one after the other, without waiting for the device.
 
         Returns:
-            No lowest bad block and no changes of digests, since nothing is checked here.
+            None for the lowest bad block and None for the digests: nothing is checked here.
         """
         check(not has_digest, "this codec sums up no digests while it applies deltas")
         for one, table, elements in zip(weights, tables, block_elements, strict=True):
@@ -137,20 +137,26 @@ class TritonCodec:
     def topk_threshold(
         self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX
     ) -> Any:
-        """Return the smallest threshold >= 1 that at most `budget` changes reach; bf16 only."""
-        # A bin per key, after one for unchanged elements.
+        """Return the smallest threshold >= 1 that at most `budget` changes reach, () int64.
+
+        The elements must be bf16.
+        """
+        # One bin for unchanged elements, then one per key.
         bins = torch.zeros(DUE + 2, dtype=torch.int64, device=new.device)
         for _, keys in _keys(new, shadow, ages, age_limit):
             bins += torch.bincount(keys + 1, minlength=len(bins))
-        # Changes that reach each key, from the largest down to 1. The number grows on the way, so
-        # the keys with too many are those below the threshold.
+        # Number of changes that reach each key, from the largest key down to 1. It never falls on
+        # the way, so the keys that too many changes reach are those below the threshold.
         reach = bins[2:].flip(0).cumsum(0)[1:]
         return 1 + (reach > budget).sum()
 
     def topk_unpack(
         self, base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
     ) -> tuple[Any, Any]:
-        """Return the positions of a delta's changes and their new bits; waits for the stream."""
+        """Return positions and new bits of a delta's changes: (changed,) int64 and (changed,).
+
+        Waits for the stream.
+        """
         row = _row(base)
         positions, values = [row[:0].long()], [row[:0]]
         for part, change in decoded(
@@ -171,7 +177,7 @@ class TritonCodec:
 
 
 def _row(tensor: Any) -> Any:
-    """Return the elements as a row: the same memory, or a copy of strided ones."""
+    """Return the elements as a row: the same memory, or a copy if the tensor is strided."""
     return tensor.contiguous().view(-1)
 
 
@@ -188,7 +194,7 @@ def _keys(new: Any, shadow: Any, ages: Any, age_limit: int) -> Iterator[tuple[sl
 def _changes(
     new: Any, shadow: Any, threshold: Any, ages: Any, age_limit: int
 ) -> Iterator[tuple[slice, Any, Any]]:
-    """Yield, part by part, the differences, and those that reach the threshold, if any."""
+    """Yield each part's place in the row, its differences, and the differences that are sent."""
     fresh, held = _row(new), _row(shadow)
     keys = _keys(new, shadow, ages, age_limit)
     for at in range(0, len(fresh), GROUP_ELEMENTS):

@@ -105,7 +105,7 @@ def test_the_table_and_the_file_have_one_median() -> None:
     ]
     console = Console(width=180, record=True, file=StringIO())
     print_drawn(figures, console)
-    assert "median over the bound 2.00" in console.export_text()
+    assert "median duration over the bound 2.00" in console.export_text()
     assert json.loads(drawn_json(figures, command="-"))["rose"]["median_over_bound"] == 2.0
 
 

@@ -270,5 +270,5 @@ def on_gpu_on(stream: Any, bits: Any) -> Any:
 @pytest.mark.parametrize("wrong", ["main", 1.5])
 def test_what_is_no_stream_is_named(rng: np.random.Generator, wrong: Any) -> None:
     new, old = two_versions(rng, 16)
-    with pytest.raises(InvalidArgument, match="stream is a"):
+    with pytest.raises(InvalidArgument, match="stream must be a handle"):
         delta_pack(on_gpu(new), on_gpu(old), stream=wrong)

@@ -20,7 +20,8 @@ class Stream:
 def test_what_is_no_stream_is_named(wrong: Any) -> None:
     from rose.kernels.streams import stream_on
 
-    with pytest.raises(InvalidArgument, match=f"stream is a {type(wrong).__name__}: pass a handle"):
+    says = f"^stream must be a handle as a number or a torch stream, got a {type(wrong).__name__}$"
+    with pytest.raises(InvalidArgument, match=says):
         stream_on(wrong, torch.device("cuda", 0))
 
 
@@ -55,7 +56,9 @@ def test_a_stream_of_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     elsewhere = Stream(5, torch.device("cuda", 1))
     assert stream_on(elsewhere, torch.device("cuda", 1)) is elsewhere
-    with pytest.raises(InvalidArgument, match="stream is on cuda:1 and the tensor on cuda:0"):
+    with pytest.raises(
+        InvalidArgument, match=r"^stream must be on the tensor's cuda:0, got cuda:1$"
+    ):
         stream_on(elsewhere, torch.device("cuda", 0))
 
 

@@ -14,38 +14,38 @@ from rose._core import BlockAllocator
 from rose.engines.lane import KVLane
 from rose.errors import InvalidArgument, check
 
-# A hash of vLLM's, and the number of its KV cache group.
+# vLLM's hash of a block, followed by the number of the block's KV cache group.
 GroupHash: TypeAlias = bytes
 _KEY_BYTES: Final = 16
 
 
 def key_of(group_hash: GroupHash) -> bytes:
-    """Return the allocator's key for a hash of any length."""
+    """Return the allocator's key, 16 bytes, for a hash of any length."""
     return blake2b(group_hash, digest_size=_KEY_BYTES).digest()
 
 
 class LeasedBlock(KVCacheBlock):  # type: ignore[misc]  # vLLM is not followed
-    """A `KVCacheBlock` whose reference count is the allocator's."""
+    """A `KVCacheBlock` whose reference count is kept by the allocator."""
 
     __slots__ = ("_allocator",)
 
     def __init__(
         self, block_id: int, *, pool: "LeasedBlockPool", allocator: BlockAllocator
     ) -> None:
-        """Made by the pool, once per id."""
+        """Called by the pool, once per id."""
         self._allocator: BlockAllocator | None = None
         super().__init__(block_id, pool=pool)
         self._allocator = allocator
 
     @property
     def ref_cnt(self) -> int:
-        """Number of requests that hold the block; vLLM adds to it in places."""
+        """Number of requests that hold the block. vLLM also assigns to it."""
         return 0 if self._allocator is None else self._allocator.references(self.block_id)
 
     @ref_cnt.setter
     def ref_cnt(self, references: int) -> None:
         if self._allocator is None:
-            return  # The initial zero of vLLM's constructor.
+            return  # vLLM's constructor assigns the initial zero.
         more = references - self.ref_cnt
         if more > 0:
             self._allocator.share([self.block_id] * more)
@@ -54,9 +54,9 @@ class LeasedBlock(KVCacheBlock):  # type: ignore[misc]  # vLLM is not followed
 
 
 class _Blocks:
-    """The blocks by id, each created on first access, since a tenant ever gets few of the ids.
+    """The pool's blocks by id. Each is created on first access.
 
-    Ids count in steps of a layer's block, so there are far more ids than blocks.
+    Ids count in units of one layer's block, so a tenant receives only few of the possible ids.
     """
 
     def __init__(self, make: Callable[[int], LeasedBlock]) -> None:
@@ -74,7 +74,10 @@ class _Blocks:
 
 
 class _PrefixIndex:
-    """vLLM's map from hash to block, kept by the allocator: one key per block and vice versa."""
+    """vLLM's map from hash to block, kept by the allocator. A block has at most one key.
+
+    A key names at most one block.
+    """
 
     def __init__(self, allocator: BlockAllocator, blocks: _Blocks) -> None:
         self._allocator = allocator
@@ -88,13 +91,14 @@ class _PrefixIndex:
         return self._allocator.lookup(key_of(key)) == [block_id]
 
     def insert(self, key: GroupHash, block: LeasedBlock) -> None:
-        # vLLM keeps duplicates and returns the first, which keeps the key here.
+        # vLLM's own map keeps every block of a hash and returns the first. Here the first block
+        # keeps the key, and later blocks get none.
         self._allocator.publish([block.block_id], key_of(key))
 
     def pop(self, key: GroupHash, block_id: int) -> LeasedBlock | None:
         found = self._allocator.lookup(key_of(key))
         if found and found != [block_id]:
-            return None  # A duplicate: its hash stays cached.
+            return None  # The key names another block, which stays cached.
         self._allocator.forget(found)
         return self._blocks[block_id]
 
@@ -102,22 +106,22 @@ class _PrefixIndex:
 class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
     """A `BlockPool` whose free blocks are in the slabs of its tenant.
 
-    vLLM's additions to a block's life (hashes, events, metrics) are inherited; references, free
-    blocks and prefix cache are the allocator's. So vLLM's order of eviction does not apply: the
-    allocator prefers to empty slabs.
+    Hashes, events and metrics are inherited from vLLM. References, free blocks and the prefix cache
+    are kept by the allocator. vLLM's order of eviction therefore does not apply: the allocator
+    evicts the cached blocks of a whole slab at once.
 
-    `get_num_free_blocks` counts blocks that are free now; `ensure` requests more. For the
-    scheduler's thread, or under its lock.
+    `get_num_free_blocks` counts blocks that are free now; `ensure` requests more. Only the
+    scheduler's thread, or a thread that holds the scheduler's lock, may call a method.
 
     Args:
         lane: lane of the tenant.
         num_gpu_blocks: number of blocks configured in vLLM, including the null block.
-        enable_caching: whether blocks are cached.
+        enable_caching: whether the prefix cache is on.
         hash_block_size: tokens per hash.
-        enable_kv_cache_events: whether `take_events` reports them.
-        metrics_collector: collector of vLLM, or None.
+        enable_kv_cache_events: whether `take_events` returns KV cache events.
+        metrics_collector: vLLM's collector of block metrics; None: no metrics.
         medium: name of the memory in events.
-        options: further arguments of vLLM's pool, which depend on its version.
+        options: further arguments of vLLM's `BlockPool`, which differ between versions.
     """
 
     def __init__(
@@ -132,7 +136,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         medium: str = MEDIUM_GPU,
         **options: Any,
     ) -> None:
-        """Build vLLM's pool with the null block alone, and lay it over `lane.kv`."""
+        """Build vLLM's pool with only the null block; all other blocks come from `lane.kv`."""
         super().__init__(
             num_gpu_blocks=1,
             enable_caching=enable_caching,
@@ -142,8 +146,9 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
             medium=medium,
             **options,
         )
-        check(self.null_block.block_id == lane.kv.null_block, "the null block has another id")
-        del self.free_block_queue  # Nobody may use a queue that is always empty.
+        null_id = self.null_block.block_id
+        check(null_id == lane.kv.null_block, f"vLLM's null block has the id {null_id}")
+        del self.free_block_queue  # It is always empty, so any use would be a bug.
         self.num_gpu_blocks = num_gpu_blocks
         self._lane = lane
         self._allocator = lane.kv.allocator
@@ -154,7 +159,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         return LeasedBlock(block_id, pool=self, allocator=self._allocator)
 
     def ensure(self, blocks: int) -> bool:
-        """Try to have `blocks` free blocks: by revoking slabs, or by a grant."""
+        """Try to make `blocks` blocks free by a revocation or a grant; return whether they are."""
         return self._lane.ensure(blocks)
 
     # ---- vLLM's contract ------------------------------------------------------------------------
@@ -172,14 +177,15 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         """Take blocks with one reference each.
 
         Raises:
-            ValueError: fewer are free; vLLM's own error.
+            ValueError: fewer than `num_blocks` are free. vLLM's own pool raises the same error.
         """
         ids = self._lane.alloc(num_blocks)
         if ids is None:
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         blocks = [self.blocks[block_id] for block_id in ids]
         for block in blocks:
-            # The hash of its previous use, which the allocator has forgotten.
+            # The allocator has forgotten the block's previous content. vLLM drops the content's
+            # hash and metrics here, and reports the eviction.
             if block.block_hash is not None or self.metrics_collector:
                 self._maybe_evict_cached_block(block)
             if self.metrics_collector:
@@ -187,7 +193,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         return blocks
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add a reference to each block; unused cached ones are in use again."""
+        """Add a reference to each block. A cached block without references is in use again."""
         shared = [block for block in blocks if not block.is_null]
         self._allocator.share([block.block_id for block in shared])
         if self.metrics_collector:
@@ -209,18 +215,21 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
     def unpin_blocks(
         self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]
     ) -> None:
-        """Refuse: an unused block may leave with its slab, without notice.
+        """Refuse, because a block without references may leave the tenant with its slab.
 
         Raises:
             InvalidArgument: always.
         """
         del blocks, on_reuse
-        raise InvalidArgument("HiSparse reads blocks after it gave them back: lend it no memory")
+        raise InvalidArgument(
+            "HiSparse cannot run under rose: it reads blocks after it has freed them, and rose may "
+            "have lent them by then; start vLLM without HiSparse"
+        )
 
     def cache_partial_block(self, request: Request, block: KVCacheBlock, **entry: Any) -> Any:
-        """Cache a block under a prefix that ends inside it, unless it is cached already.
+        """Cache a block under a prefix that ends inside the block, unless the block has a hash.
 
-        vLLM would keep several keys; here only the first is cached.
+        vLLM's own pool gives such a block several hashes; here the block keeps its first hash.
         """
         if block.block_hash is not None and not entry.get("replace_existing_hashes", False):
             return None
@@ -232,7 +241,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
             self._maybe_evict_cached_block(self.blocks[block_id])
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all prefixes; False, and nothing forgotten, while a block is in use."""
+        """Forget all prefixes and return True; while a block is in use, only return False."""
         if self._allocator.used_blocks:
             return False
         self._allocator.forget_all()
@@ -246,7 +255,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         return True
 
     def take_events(self) -> list[Any]:
-        """Return the events since the last call, including prefixes that left with a slab."""
+        """Return the events since the last call; blocks that left with a slab count as removed."""
         if self.enable_kv_cache_events:
             self._note_lost_prefixes()
         events: list[Any] = super().take_events()

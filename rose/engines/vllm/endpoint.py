@@ -1,4 +1,4 @@
-"""`/rose/status` on a vLLM server's port; it changes nothing."""
+"""The route `/rose/status` on a vLLM server's port. It only reads."""
 
 import asyncio
 from argparse import Namespace
@@ -14,7 +14,10 @@ _UNAVAILABLE: Final = 503
 
 
 class RoseEndpoint:
-    """The entry point `vllm.endpoint_plugins` of rose, loaded where `VLLM_PLUGINS` names it."""
+    """rose's plug-in of the group `vllm.endpoint_plugins`, loaded if `VLLM_PLUGINS` lists it.
+
+    `rose vllm` adds it to that list.
+    """
 
     name = "rose"
     required_tasks = ("generate",)
@@ -25,13 +28,17 @@ class RoseEndpoint:
         async def status(request: Request) -> dict[str, Any]:
             side = await _ask(getattr(request.app.state, "rose_engine", None))
             if side is None:
-                raise HTTPException(_UNAVAILABLE, "this server does not run under rose")
+                raise HTTPException(
+                    _UNAVAILABLE,
+                    "this server does not run under rose: start it with `rose vllm serve` or "
+                    "`rose vllm rollout`",
+                )
             return side
 
         app.add_api_route("/rose/status", status)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Keep the engine for the route, and look after an idle serving engine."""
+        """Store the engine for the route. On a server that lends, start to wake an idle engine."""
         settings = (args.additional_config or {}).get("rose")
         state.rose_engine = None if settings is None else engine_client
         if settings is not None and settings.get("listen") is not None:
@@ -46,7 +53,7 @@ async def _ask(engine: Any) -> dict[str, Any] | None:
 
 
 async def _look_after(engine: Any) -> None:
-    """Wake the engine's loop, which runs probes only when it looks for work."""
+    """Wake the engine's loop every `_LOOK_S`, because an idle loop starts no probe by itself."""
     with suppress(asyncio.CancelledError, EngineDeadError):
         while not engine.errored:
             await asyncio.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""The version check: rose overrides methods of vLLM's scheduler, so it verifies them first."""
+"""Checks of vLLM's version and options, and of the methods that rose overrides or calls."""
 
 import inspect
 from typing import Any, Final
@@ -9,13 +9,13 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.version import __version__
 
-from rose.engines.vllm.settings import check_supported
+from rose.engines.vllm.settings import SUPPORTED, check_supported
 from rose.errors import Unavailable
 
-# Parameters that not every supported version has; rose passes them where they exist.
+# Parameters that some supported versions lack; rose passes them only where they exist.
 _NOT_IN_ALL: Final = frozenset({"num_hash_lookahead_tokens"})
 
-# Methods that rose overrides or calls, with the parameters that it passes.
+# Methods that rose overrides or calls, with all their parameters in order.
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
     "BlockPool.__init__": (
         BlockPool.__init__,
@@ -106,10 +106,11 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
 
 
 def check_version() -> None:
-    """Refuse a vLLM whose scheduler rose was not tested with.
+    """Check that rose supports the installed vLLM.
 
     Raises:
-        Unavailable: the version, or a signature that rose relies on, differs.
+        Unavailable: rose does not support the version, or a method in `_SIGNATURES` has other
+            parameters.
     """
     found = str(__version__)
     check_supported(found)
@@ -118,40 +119,40 @@ def check_version() -> None:
         absent = _NOT_IN_ALL.difference(actual)
         if actual != tuple(one for one in expected if one not in absent):
             raise Unavailable(
-                f"vLLM {found} changed {name}: rose expects the parameters "
-                f"{', '.join(expected)}, not {', '.join(actual)}"
+                f"vLLM {found} changed {name}: expected the parameters {', '.join(expected)}, got "
+                f"{', '.join(actual)}; install another release of vLLM {' or '.join(SUPPORTED)}"
             )
 
 
 def check_config(config: Any) -> None:
-    """Refuse what rose does not drive yet.
+    """Check that rose supports a server's options.
 
     Args:
         config: vLLM's `VllmConfig`.
 
     Raises:
-        Unavailable: the sentence names the option to change.
+        Unavailable: rose does not support an option or the device; the message names it.
     """
     parallel = config.parallel_config
     refusals = {
-        "rose drives one worker, so tensor, pipeline and data parallel sizes must be 1": (
+        "rose drives one worker, so tensor x pipeline and data parallel sizes must be 1, got "
+        f"{parallel.world_size} and {parallel.data_parallel_size}": (
             parallel.world_size > 1 or parallel.data_parallel_size > 1
         ),
         "rose drives the V1 model runner: set VLLM_USE_V2_MODEL_RUNNER=0": (
             config.use_v2_model_runner
         ),
-        "rose rolls steps back one at a time: add --no-async-scheduling": (
+        "rose undoes steps one at a time: add --no-async-scheduling": (
             config.scheduler_config.async_scheduling
         ),
-        "rose has not been tried with speculative decoding: remove --speculative-config": (
+        "rose does not support speculative decoding: remove --speculative-config": (
             config.speculative_config is not None
         ),
-        "rose has not been tried with KV transfer: remove --kv-transfer-config": (
+        "rose does not support KV transfer: remove --kv-transfer-config": (
             config.kv_transfer_config is not None
         ),
-        "rose drives vLLM on CPUs only so far: this is another device": (
-            config.device_config.device_type != "cpu"
-        ),
+        f"rose drives vLLM on CPUs only, got the device {config.device_config.device_type}: "
+        "install vLLM for CPUs": (config.device_config.device_type != "cpu"),
     }
     for sentence, is_refused in refusals.items():
         if is_refused:

@@ -1,7 +1,8 @@
-"""Joins the worker, which lays out the memory, with the scheduler that vLLM builds after it.
+"""Passes the device from the worker, which opens it, to the scheduler, which vLLM builds later.
 
-vLLM gives both the same `VllmConfig`, and no other object. Scheduler and worker must be rose's
-together: block ids of rose's allocator in vLLM's own tensors, or the reverse, would mix requests.
+vLLM gives both the same `VllmConfig`, and they share no other object. Both must be rose's classes:
+block ids of rose's allocator do not fit vLLM's own tensors, nor vLLM's ids rose's tensors, and a
+wrong pair would mix the KV of requests.
 """
 
 from typing import Any, Final, TypeVar
@@ -14,30 +15,34 @@ Side = TypeVar("Side")
 
 
 def join(config: Any, side: object, *, scheduler: type) -> None:
-    """Leave `side` for the scheduler.
+    """Store `side` in `config`, where `joined` finds it.
 
     Args:
         config: vLLM's `VllmConfig`.
-        side: the device side that worker and scheduler share.
-        scheduler: the scheduler class that must go with it.
+        side: device and lane that worker and scheduler share.
+        scheduler: scheduler class that this worker needs.
 
     Raises:
-        Unavailable: vLLM will build another scheduler.
+        Unavailable: `config` names another scheduler class.
     """
     named = config.scheduler_config.get_scheduler_cls()
     if named is not scheduler:
         raise Unavailable(
-            f"rose's worker needs rose's scheduler {scheduler.__name__}, and this server has "
-            f"{named.__name__}: start it with `rose vllm serve` or `rose vllm rollout`"
+            f"rose's worker needs rose's scheduler {scheduler.__name__}, got {named.__name__}: "
+            "start the server with `rose vllm serve` or `rose vllm rollout`"
         )
     object.__setattr__(config, _NAME, side)
 
 
 def joined(config: Any, kind: type[Side]) -> Side:
-    """Return what the worker left.
+    """Return the side that the worker stored in `config`.
+
+    Args:
+        config: vLLM's `VllmConfig`.
+        kind: class of the side that this scheduler needs.
 
     Raises:
-        Unavailable: the worker is not rose's.
+        Unavailable: the worker stored no side of this class.
     """
     side = getattr(config, _NAME, None)
     if not isinstance(side, kind):

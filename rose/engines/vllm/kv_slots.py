@@ -1,4 +1,4 @@
-"""vLLM's `KVCacheManager`, which requests blocks from rose before it refuses a request."""
+"""A `KVCacheManager` of vLLM that asks rose for blocks before it refuses a request."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,9 +15,10 @@ _allocate: Final = KVCacheManager.allocate_slots
 class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not followed
     """A `KVCacheManager` over a `LeasedBlockPool`.
 
-    vLLM asks a pool for its free blocks, and never says how many it needs. So after a refusal,
-    which has no effects, the need is computed, slabs are revoked or lent, and the allocation is
-    repeated: all in the same step.
+    vLLM reads the number of free blocks from the pool, and never passes the number that it needs.
+    A failed allocation changes nothing. After one, this class therefore computes the number of
+    blocks needed, gets them by a revocation or a grant, and repeats the allocation, all in the same
+    step.
     """
 
     block_pool: LeasedBlockPool
@@ -26,22 +27,22 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         """Build vLLM's manager."""
         super().__init__(**parts)
         self._parts = parts
-        # vLLM zeroes the new blocks of few models. The scheduler decides here, for each step, with
-        # `needs_kv_cache_zeroing`; so the new blocks must be recorded for every model.
+        # vLLM records new blocks only for the few models whose blocks it zeroes. Under rose the
+        # scheduler decides in each step, with `needs_kv_cache_zeroing`, so all are recorded.
         for manager in self.coordinator.single_type_managers:
             manager._record_new_block_ids = True
             check(manager.records_new_block_ids, "vLLM keeps no record of new blocks")
 
     def over_another_pool(self) -> "LeasedKVCacheManager":
-        """Return an empty manager of the same kind, over the pool of this context's lane."""
+        """Return an empty manager of the same kind, for use within another `pool_of`."""
         return LeasedKVCacheManager(**self._parts)
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, num_lookahead_tokens: int = 0, **options: Any
     ) -> KVCacheBlocks | None:
-        """Allocate blocks for the next tokens of `request`; None if there are too few."""
-        # Called for each running request in each step, without options: `super()` and an unpacked
-        # dictionary would each double the cost of the call.
+        """Allocate blocks for the next tokens of `request`; None if rose has too few."""
+        # vLLM calls this for each running request in each step, without options. `super()` and an
+        # unpacked dictionary would each double the cost of the call.
         ahead = num_lookahead_tokens
         slots: KVCacheBlocks | None
         if options:
@@ -56,7 +57,7 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         return slots
 
     def _blocks_needed(self, request: Request, new_tokens: int, options: dict[str, Any]) -> int:
-        """Return the number of free blocks without which vLLM refuses these tokens."""
+        """Return the number of free blocks that vLLM requires to accept these tokens."""
         hits = (options.get("new_computed_blocks") or self.empty_kv_cache_blocks).blocks
         local = request.num_computed_tokens + options.get("num_new_computed_tokens", 0)
         tokens = local + new_tokens + options.get("num_external_computed_tokens", 0)
@@ -80,10 +81,10 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         """Return the number of blocks that must be free for the first `tokens` tokens.
 
         Args:
-            request: request that needs them.
-            tokens: number of its tokens.
-            hits: blocks that hold its first tokens already, by KV cache group.
-            local: tokens that need not be computed.
+            request: request that needs the blocks.
+            tokens: number of the request's first tokens that must have a block.
+            hits: cached blocks that hold the request's first tokens, by KV cache group.
+            local: number of first tokens whose KV is in this pool already.
             options: options of `allocate_slots`.
         """
         tokens = min(tokens, self.max_model_len)

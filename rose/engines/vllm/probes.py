@@ -1,4 +1,4 @@
-"""Requests without an owner, by which an idle serving engine measures its own steps."""
+"""Probes: rose's own requests, by which an idle serving engine measures its steps."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -11,18 +11,18 @@ from rose.executor import ServingLane
 from rose.units import ceil_div
 
 PREFIX: Final = "rose-probe-"
-# Decode steps of a probe; with fewer, prompts would cost more than steps.
+# Decode steps of a probe. With fewer, the probe's prompt would cost more than its decode steps.
 _DECODE_STEPS: Final = 16
-# At start-up, evidence may take this many times the steps that a steady machine needs.
+# Limit of the steps at start-up, as a multiple of the steps that a steady machine needs.
 _ROUNDS_MAX: Final = 4
 
 
 class Probes:
     """Decides which probes an idle engine runs.
 
-    At start-up they run until there is evidence for both step shapes. Afterwards the lane's ration
-    decides, whenever the engine's loop looks. A probe shares no cached prefix, because its prompt
-    is random, and it ends when a request arrives.
+    At start-up, probes run until there is evidence for both step shapes. Later a probe runs when
+    `ServingLane.probe_due` asks for one. A probe's prompt is random, so it shares no cached prefix.
+    Probes end when a request arrives.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Probes:
         holds_tokens: int,
         block_hasher: Callable[[Request], list[Any]] | None,
     ) -> None:
-        """Make requests for `lane`.
+        """Plan the probes of the engine in `lane`.
 
         Args:
             lane: lane of serving.
             vocabulary: number of token ids, > 0.
-            holds_tokens: tokens that the KV pool holds.
+            holds_tokens: number of tokens whose KV fits the pool.
             block_hasher: vLLM's hash of a request's blocks; None if nothing is cached.
         """
         self._lane = lane
@@ -51,7 +51,7 @@ class Probes:
 
     @property
     def is_warming_up(self) -> bool:
-        """True until there is evidence for both step shapes, or no hope for it."""
+        """True until both step shapes have evidence, or the steps for start-up are used up."""
         return self._runs_left > 0 and bool(self._missing())
 
     def _missing(self) -> dict[str, int]:
@@ -72,7 +72,12 @@ class Probes:
         return list(self._requests(_DECODE_STEPS if batch.decode_sequences else 0))
 
     def _requests(self, decode_steps: int) -> Iterator[Request]:
-        """Yield requests whose prompts together fill a step."""
+        """Yield requests whose prompts together fill a step, as far as the pool holds them.
+
+        Args:
+            decode_steps: decode steps of each request after its first token, ≥ 0; at most half of
+                a request's tokens.
+        """
         limits = self._lane.limits
         new_tokens = 1 + min(decode_steps, limits.request_tokens // 2)
         prompt_tokens = max(limits.request_tokens - new_tokens, 1)
@@ -93,5 +98,5 @@ class Probes:
 
 
 def is_probe(request_id: str) -> bool:
-    """Whether a request is a probe."""
+    """Return True if a request is a probe."""
     return request_id.startswith(PREFIX)

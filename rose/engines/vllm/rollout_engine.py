@@ -1,4 +1,4 @@
-"""Worker and scheduler of `rose vllm rollout`: vLLM's own, on borrowed memory and time."""
+"""Worker and scheduler of `rose vllm rollout`: vLLM's own classes, on borrowed memory and time."""
 
 import threading
 from collections.abc import Callable
@@ -22,10 +22,11 @@ from rose.executor import CoServing, Quantum, Refusal, RolloutLane
 from rose.executor.attached import AttachedDevice
 from rose.memory import KVSpace
 
-# Interval at which a borrower without a quantum looks at its own requests.
+# Longest wait for a quantum; then vLLM's loop handles its other events.
 _LOOK_UP_MS: Final = 50.0
-# Wait after a step that had no memory, or while there is no device: serving answers each attempt.
+# Pause after a refusal or an empty plan, because serving must answer each attempt.
 _RETRY_S: Final = 0.02
+# Pause between two attempts to attach.
 _ATTACH_AGAIN_S: Final = 0.5
 
 
@@ -34,18 +35,18 @@ class AbortedStep(ModelRunnerOutput):  # type: ignore[misc]  # vLLM is not follo
 
 
 class BorrowedSide:
-    """What worker and scheduler of a borrower share: the device, its lane, and the model.
+    """State that worker and scheduler of a borrower share: the device, its lane, and the model.
 
-    When serving ends, the lane is closed for good. `attach_again` gets another one, from whoever
-    listens at the same path then.
+    When serving ends, the lane is closed for good. `attach_again` then attaches to the process that
+    listens at the same path, and opens a new lane.
     """
 
     def __init__(self, settings: RolloutSettings, kv_cache_config: Any) -> None:
         """Attach to serving's device.
 
         Raises:
-            Unavailable: nobody listens there, or the device has another borrower.
-            InvalidArgument: the device rejects the model's geometry.
+            Unavailable: no process listens at the socket, or the device has another borrower.
+            InvalidArgument: the device rejects the model's KV layout.
         """
         self._settings = settings
         self._config = kv_cache_config
@@ -71,14 +72,15 @@ class BorrowedSide:
 
     @property
     def has_gates(self) -> bool:
-        """Whether a step stops between layers, not only between steps."""
+        """True if a step can stop between layers; False if only between steps."""
         return self._model is not None
 
     def gate(self, model: Any, layers: Any) -> None:
         """Put gates between the decoder layers of an eager model.
 
         Args:
-            model: the model that runs the steps; None if hooks do not run in it.
+            model: model that runs the steps; None if it is compiled, because compiled code calls no
+                hooks.
             layers: vLLM's attention layers by name.
         """
         self._model, self._layers = model, layers
@@ -87,10 +89,10 @@ class BorrowedSide:
             self._ungate = gate_layers(self.lane, model, every=1)
 
     def attach_again(self) -> None:
-        """Replace a closed device; the scheduler has freed all blocks before.
+        """Replace a closed device. The scheduler must have freed all blocks of the old device.
 
         Raises:
-            RoseError: as the constructor.
+            RoseError: an error of the constructor.
         """
         self.device.close()
         self._attach()
@@ -99,15 +101,15 @@ class BorrowedSide:
 
 
 class _Quanta:
-    """The quanta of work that is no step and cannot be undone; it pins no slabs."""
+    """Runs work that is no step, such as loading weights, in quanta. It has no pins and no undo."""
 
     def __init__(self, lane: RolloutLane) -> None:
         self._lane = lane
         self._quantum: Quantum | None = None
-        self._pause = threading.Event()  # Never set: a wait that ends with its timeout.
+        self._pause = threading.Event()  # Never set, so each wait lasts for its timeout.
 
     def next(self) -> None:
-        """End a segment, and wait until the next may start; at once if there is no device."""
+        """End a segment, and wait until the next may start. Without a device, return at once."""
         if self._quantum is not None:
             try:
                 self._lane.gate()
@@ -120,7 +122,7 @@ class _Quanta:
                 case Quantum() as quantum:
                     self._quantum = quantum
                 case Refusal():
-                    self._pause.wait(_RETRY_S)  # A late borrower is refused without a wait.
+                    self._pause.wait(_RETRY_S)  # A refusal for overdue slabs comes without a wait.
 
     def end(self) -> None:
         """End the last segment."""
@@ -130,10 +132,10 @@ class _Quanta:
 
 
 class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
-    """A `CPUWorker` on views of serving's pool, whose steps can be aborted."""
+    """A `CPUWorker` whose KV tensors are views of serving's pool. Its steps can be aborted."""
 
     def determine_available_memory(self) -> int:
-        """Return the limit of the loan: it is serving's memory, so nothing is allocated here."""
+        """Return the limit of the loan in bytes. Nothing is allocated: the memory is serving's."""
         if self._should_warm_up_model():
             self.model_runner.warming_up_model()
         return int(self.cache_config.kv_cache_memory_bytes)
@@ -158,7 +160,7 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         return self._side.lane.kv
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """Run a step in segments; an aborted one returns `AbortedStep`."""
+        """Run a step in segments; an aborted step returns `AbortedStep`."""
         lane = self._side.lane
         try:
             output = super().execute_model(scheduler_output)
@@ -171,7 +173,7 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         return output
 
     def update_weights(self, update_info: Any) -> None:
-        """Load weights as vLLM does; rose's own backend stops between tensors, as steps do."""
+        """Load weights as vLLM does; with rose's backend, stop at a gate before each tensor."""
         engine, quantum = self.weight_transfer_engine, _Quanta(self._side.lane)
         if hasattr(engine, "between"):
             engine.between = quantum.next
@@ -181,7 +183,7 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             quantum.end()
 
     def rose_status(self) -> dict[str, Any]:
-        """Return what the engine borrows now."""
+        """Return this engine's part of `/rose/status`."""
         side = self._side
         return {
             "role": "rollout",
@@ -204,22 +206,22 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
 
 
 class BorrowingScheduler(RolloutScheduler):
-    """The scheduler of a live borrower: a step runs under a quantum, and can be undone."""
+    """The scheduler of a live borrower. Each step runs under a quantum, and can be undone."""
 
     def __init__(self, vllm_config: Any, **parts: Any) -> None:
         """Build vLLM's scheduler over the worker's lane."""
         self._side = joined(vllm_config, BorrowedSide)
         super().__init__(self._side.lane, vllm_config=vllm_config, **parts)
-        # Blocks come from serving's model, whose bits may be no numbers in this one's dtype.
+        # Borrowed blocks hold bits of serving's model, which can be NaN in this model's dtype.
         self.needs_kv_cache_zeroing = True
         self._quantum: Quantum | None = None
-        self._pause = threading.Event()  # Never set: a wait that ends with its timeout.
+        self._pause = threading.Event()  # Never set, so each wait lasts for its timeout.
         self._had_no_plan = False
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Wait a while for a quantum, then plan a step; without a quantum the plan is empty."""
+        """Wait (bounded) for a quantum, then plan a step; without a quantum the plan is empty."""
         if not self.has_unfinished_requests():
-            return super().schedule(throttle_prefills)  # It only reports ended requests.
+            return super().schedule(throttle_prefills)  # This plan only reports ended requests.
         if self._had_no_plan:
             self._pause.wait(_RETRY_S)
         self._quantum = self._ask_quantum()
@@ -239,7 +241,7 @@ class BorrowingScheduler(RolloutScheduler):
         return output
 
     def _ask_quantum(self) -> Quantum | None:
-        """Wait for a quantum for a while, after emptying slabs under revocation."""
+        """Empty the slabs under revocation, then wait up to `_LOOK_UP_MS` for a quantum."""
         if self.lane.is_closed:
             self._attach_again()
             return None
@@ -247,7 +249,7 @@ class BorrowingScheduler(RolloutScheduler):
             self._evacuate(self.lane.leaving())
         match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
             case Refusal():
-                self._had_no_plan = True  # A late borrower is refused without a wait.
+                self._had_no_plan = True  # A refusal for overdue slabs comes without a wait.
                 return None
             case quantum:
                 return quantum
@@ -255,7 +257,7 @@ class BorrowingScheduler(RolloutScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:
-        """Accept the tokens of a step, or undo one that was aborted; then its quantum ends."""
+        """Accept the tokens of a step, or undo an aborted step; then end the step's quantum."""
         try:
             if isinstance(model_runner_output, AbortedStep):
                 self.step_aborted(scheduler_output)
@@ -270,7 +272,7 @@ class BorrowingScheduler(RolloutScheduler):
             quantum.__exit__(None, None, None)
 
     def _attach_again(self) -> None:
-        """Give all blocks of a closed device up, and try to attach; requests wait meanwhile."""
+        """Free all blocks of a closed device, and try to attach again; requests wait meanwhile."""
         with self._books:
             for request in reversed(self.running):
                 self._preempt(request, drop_stale_output=True)

@@ -1,4 +1,4 @@
-"""vLLM's scheduler in the borrower's lane: its requests yield to serving at the token."""
+"""vLLM's scheduler in the borrower's lane: revoked slabs cost its requests KV, but no tokens."""
 
 import threading
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from rose.executor import Notice, RolloutLane
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """The pin of a planned step, and the blocks it writes."""
+    """The pin of a planned step, and the ids of the blocks that the step writes."""
 
     pin: int
     written: set[int]
@@ -27,10 +27,11 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     """A `Scheduler` on borrowed slabs.
 
     A step pins the blocks of its requests from `schedule` to `update_from_output`, or to
-    `step_aborted` after a stop at its gate. When slabs are revoked, their requests are preempted as
-    in vLLM: requeued in front, with all tokens.
+    `step_aborted` after a stop at its gate. When slabs are revoked, the requests with blocks in
+    them are preempted as in vLLM: they are queued again in front, with all their tokens.
 
-    vLLM calls it from one thread, serving's thread revokes slabs: `_books` serialises them.
+    vLLM calls the scheduler from one thread, and rose calls `give_up_slabs` from another; `_books`
+    serialises the two.
 
     Args:
         lane: lane of the borrower.
@@ -43,7 +44,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def __init__(self, lane: RolloutLane, **parts: Any) -> None:
         """Build vLLM's scheduler over `lane`, and handle its revocations from now on."""
         self._books = threading.RLock()  # Guards vLLM's state, and the steps in flight.
-        self._in_flight: dict[int, _InFlight] = {}  # By the identity of the plan.
+        self._in_flight: dict[int, _InFlight] = {}  # By the plan's `id()`.
         self.preempted_tokens = 0
         with pool_of(lane):
             super().__init__(**parts)
@@ -54,7 +55,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         lane.on_revoke = self.give_up_slabs
 
     def _use(self, lane: RolloutLane) -> None:
-        """Move to another lane; no request may hold a block of the old one."""
+        """Move to another lane. No request may hold a block of the old lane."""
         with pool_of(lane):
             self.kv_cache_manager = self.kv_cache_manager.over_another_pool()
         self._lend_from(lane)
@@ -69,7 +70,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """End requests from outside."""
+        """End requests for a caller, such as a client that disconnects."""
         with self._books:
             ended: list[Request] = super().finish_requests(request_ids, finished_status)
             return ended
@@ -77,7 +78,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget all prefixes, as after a change of weights."""
+        """Forget all prefixes, for example after a change of weights."""
         with self._books:
             return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
 
@@ -107,11 +108,11 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
             return outputs
 
     def step_aborted(self, scheduler_output: SchedulerOutput) -> None:
-        """Undo a step that was stopped at its gate: its KV is half written.
+        """Undo a step that stopped at its gate, and so left its KV half written.
 
-        Its requests are preempted with their tokens before it. vLLM caches a block when it plans
-        the step that fills it: those blocks are forgotten. A step planned on top of this one must
-        be aborted too.
+        The step's requests are preempted, with the tokens they had before the step. vLLM caches a
+        block when it plans the step that fills the block, so blocks that this step writes are
+        removed from the cache. A step that was planned on top of this one must be aborted too.
         """
         with self._books:
             step = self._in_flight.get(id(scheduler_output))
@@ -131,10 +132,13 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         if step is not None:
             self.lane.unpin(step.pin)
 
-    # ---- serving's thread -----------------------------------------------------------------------
+    # ---- the thread of revocations --------------------------------------------------------------
 
     def give_up_slabs(self, revocation: Notice) -> None:
-        """Choose slabs for `revocation` and empty them; pinned ones leave when the step ends."""
+        """Choose slabs for `revocation` and empty them; pinned slabs leave when the step ends.
+
+        If the scheduler's lock is not free before the deadline, nothing happens.
+        """
         if not self._books.acquire(timeout=revocation.remaining_s()):
             return
         try:
@@ -164,7 +168,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         return set(map(self.lane.kv.allocator.slab_of, self._blocks_of([request.request_id])))
 
     def _cheapest_slabs(self, count: int) -> list[int]:
-        """Return the slabs whose requests have the fewest tokens to recompute, in total."""
+        """Return up to `count` slabs, first those whose loss costs the fewest tokens of KV."""
         lost = dict.fromkeys(self.lane.slabs(), 0)
         for request in self.running:
             for slab in self._slabs_of(request) & lost.keys():
@@ -172,22 +176,22 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         return sorted(lost, key=lost.__getitem__)[:count]
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
-        """Preempt the requests with blocks in `leaving`, the newest first."""
+        """Preempt the requests with blocks in the slabs `leaving`, the newest request first."""
         if not leaving:
             return
         for request in reversed(self.running):
             if not leaving.isdisjoint(self._slabs_of(request)):
-                # Between two steps of an asynchronous engine the request could run again before its
-                # token arrives, so that token is recomputed.
+                # With asynchronous scheduling, the request could run again before the token of its
+                # last step arrives. That token is then dropped and computed again.
                 self._preempt(
                     request, drop_stale_output=bool(self.scheduler_config.async_scheduling)
                 )
 
     def _preempt(self, request: Request, *, drop_stale_output: bool) -> None:
         self.preempted_tokens += request.num_computed_tokens
-        # A new list, so that iterations over the old one are not disturbed.
+        # A new list does not disturb iterations over the old one.
         self.running = [other for other in self.running if other is not request]
-        # Without a time, vLLM reads its own clock.
+        # Given None as the time, vLLM reads its own clock.
         self._preempt_request(request, None, drop_stale_output=drop_stale_output)
         # The request has left the worker's batch. Even if the next step runs it, vLLM must send the
         # worker all of its tokens again.

@@ -1,4 +1,4 @@
-"""The names by which vLLM's constructors find their pool, replaced by rose's."""
+"""Replaces the names by which vLLM's constructors find their KV cache manager and block pool."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,9 +16,9 @@ from rose.engines.vllm.kv_slots import LeasedKVCacheManager
 
 @contextmanager
 def pool_of(lane: KVLane) -> Iterator[None]:
-    """Let a scheduler built in this context use `lane`.
+    """Make a scheduler that is built in this context take its blocks from `lane`.
 
-    The names belong to all of vLLM in the process: build one scheduler at a time.
+    The names are globals of vLLM's modules, so build one scheduler at a time.
 
     Raises:
         Unavailable: the installed vLLM is not supported.

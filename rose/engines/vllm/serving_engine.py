@@ -1,4 +1,4 @@
-"""Worker and scheduler of `rose vllm serve`: vLLM's own, on a device that lends."""
+"""Worker and scheduler of `rose vllm serve`: vLLM's own classes, on a device that lends."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from rose.executor.serving import ServingStep
 from rose.memory import KVSpace, choose_slab_bytes
 from rose.units import ceil_div
 
-_HEADER_SLABS: Final = 2
+_HEADER_SLABS: Final = 2  # one for each tenant
 
 
 @dataclass(frozen=True, slots=True)
 class ServingSide:
-    """What worker and scheduler of a serving engine share."""
+    """State that worker and scheduler of a serving engine share."""
 
     device: CoServing
     lane: ServingLane
@@ -51,7 +51,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
     def _open(self, kv_cache_config: Any) -> KVSpace:
         settings, geometry = self._settings, geometry_of(kv_cache_config)
         slab_bytes = settings.slab_bytes or choose_slab_bytes(geometry)
-        # vLLM's null block is in rose's header slab, so its pool never is the smaller one.
+        # vLLM counts its null block; rose's is in a header slab. So rose's pool is no smaller.
         slabs = ceil_div(kv_cache_config.num_blocks, geometry.blocks_per_slab(slab_bytes))
         device = CoServing.open(
             "cpu",
@@ -74,10 +74,10 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         return lane.kv
 
     def rose_look(self) -> None:
-        """Do nothing: the call lets vLLM's loop look for work, and a probe may be due."""
+        """Do nothing. The call makes vLLM's loop look for work, so that a due probe can start."""
 
     def rose_status(self) -> dict[str, Any]:
-        """Return what the device lends now."""
+        """Return this engine's part of `/rose/status`."""
         device = self._side.device
         if device.gave_back is not None:
             return {"role": "serving", "gave_back": device.gave_back}
@@ -109,20 +109,20 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
 
 
 def _revoke_ms_p99(device: CoServing) -> float | None:
-    """Return the time that 99 % of the settled revocations did not exceed; None without any."""
+    """Return the 99th percentile of the settled revocations' latencies in ms; None without any."""
     ordered = sorted(one.latency_ms for one in list(device.lender.collector.history))
     return ordered[ceil_div(99 * len(ordered), 100) - 1] if ordered else None
 
 
 class LendingScheduler(ServingScheduler):
-    """The scheduler of a live server: it protects each step, and probes when it is idle."""
+    """The scheduler of a live server. It protects steps from rollouts, and probes when idle."""
 
     def __init__(self, vllm_config: Any, **parts: Any) -> None:
         """Build vLLM's scheduler over the worker's lane."""
         side = joined(vllm_config, ServingSide)
         lane, self._observation = side.lane, side.observation
         self._lender, self._has_log = side.device.lender, side.has_log
-        self._late: list[dict[int, Any]] = []  # outputs of skipped steps
+        self._late: list[dict[int, Any]] = []  # Outputs of unprotected steps, not reported yet.
         super().__init__(lane, vllm_config=vllm_config, **parts)
         self._step: ServingStep | None = None
         self._has_probes = False
@@ -142,18 +142,18 @@ class LendingScheduler(ServingScheduler):
 
     @property
     def needs_kv_cache_zeroing(self) -> bool:
-        """True once a borrower attached: its bits may be no numbers in this model's dtype.
+        """True once a borrower has attached: its bits can be NaN in this model's dtype.
 
-        vLLM reads it at the end of a plan, after the last block of the step was allocated.
+        vLLM reads this after it has allocated all blocks of a step.
         """
         return self._lender.newest is not None
 
     @needs_kv_cache_zeroing.setter
     def needs_kv_cache_zeroing(self, _needed: bool) -> None:
-        """Ignore vLLM's own answer, which knows of one model only."""
+        """Ignore vLLM's value, which considers this model only."""
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; probes end for it."""
+        """Queue a request, and end all probes."""
         super().add_request(request)
         self._observe()
         self._end_probes()
@@ -168,11 +168,11 @@ class LendingScheduler(ServingScheduler):
             super().finish_requests(probes, RequestStatus.FINISHED_ABORTED)
 
     def has_requests(self) -> bool:
-        """Whether there is work for vLLM's loop; an idle engine gets a probe if one is due."""
+        """Return True if vLLM's loop has work. If the engine is idle, start a due probe first."""
         if super().has_requests():
             return True
-        # A paused engine has requests that are no work. An observer promises nothing, so it needs
-        # no evidence.
+        # The requests of a paused engine are no work. An engine that lends nothing runs no probes,
+        # because it needs no evidence.
         is_paused = self.pause_state != PauseState.UNPAUSED
         if self.requests or is_paused or self._observation is not None:
             return False
@@ -182,11 +182,14 @@ class LendingScheduler(ServingScheduler):
         return bool(super().has_requests())
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Wait (bounded) until the borrower is parked, then plan a step."""
-        # A certificate log holds every step, and the time of every token.
+        """Wait a bounded time until the borrower is parked, then plan a step.
+
+        While no borrower is attached, most steps are planned without this protection.
+        """
+        # A certificate log records every step and the token time, so all steps are protected.
         if not self._has_log and self.lane.skips_step():
             return super().schedule(throttle_prefills)
-        self._report_late()  # Before anything is lent: a certificate counts all tokens.
+        self._report_late()  # A certificate counts all tokens, so this comes before any loan.
         step = self._step = self.lane.step()
         step.__enter__()
         planned = False
@@ -213,7 +216,7 @@ class LendingScheduler(ServingScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:
-        """Accept a step's tokens, and end it."""
+        """Accept a step's tokens, and end the step."""
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         if self._step is not None:
             self._end_step()
@@ -229,8 +232,8 @@ class LendingScheduler(ServingScheduler):
         if self._step is not None:
             super()._report_tokens(plan, outputs)
             return
-        # Nothing needs the tokens of a skipped step before a borrower attaches, except that the
-        # first token of a request ends its measured wait.
+        # Until a borrower attaches, nothing needs the tokens of an unprotected step. One exception:
+        # a request's wait is measured until its first token, so steps with a prompt report at once.
         self._late.append(outputs)
         if plan.total_num_scheduled_tokens > len(plan.num_scheduled_tokens):
             self._report_late()
@@ -252,11 +255,11 @@ class LendingScheduler(ServingScheduler):
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """End requests from outside."""
+        """End requests for a caller, such as a client that disconnects."""
         ended: list[Request] = super().finish_requests(request_ids, finished_status)
         return [one for one in ended if not is_probe(one.request_id)]
 
     def shutdown(self) -> None:
-        """Release the device first: a step in flight has failed."""
+        """Release the device, since a step in flight has failed, then end as vLLM does."""
         self.lane.give_step_up()
         super().shutdown()

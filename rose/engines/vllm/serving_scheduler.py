@@ -13,14 +13,14 @@ from rose.executor import ServingLane
 
 
 def with_tokens(outputs: dict[int, Any]) -> list[str]:
-    """Return the ids of the requests that got a token; a chunk of a prompt gives none."""
+    """Return the ids of requests that got a token. All but the last chunk of a prompt give none."""
     return [
         one.request_id for client in outputs.values() for one in client.outputs if one.new_token_ids
     ]
 
 
 class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
-    """A `Scheduler` that gets the borrower's slabs in the step that needs them.
+    """A `Scheduler` that takes lent slabs back in the step that needs them.
 
     Args:
         lane: lane of serving.
@@ -33,14 +33,14 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
             super().__init__(**parts)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; a front end that knew of it earlier has informed the lane already."""
+        """Report a request to the lane, and queue it. A repeated report has no effect."""
         self.lane.arrived(request.request_id, prompt_tokens=request.num_prompt_tokens)
         super().add_request(request)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:
-        """Accept a step's tokens; offer the slabs that ended requests leave."""
+        """Accept a step's tokens, and offer the slabs that ended requests have freed."""
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         self._report_tokens(scheduler_output, outputs)
         if self.finished_req_ids:
@@ -53,7 +53,7 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """End requests from outside."""
+        """End requests for a caller, such as a client that disconnects."""
         ended: list[Request] = super().finish_requests(request_ids, finished_status)
         if self.finished_req_ids:
             self._report_finished()
@@ -68,7 +68,7 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         return is_reset
 
     def _report_finished(self) -> None:
-        # vLLM keeps them until the next step is planned; the lane tolerates repetitions.
+        # vLLM keeps these ids until it plans the next step. The lane ignores an id that has ended.
         for request_id in self.finished_req_ids:
             self.lane.finished(request_id)
         self.lane.settle()

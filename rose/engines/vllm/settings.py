@@ -1,4 +1,4 @@
-"""Settings of a vLLM server under rose, as they travel in vLLM's `--additional-config`."""
+"""Settings of a vLLM server under rose, passed in vLLM's `--additional-config`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any, Final
 from rose.errors import Unavailable
 
 SUPPORTED: Final = ("0.32", "0.33")
-"""Versions of vLLM whose scheduler rose drives."""
+"""Minor versions of vLLM that rose supports."""
 
 KEY: Final = "rose"
-"""Name of rose's part of `--additional-config`."""
+"""Name of rose's settings in `--additional-config`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,14 @@ class ServingSettings:
     """Settings of a serving engine.
 
     Args:
-        listen: path of the socket at which a borrower attaches; None: nothing is lent.
-        ttft_ms: target for the time to the first token.
-        tpot_ms: target for the time between tokens.
+        listen: path of the socket at which a borrower attaches; None lends nothing.
+        ttft_ms: target for the time to the first token, in milliseconds.
+        tpot_ms: target for the time between tokens, in milliseconds.
         slowdown: `SLO.slowdown`.
         revoke_ms: `Policy.revoke_ms`, the deadline of a revocation.
         epsilon: `Policy.epsilon`, the share of steps that may exceed their bound.
-        slab_bytes: unit of ownership; None: the smallest size that suits the model.
-        log_path: certificate log for `rose verify`; "" keeps only counts.
+        slab_bytes: size of a slab; None: the smallest size that suits the model.
+        log_path: path of the certificate log for `rose verify`; "" writes no log.
     """
 
     listen: str | None
@@ -50,7 +50,10 @@ class RolloutSettings:
 
 
 def check_supported(version: str) -> None:
-    """Refuse a vLLM whose scheduler rose was not tested with.
+    """Check that rose supports a version of vLLM.
+
+    Args:
+        version: full version, for example "0.33.1".
 
     Raises:
         Unavailable: rose does not drive this version.
@@ -60,10 +63,10 @@ def check_supported(version: str) -> None:
 
 
 def read_settings(additional_config: object) -> Mapping[str, Any]:
-    """Return rose's part of vLLM's `additional_config`.
+    """Return rose's settings in vLLM's `additional_config`.
 
     Raises:
-        Unavailable: rose's classes were named to vLLM without rose's command.
+        Unavailable: there are none, because vLLM was started without rose's command.
     """
     found = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     if not isinstance(found, Mapping):

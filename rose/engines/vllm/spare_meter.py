@@ -1,4 +1,4 @@
-"""What a serving engine that lends nothing could have lent since its start."""
+"""Measures how much a serving engine that lends nothing could have lent since its start."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from rose.units import NS_PER_S
 
 
 class SpareMeter:
-    """Adds up idle time and spare memory, weighted by how long they lasted. One thread."""
+    """Measures idle time, and the mean over time of the spare memory. For one thread."""
 
     def __init__(self, device: CoServing) -> None:
         """Start observing an idle device."""
@@ -26,7 +26,7 @@ class SpareMeter:
         return max(0, min(lender.lendable_slabs, slack // lender.kv.blocks_per_slab))
 
     def note(self, *, is_idle: bool) -> None:
-        """Note what holds from now on, after a request came or a step ended."""
+        """Record the state from now on. Called after a request has arrived or a step has ended."""
         now_ns = self._clock.now_ns()
         elapsed_ns, self._noted_ns = now_ns - self._noted_ns, now_ns
         self._idle_ns += elapsed_ns * self._is_idle
@@ -35,7 +35,12 @@ class SpareMeter:
         self._least_slabs = min(self._least_slabs, self._lendable_slabs)
 
     def report(self) -> Mapping[str, float]:
-        """Return the figures so far."""
+        """Return the figures since the start.
+
+        Returns:
+            Seconds observed; share of time without a request, 0 to 1; bytes that could be lent now,
+            in the mean over time, and at least.
+        """
         self.note(is_idle=self._is_idle)
         observed_ns = max(1, self._noted_ns - self._began_ns)
         slab_bytes = self._device.arbiter.slab_bytes

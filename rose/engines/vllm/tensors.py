@@ -16,18 +16,18 @@ Allocate: TypeAlias = Callable[[Any], KVSpace]
 
 
 def geometry_of(config: Any) -> KVGeometry:
-    """Return the geometry of a `KVCacheConfig`.
+    """Return the KV layout that a `KVCacheConfig` describes.
 
     Raises:
-        Unavailable: the model keeps anything but full attention, all layers alike.
+        Unavailable: a layer has no full attention, or its KV has another shape.
     """
     groups = config.kv_cache_groups
     spec: Any = groups[0].kv_cache_spec if groups else None
     if len(groups) != 1 or len(config.kv_cache_tensors) != 1 or type(spec) is not FullAttentionSpec:
         kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups}) or ["no KV"]
         raise Unavailable(
-            "rose drives models whose layers all have full attention of one shape; this one has "
-            f"{len(groups)} groups of {', '.join(kinds)}"
+            "all layers of the model must have full attention of one shape, got "
+            f"{len(groups)} KV cache groups of {', '.join(kinds)}"
         )
     layers = len(config.kv_cache_tensors[0].layers)
     return KVGeometry(
@@ -38,7 +38,7 @@ def geometry_of(config: Any) -> KVGeometry:
 
 
 def views_of(config: Any, space: KVSpace) -> dict[str, torch.Tensor]:
-    """Return a tensor [ids, heads, tokens, 2 x head size] per layer, over the pool of `space`.
+    """Return per layer a tensor [ids, heads, tokens, 2 x head size], over the pool of `space`.
 
     Rows are addressed by rose's block ids; rows of different layers overlap at ids that the
     allocator never returns.
@@ -54,10 +54,10 @@ def views_of(config: Any, space: KVSpace) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def pool_for_kv(allocate: Allocate) -> Iterator[None]:
-    """Let a worker that initialises its KV cache in this context get views of rose's pool.
+    """Make a worker that initialises its KV cache in this context use views of rose's pool.
 
     Args:
-        allocate: returns the tenant's space for a `KVCacheConfig`.
+        allocate: function that returns the tenant's space for a `KVCacheConfig`.
     """
 
     def views(
@@ -68,9 +68,9 @@ def pool_for_kv(allocate: Allocate) -> Iterator[None]:
         block_tokens = space.geometry.block_tokens
         if layout.name != "LBHNC" or list(kernel_block_sizes) != [block_tokens]:
             raise Unavailable(
-                f"rose needs KV blocks that the attention kernel reads whole: this server has "
-                f"blocks of {block_tokens} tokens, kernel blocks of {kernel_block_sizes} and the "
-                f"layout {layout.name}"
+                "the attention kernel must read whole KV blocks in the layout LBHNC, got blocks of "
+                f"{block_tokens} tokens, kernel blocks of {kernel_block_sizes} and the layout "
+                f"{layout.name}: start the server without --block-size"
             )
         return views_of(config, space)
 

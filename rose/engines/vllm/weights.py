@@ -1,4 +1,4 @@
-"""The weight transfer backend `rose` of vLLM: a publisher's versions reach a running server.
+"""The backend `rose` of vLLM's weight transfer: a running server loads a publisher's versions.
 
 vLLM's own routes drive it: `--weight-transfer-config '{"backend": "rose"}'`, then
 `/init_weight_transfer_engine`, and for each version `/start_weight_update`, `/update_weights`,
@@ -44,7 +44,7 @@ Layout: TypeAlias = Sequence[tuple[str, str, Sequence[int]]]
 
 
 class Follower(Protocol):
-    """Tensors that follow a publisher: a `rose.api.weights.WeightReceiver`.
+    """Receives a publisher's versions into tensors, as `rose.api.weights.WeightReceiver` does.
 
     A protocol, because `rose.api` is above this package and may not be imported here.
     """
@@ -55,7 +55,11 @@ class Follower(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a newer version is ready to commit."""
+        """Wait until a newer version is ready to commit.
+
+        Raises:
+            DeadlineExceeded: no version was ready in time.
+        """
         ...
 
     def commit(self) -> int | None:
@@ -68,16 +72,16 @@ class Follower(Protocol):
 
 
 Follow: TypeAlias = Callable[[str, str, Callable[[Layout], Tensors]], Follower]
-"""Follows a publisher: its address, its token, and what makes the tensors for its layout."""
+"""Follows a publisher. Takes its address, its token, and a function from layout to tensors."""
 
 
 @dataclass
 class Upstream(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not followed
-    """Whom to follow.
+    """The publisher to follow.
 
     Args:
         address: host and port of `rose.publish`, `rose publish` or `rose relay`.
-        token: its token; "": that of `ROSE_TOKEN`.
+        token: the publisher's token; "": the value of `ROSE_TOKEN`.
     """
 
     address: str = ""
@@ -86,11 +90,11 @@ class Upstream(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not fol
 
 @dataclass
 class Wanted(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not followed
-    """Which weights to load.
+    """The version to load.
 
     Args:
-        version: least number of the version.
-        timeout_s: longest wait for it; the engine runs no step meanwhile.
+        version: lowest number that is accepted.
+        timeout_s: longest wait for each newer version, in seconds. The engine runs no step in it.
     """
 
     version: int = 1
@@ -98,11 +102,11 @@ class Wanted(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not fol
 
 
 class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not followed
-    """Follows a publisher on the host, and loads a version between two steps.
+    """Keeps a host copy of a publisher's weights, and loads it into the model between two steps.
 
-    Versions are fetched while the engine generates. A version is committed to the host's copy with
-    the publisher's digest or not at all. All layers are then loaded within one call, so that no
-    step meets a model that is half loaded: on CPUs vLLM's parameters have no memory meanwhile.
+    Versions are received while the engine generates. A version is committed to the host copy only
+    if its digest is the publisher's. All layers are then loaded within one call, so no step runs a
+    half-loaded model: on CPUs, vLLM's parameters have no memory during that call.
     """
 
     init_info_cls = Upstream
@@ -110,15 +114,15 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
     follow: Follow
 
     def __init__(self, *parts: Any, **options: Any) -> None:
-        """Made by vLLM's worker."""
+        """Called by vLLM's worker."""
         super().__init__(*parts, **options)
         self._receiver: Follower | None = None
         self._tensors: Tensors = {}
-        # Called before each tensor is loaded; a borrower stops there while serving works.
+        # Called before each tensor is loaded. A borrower waits in it while serving has the device.
         self.between: Callable[[], None] = lambda: None
 
     def init_transfer_engine(self, init_info: Upstream) -> None:
-        """Start to follow the publisher; again: follow another.
+        """Start to follow a publisher. A second call follows another publisher instead.
 
         Raises:
             InvalidArgument: there is no token, or a tensor has a dtype that vLLM cannot load.
@@ -133,22 +137,24 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
     def _make_tensors(self, layout: Layout) -> Tensors:
         unknown = sorted({dtype for _, dtype, _ in layout} - _DTYPES.keys())
         if unknown:
-            raise InvalidArgument(f"vLLM loads no tensors of {', '.join(unknown)}")
+            raise InvalidArgument(
+                f"dtypes must be among {', '.join(_DTYPES)}, got {', '.join(unknown)}"
+            )
         self._tensors = {
             name: torch.zeros(tuple(shape), dtype=_DTYPES[dtype]) for name, dtype, shape in layout
         }
         return self._tensors
 
     def start_weight_update(self) -> None:
-        """Do nothing: the model changes in `update_weights` alone."""
+        """Do nothing, because only `receive_weights` changes the model."""
 
     def receive_weights(self, update_info: Wanted) -> None:
-        """Load the wanted version.
+        """Load the wanted version, or a newer one.
 
         Raises:
             Unavailable: `init_transfer_engine` was not called.
-            DeadlineExceeded: the version did not arrive in time; the model is as it was.
-            CorruptData: a digest differs; the model is as it was.
+            DeadlineExceeded: the version did not arrive in time; the model is unchanged.
+            CorruptData: a digest differs; the model is unchanged.
         """
         receiver = self._receiver
         if receiver is None:
@@ -168,7 +174,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
             yield named
 
     def finish_weight_update(self) -> None:
-        """Do nothing, as `start_weight_update`."""
+        """Do nothing, because only `receive_weights` changes the model."""
 
     def shutdown(self) -> None:
         """Stop following; the model keeps its weights."""
@@ -178,7 +184,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
 
 
 def register(follow: Follow) -> None:
-    """Register the backend with vLLM. Further calls do nothing."""
+    """Register the backend with vLLM, with `follow` as its receiver. Further calls do nothing."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         engine = type("RoseWeights", (RoseWeights,), {"follow": staticmethod(follow)})
         WeightTransferEngineFactory.register_engine(BACKEND, engine)

@@ -601,14 +601,14 @@ TEST(size_that_no_launch_takes_is_refused) {
     TopkHistogramParams histogram = histogram_params();
     histogram.count = ~std::uint64_t{0};
     check_refused(bench, bench.codec->topk_histogram(histogram, stream),
-                  "count is 18446744073709551615: one launch takes less than 2^62 elements");
+                  "count is 18446744073709551615: one launch takes fewer than 2^62 elements");
     PayloadGatherParams gather = gather_params();
     gather.blocks = std::uint64_t{0x7FFF'FFFF} * 8;
     CHECK(bench.codec->payload_gather(gather, stream).ok());
     bench.launched();
     ++gather.blocks;
     check_refused(bench, bench.codec->payload_gather(gather, stream),
-                  "blocks is 17179869177: one launch takes less than 2^34 delta blocks");
+                  "blocks is 17179869177: one launch takes fewer than 2^34 delta blocks");
     DeltaPackParams pack = pack_params();
     pack.first_index = 6;
     check_refused(bench, bench.codec->delta_pack({{pack}}, stream), "first_index is 6:");

@@ -45,7 +45,7 @@ SETTINGS: Final = (
         (
             Shown("loans, and `/rose/status` on both ports", _LIVE, ("both_say_what_is_lent",)),
             Shown(
-                "the same tokens through revocations and aborts",
+                "the same tokens despite revocations and aborts",
                 _LIVE,
                 ("revocations_and_aborts_change_no_token",),
             ),
@@ -85,7 +85,7 @@ SETTINGS: Final = (
                 ("another_signature_is_unavailable",),
             ),
             Shown(
-                "decisions and prefix hits of stock",
+                "the decisions and prefix hits of vLLM's own scheduler",
                 "same_decisions",
                 (
                     "decisions_and_prefix_hits_are_those_of_stock",
@@ -93,12 +93,12 @@ SETTINGS: Final = (
                 ),
             ),
             Shown(
-                "all tokens under a storm of requests, aborts and revocations",
+                "all tokens of all requests under many aborts and revocations",
                 "storm",
                 ("every_request_that_is_not_aborted_gets_all_its_tokens",),
             ),
             Shown(
-                "memory in the step that needs it",
+                "lent blocks are back in the step that needs them",
                 _STEPS,
                 (
                     "a_step_at_its_gate_is_aborted_and_serving_is_planned_in_the_same_step",
@@ -106,7 +106,7 @@ SETTINGS: Final = (
                 ),
             ),
             Shown(
-                "aborted steps undone, preempted requests whole",
+                "aborted steps are undone, and preempted requests keep their tokens",
                 _STEPS,
                 (
                     "no_block_that_an_aborted_step_did_not_write_is_found_again",

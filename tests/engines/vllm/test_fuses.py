@@ -30,7 +30,7 @@ def test_the_scheduler_gets_what_the_worker_left() -> None:
 
 
 def test_a_worker_without_its_scheduler_is_refused() -> None:
-    with pytest.raises(Unavailable, match="needs rose's scheduler Ours, and this server has Other"):
+    with pytest.raises(Unavailable, match="needs rose's scheduler Ours, got Other"):
         join(config(Other), Side(), scheduler=Ours)
 
 
