@@ -180,7 +180,7 @@ class Bench:
                 scheme.name, pair.serving, pair.lane, load, partial(pair.watch, governor)
             )
         if scheme.name == CONTROL:
-            # An engine of its own, as every arm of rose has: where its memory lies changes its speed.
+            # An engine of its own, because an engine's speed depends on where its memory lies.
             again = Alone(self._tenants[0].model, self._settings, self._clock, owned=self._owned)
             return ArmEngines(scheme.name, again.engine, None, None, again.watch)
         serving = self._alone.engine
