@@ -21,7 +21,6 @@ AWAITING: Final[Mapping[str, str]] = {
     "rose.kernels.quantiser": "vLLM",
     "rose.kernels.scale_blocks": "vLLM",
     "rose.engines.transformers.warm_up": "CUDA half",
-    "rose.engines.shards": "one house",
     **dict.fromkeys(
         (
             f"rose.scheduler.{name}"
