@@ -20,7 +20,10 @@ from rose.transfer.plan import Plan, Replica, SourceRanks, check_coverage, make_
 H, FFN, ROWS, RANKS, BF16, WAIT_S = 64, 128, 256, 2, torch.bfloat16, 30.0
 SIZES = {"hidden_size": H, "intermediate_size": FFN, "vocab_size": ROWS, "num_hidden_layers": 1}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
-MEGATRON = shards.MegatronModel((1,), H, 4, 2, 16, FFN, ROWS, tp=RANKS, is_tied=True)
+# The same model with Megatron-Core as its trainer: only the map differs.
+MEGATRON = shards.megatron_layout(
+    shards.MegatronModel((1,), H, 4, 2, 16, FFN, ROWS, tp=RANKS, is_tied=True)
+)
 FIRST = transfer.Version("example", 1, 1)
 # Parameters of an engine rank; the fused parameter of a tensor, and its first row there.
 SHAPES = {"embed_tokens": (ROWS // RANKS, H), "qkv": (64, H), "gate_up": (FFN, H)}
@@ -78,12 +81,10 @@ def main() -> None:
     norms = {name: start[name] for name in traced.shards.computed}
     hosts = [shards.ComputedTensors(one, one.load_weights, norms) for one in engines]
     replica = Replica("engine", "serving", hosts[0].completed(traced.shards))
-    # With Megatron-Core as the trainer, only the map differs.
-    megatron = shards.megatron_layout(MEGATRON).shards
-    for name, held in (("Megatron", megatron), ("FSDP", trainer)):
+    for name, held in (("Megatron", MEGATRON.shards), ("FSDP", trainer)):
         plan = make_plan(SourceRanks("training", held), [replica])
-        moved = traffic(plan, [tile.nbytes for tile in plan.tiles])
-        print(f"{name}: {len(plan.tiles)} tiles; bytes sent by each rank: {dict(moved.sent)}")
+        sent_bytes = dict(traffic(plan, [tile.nbytes for tile in plan.tiles]).sent)
+        print(f"{name}: {len(plan.tiles)} tiles; bytes sent by each rank: {sent_bytes}")
 
     sent = shards.views_of({name: one.to_local() for name, one in named.items()}, plan.sent_from(0))
     shadow = transfer.ShardViews({tile: (one.clone(),) for tile, (one,) in sent.items()})
@@ -95,10 +96,9 @@ def main() -> None:
     ids = torch.arange(32)[None]
     model(input_ids=ids, labels=ids).loss.backward()
     torch.optim.SGD(model.parameters(), lr=1e-3).step()
-    manifest = publisher.publish(transfer.ShardViews(sent))
-    sizes = {one.tile: one.nbytes for one in manifest.chunks}
-    moved = traffic(plan, [sizes.get(tile, 0) for tile in range(len(plan.tiles))])
-    print("bytes of the update on each link:", dict(moved.crossing))
+    chunks = publisher.publish(transfer.ShardViews(sent)).chunks
+    sizes = [sum(one.nbytes for one in chunks if one.tile == at) for at in range(len(plan.cut))]
+    print("bytes of the update on each link:", dict(traffic(plan, sizes).crossing))
     for engine, host in zip(engines, hosts, strict=True):
         receive(shards.parameters_of(engine) | host.parameters, plan, engine.rank, log)
         host.load()
