@@ -139,7 +139,6 @@ class Crossing:
         )
         plan = self.plan
         self._tiles = Tiles(plan.counts, plan.widths, plan.layout_id)
-        self._shapes = {tile.index: tile.region.shape for tile in plan.tiles}
         self._trainer = trainer
         log = VersionLog(versions_max=4)
         contributors = [
@@ -191,14 +190,13 @@ class Crossing:
         found = []
         for rank in self._trainer.ranks:
             memory = Memory.of(self._trainer, rank, canonical)
-            views = {tile: (view,) for tile, view in self.plan.sent_from(rank).items()}
-            found.append(ShardViews(memory.places(views, self._shapes)))
+            found.append(ShardViews(memory.views(self.plan.sent_from(rank))))
         return found
 
     def _rank(self, replica: str, rank: int, canonical: Mapping[str, Bits]) -> Rank:
         shards = shard_map(self._tensors, LAYOUTS[replica][1])
         memory = Memory.of(shards, rank, canonical)
-        views = ShardViews(memory.places(self.plan.places(replica, rank), self._shapes))
+        views = ShardViews(memory.views(self.plan.places(replica, rank)))
         wanted = self.plan.tiles_for(replica, rank)
         return Rank(memory, views, Subscription(self._tiles, wanted), views.digests())
 

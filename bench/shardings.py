@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from rose.transfer.plan import LocalView, Piece, Region, ShardMap, TensorSpec
+from rose.transfer.plan import LocalView, Piece, Places, Region, ShardMap, TensorSpec
 
 Bits = npt.NDArray[np.uint16]
 
@@ -117,19 +118,9 @@ class Memory:
         }
         return cls(parameters, regions)
 
-    def places(
-        self, views: Mapping[int, tuple[LocalView, ...]], shapes: Mapping[int, tuple[int, ...]]
-    ) -> dict[int, tuple[Bits, ...]]:
-        """Return tiles as arrays that share memory with the parameters.
-
-        Args:
-            views: position of each tile.
-            shapes: shape of each tile.
-        """
-        return {
-            tile: tuple(self._array(view, shapes[tile]) for view in places)
-            for tile, places in views.items()
-        }
+    def views(self, places: Places) -> dict[int, tuple[Bits, ...]]:
+        """Return tiles as arrays that share memory with the parameters."""
+        return {tile: tuple(starmap(self._array, row)) for tile, row in places.items()}
 
     def _array(self, view: LocalView, shape: tuple[int, ...]) -> Bits:
         row = self.parameters[view.parameter]

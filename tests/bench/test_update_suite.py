@@ -104,7 +104,8 @@ def test_a_large_engine_with_other_weights_is_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_large_model_is_of_whole_patterns() -> None:
-    with pytest.raises(InvalidArgument, match="patterns"), large_trainer(PATTERN + 4):
+    wrong = f"elements must be a multiple of {PATTERN}, got {PATTERN + 4}"
+    with pytest.raises(InvalidArgument, match=wrong), large_trainer(PATTERN + 4):
         pytest.fail("it is none")
 
 

@@ -18,7 +18,6 @@ EVERYTHING: Final = "*"
 # By the issue that will use them, or take them out. A package stands for all that is in it.
 AWAITING: Final[Mapping[str, str]] = {
     "rose.engines.transformers.warm_up": "CUDA half",
-    "rose.engines.shards": "one house",
 }
 
 Use = tuple[str, str]  # a module, and a name in it; "" for what runs when it is imported

@@ -81,6 +81,18 @@ def test_example_of_weights_runs(repo, capsys) -> None:
     assert said.endswith("True\n")
 
 
+def test_example_of_shard_maps_runs(repo, capsys) -> None:
+    said = said_by(repo / "examples" / "shards.py", capsys).splitlines()
+    assert [line.split(":")[0] for line in said] == [
+        "Megatron",
+        "FSDP",
+        "bytes of the update on each link",
+        *(f"rank {rank} equals the trainer" for rank in range(2)),
+    ]
+    assert "('training', 'serving'): 0" not in said[2]
+    assert all(line.endswith("True") for line in said[3:])
+
+
 def test_a_toy_engine_gives_the_same_answers_with_rose_under_it(
     repo, tmp_path, monkeypatch
 ) -> None:

@@ -132,14 +132,14 @@ def seen(storage: np.ndarray, view: LocalView, shape: tuple[int, ...]) -> np.nda
 def transferred(plan: Plan, source: Memory, replica: Replica) -> Memory:
     """Carry every tile of one replica from its contributor to its receivers, one element a time."""
     memory = empty_memory(replica.shards)
-    views_of = {rank: plan.sent_from(rank) for rank in plan.sources.shards.ranks}
+    places_of = {rank: plan.sent_from(rank) for rank in plan.sources.shards.ranks}
     for rank in replica.shards.ranks:
-        for index, views in plan.places(replica.name, rank).items():
-            tile = plan.tiles[index]
-            view = views_of[tile.contributor][index]
-            sent = seen(source[tile.contributor, view.parameter], view, tile.region.shape)
-            for place in views:
-                seen(memory[rank, place.parameter], place, tile.region.shape)[...] = sent
+        for index, places in plan.places(replica.name, rank).items():
+            contributor = plan.tiles[index].contributor
+            ((view, shape),) = places_of[contributor][index]
+            sent = seen(source[contributor, view.parameter], view, shape)
+            for place, size in places:
+                seen(memory[rank, place.parameter], place, size)[...] = sent
     return memory
 
 

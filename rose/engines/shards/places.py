@@ -1,18 +1,17 @@
 """Live parameters as the tiles of a plan: strided tensors that share their memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
 from rose.engines.shards.look import Look
 from rose.engines.shards.storages import elements_of
 from rose.errors import InvalidArgument
-from rose.transfer.plan import LocalView
+from rose.transfer.plan import LocalView, Places
 
 
 def views_of(
-    parameters: Mapping[str, torch.Tensor],
-    places: Mapping[int, Sequence[tuple[LocalView, tuple[int, ...]]]],
+    parameters: Mapping[str, torch.Tensor], places: Places
 ) -> dict[int, tuple[torch.Tensor, ...]]:
     """Return views of the tiles' places; nothing is copied.
 
@@ -20,7 +19,7 @@ def views_of(
 
     Args:
         parameters: tensors by parameter name; only the storage of a tensor matters.
-        places: views of each tile, with the shape of its region.
+        places: from `Plan.places` or `Plan.sent_from`.
 
     Raises:
         InvalidArgument: a parameter is missing, or a view exceeds its storage.

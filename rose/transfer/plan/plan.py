@@ -1,7 +1,7 @@
 """The plan: all tiles, the route of each, and its place in the memory of each rank."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rose.errors import InvalidArgument
@@ -11,8 +11,8 @@ from rose.transfer.plan.regions import contains, moved
 from rose.transfer.plan.routes import routed
 from rose.transfer.plan.spec import (
     Holder,
-    LocalView,
     Piece,
+    Places,
     RelayNode,
     Replica,
     ShardMap,
@@ -80,21 +80,19 @@ class Plan:
         """Return the tiles that a source rank sends, ascending."""
         return tuple(tile.index for tile in self.tiles if tile.contributor == rank)
 
-    def places(self, replica: str, rank: int) -> dict[int, tuple[LocalView, ...]]:
+    def places(self, replica: str, rank: int) -> Places:
         """Return all places of each tile that a rank receives, in the rank's memory.
-
-        A view has the shape of the tile's region.
 
         Raises:
             InvalidArgument: the plan has no such replica.
         """
         wanted = (self.tiles[tile] for tile in self.tiles_for(replica, rank))
-        return dict(_places(self._replica(replica).shards, rank, wanted))
+        return _places(self._replica(replica).shards, rank, wanted)
 
-    def sent_from(self, rank: int) -> dict[int, LocalView]:
+    def sent_from(self, rank: int) -> Places:
         """Return the place of each tile that a source rank sends, in the rank's memory."""
         sent = (tile for tile in self.tiles if tile.contributor == rank)
-        return {tile: views[0] for tile, views in _places(self.sources.shards, rank, sent)}
+        return {tile: row[:1] for tile, row in _places(self.sources.shards, rank, sent).items()}
 
     def _replica(self, name: str) -> Replica:
         for replica in self.replicas:
@@ -123,13 +121,16 @@ def make_plan(
     return Plan(routed(drafts, nodes), one, fitted, nodes, tile_elements)
 
 
-def _places(
-    shards: ShardMap, rank: int, tiles: Iterable[PlannedTile]
-) -> Iterator[tuple[int, tuple[LocalView, ...]]]:
+def _places(shards: ShardMap, rank: int, tiles: Iterable[PlannedTile]) -> Places:
     pieces: dict[str, list[Piece]] = {}
     for piece in shards.pieces:
         if piece.rank == rank:
             pieces.setdefault(piece.tensor, []).append(piece)
-    for tile in tiles:
-        around = (one for one in pieces[tile.tensor] if contains(one.region, tile.region))
-        yield tile.index, tuple(moved(one.view, one.region, tile.region) for one in around)
+    return {
+        tile.index: tuple(
+            (moved(one.view, one.region, tile.region), tile.region.shape)
+            for one in pieces[tile.tensor]
+            if contains(one.region, tile.region)
+        )
+        for tile in tiles
+    }

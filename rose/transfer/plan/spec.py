@@ -7,6 +7,7 @@ A *shard map* is all pieces of one group of ranks: a trainer, or one replica of 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from rose.errors import InvalidArgument
 
@@ -80,6 +81,10 @@ class LocalView:
     parameter: str
     offset: int
     strides: tuple[int, ...]
+
+
+# Tiles in a rank's memory: by tile, each view with the shape of the tile's region.
+Places: TypeAlias = Mapping[int, tuple[tuple[LocalView, tuple[int, ...]], ...]]
 
 
 @dataclass(frozen=True, slots=True)

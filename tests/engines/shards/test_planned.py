@@ -54,21 +54,14 @@ def test_every_bit_of_two_engines_arrives_in_tiles_and_can_be_undone() -> None:
     plan = make_plan(SourceRanks("there", shards), replicas, tile_elements=50)
     assert len(plan.tiles) > 2 * len(SPECS)
 
-    def looked(parameters, places):
-        shaped = {
-            tile: tuple((view, plan.tiles[tile].region.shape) for view in views)
-            for tile, views in places.items()
-        }
-        return views_of(parameters, shaped)
-
     sent = {}
     for rank, parameters in memory.items():
-        views = {tile: (view,) for tile, view in plan.sent_from(rank).items()}
-        sent |= {tile: view for tile, (view,) in looked(parameters, views).items()}
+        views = views_of(parameters, plan.sent_from(rank))
+        sent |= {tile: view for tile, (view,) in views.items()}
     changes = {tile: delta_pack(new, torch.zeros(new.shape).to(new)) for tile, new in sent.items()}
     for size, models in engines.items():
         for rank, model in enumerate(models):
-            target = ShardViews(looked(parameters_of(model), plan.places(f"tp{size}", rank)))
+            target = ShardViews(views_of(parameters_of(model), plan.places(f"tp{size}", rank)))
             for tile in target.tiles:
                 target.apply(tile, changes[tile], undo=False)
             arrived = bytes_of(model)

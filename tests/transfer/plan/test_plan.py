@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
 from rose.transfer.plan import (
+    Places,
     Plan,
     RelayNode,
     Replica,
@@ -310,7 +311,7 @@ def test_a_replica_that_says_that_it_converts_gets_the_dtype_of_the_source():
 def test_names_tied_on_one_side_only_reach_both_places():
     plan = make_plan(SourceRanks("home", ONCE), [Replica("r", "c", TWICE)])
     assert [tile.tensor for tile in plan.tiles] == ["v"]
-    assert [view.offset for view in plan.places("r", 0)[0]] == [0, 4]
+    assert [view.offset for view, _ in plan.places("r", 0)[0]] == [0, 4]
 
 
 def test_a_tied_replica_may_know_the_tensor_by_its_other_name():
@@ -333,15 +334,15 @@ def test_copies_that_the_trainer_keeps_equal_are_one_tensor_when_it_says_so():
 def test_a_rank_that_holds_a_tile_twice_has_two_places():
     twice = map_of(piece("v", (0,), (4,)), piece("v", (0,), (4,), 10), v=(4,))
     plan = make_plan(SourceRanks("home", HALF), [Replica("r", "c", twice)], tile_elements=2)
-    assert {
-        tile: [view.offset for view in views] for tile, views in plan.places("r", 0).items()
-    } == {
-        0: [0, 10],
-        1: [2, 12],
-    }
+    assert offsets(plan.places("r", 0)) == {0: [0, 10], 1: [2, 12]}
     assert plan.tiles_for("r", 0) == (0, 1)
     assert plan.tiles_for("r", 1) == ()
-    assert {tile: view.offset for tile, view in plan.sent_from(0).items()} == {0: 0, 1: 2}
+    assert offsets(plan.sent_from(0)) == {0: [0], 1: [2]}
+    assert all(shape == (2,) for row in plan.places("r", 0).values() for _, shape in row)
+
+
+def offsets(places: Places) -> dict[int, list[int]]:
+    return {tile: [view.offset for view, _ in row] for tile, row in places.items()}
 
 
 def test_members_of_one_name_and_unknown_ones_are_refused():
