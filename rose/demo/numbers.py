@@ -33,7 +33,7 @@ def ratio(value: float | None, of: float | None) -> float | None:
 
 
 def plain(value: object) -> Any:
-    """Convert a value of `machine` or `settings` to a value that strict JSON can hold."""
+    """Convert a report's value to one that strict JSON can hold; NaN and infinity become None."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):

@@ -192,7 +192,7 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
 
 
 def arm_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return one row of cells per arm, for "arm" and `_HEADERS`."""
+    """Return one row per arm, with a cell for the column "arm" and for each of `_HEADERS`."""
     rows = []
     for arm, numbers in report["arms"].items():
         ratio = report["ratios"].get("aa" if arm == CONTROL else arm)

@@ -15,8 +15,8 @@ _SWEEP_SLABS: Final = 8
 class LentWindow(Closing):
     """Maps slabs when they are lent, and unmaps them gradually after they are taken back.
 
-    Any thread may call the methods. The lock guards the mapping, and this rule: no step runs while
-    GPU memory is mapped or any slab is unmapped, because a kernel faults if its page tables change.
+    Any thread may call the methods. During a step no slab is unmapped, and no GPU memory is mapped,
+    because a kernel faults if its page tables change. The lock guards the mapping and this rule.
     A step may start while a slab request is in flight; slabs granted in the meantime are mapped
     after that step.
     """

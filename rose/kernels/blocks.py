@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-# Largest age of an element: its number of consecutive packs without being sent is counted up to it.
+# Largest age. The age of an element counts the consecutive packs that did not send it.
 AGE_MAX: Final = 255
 
 

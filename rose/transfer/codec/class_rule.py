@@ -130,7 +130,7 @@ def rules_at(
 
 
 def _plain_bits(histogram: ChangeHistogram) -> float:
-    """Return the bits of the sample's blocks without STRAT."""
+    """Return how many bits the sample's blocks would take without STRAT."""
     whole = histogram.rows.sum(0)[None, None]
     elements, changed = whole[0, 0, 0], whole[0, 0, _ALL].sum()
     sizes = [_sizes_bits(whole, histogram, is_all=one)[0][0, 0] for one in (False, True)]
