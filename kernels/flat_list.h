@@ -117,8 +117,8 @@ ROSE_DEVICE void take_words(const WordQueue& queue, u32 words, const u32* thresh
   }
 }
 
-// Queues each lane's words that differ among eight elements, and takes words while every lane gets
-// one.
+// Eight elements are two words. Each lane queues its changed words; then words are taken, one for
+// each lane, while so many wait.
 template <u32 kMax>
 ROSE_DEVICE void compare_eight(const Eight<u16>& now, const Eight<u16>& old, u32 index,
                                const u32* threshold, WordQueue& queue, ChangeList<kMax>& list,

@@ -9,7 +9,7 @@ namespace rose::scheduler {
 
 namespace {
 
-// Limit of the queue credit: its sum with any time fits 64 bits.
+// Most seconds by which a turn may count as queued earlier: in nanoseconds the result fits 64 bits.
 constexpr double kOrderMaxS = 1e6;
 constexpr auto kTokensMax = static_cast<double>(2 * kCountMax);
 

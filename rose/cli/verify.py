@@ -1,4 +1,4 @@
-"""`rose verify LOG`: check every certificate of a log with the second implementation."""
+"""`rose verify LOG`: check every certificate of a log again, by other code than granted it."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -93,7 +93,7 @@ class PartServer(Closing):
         return self._security.token.hex()
 
     def close(self) -> None:
-        """Break off all calls and join their threads, within `CLOSE_S` of `TokenServer`."""
+        """Break off all calls and join their threads, as `TokenServer.close` does."""
         self._server.close()
 
     # ---- the four methods: each yields messages
