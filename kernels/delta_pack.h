@@ -13,12 +13,16 @@ constexpr u32 kAgeMax = 255;
 
 // One CTA of block_elements / kElementsOfThread threads per delta block.
 //
-// Blocks reserve their payloads in the arena in any order; gathered by `offsets` in the order of
-// the table they are the delta. `cursor` ends at the words that all blocks together need. A block
-// without room becomes kDeferred: it reserves, but writes no payload and keeps its shadow and ages.
-// So with kDeferred read as EMPTY the result is always a complete delta of the shadow's changes.
-// Another pack with a new arena and the same threshold yields the rest, but ages the elements of
-// the other blocks once more. Without an arena the kernel only measures.
+// A call packs one or more arrays, with launches that follow each other on one stream. Their blocks
+// are numbered one after the other, and the rows of both tables follow each other in this order.
+// CTAs take the blocks by their numbers (block_order.h), whatever their own are.
+//
+// Payloads lie in the arena in the order of the table. The last offset is the number of words that
+// all blocks together need. A block without room becomes kDeferred, as then do all later ones with
+// changes: it reserves, but writes no payload and keeps its shadow and ages. So with kDeferred read
+// as EMPTY the result is always a complete delta of the shadow's changes. Another pack with a new
+// arena and the same threshold yields the rest, but ages the elements of the other blocks once
+// more. Without an arena the kernel only measures.
 struct DeltaPackParams {
   Box bits;
   Box shadow;  // a null base: a delta from zeros, and no shadow is updated
@@ -30,9 +34,10 @@ struct DeltaPackParams {
   u64 age_limit;         // age from which a change is sent whatever its key
   u32* arena;
   u64 arena_words;
-  u64* cursor;  // 0 at first
-  u64* entries;
-  u64* offsets;     // in words; 0 where there is no payload
+  u64* newest;      // number of the block that a CTA took last; ~0 at first
+  u64 first_block;  // number of the array's first block in the call
+  u64* entries;     // from the array's first block on
+  u64* offsets;     // in words, and the end of the last payload; ~0 at first
   u64* digest;      // two sums, to which the change of the shadow's digest is added; or null
   u64 first_index;  // index of the first element in its tensor, a multiple of 8 bytes
   u64 seed;
@@ -67,7 +72,8 @@ struct DeltaPackFlatParams {
   const u32* threshold;
   u32* arena;
   u64 arena_words;
-  u64* cursor;
+  u64* newest;
+  u64 first_block;  // of the launch
   u64 seed;
   FlatArray at[kFlatArraysMax];
 };

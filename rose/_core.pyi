@@ -1306,7 +1306,7 @@ class DeviceCodec:
         block_elements: int,
         arena: int,
         arena_words: int,
-        cursor: int,
+        newest: int,
         stream: int,
         threshold: int = 0,
         ages: int = 0,
@@ -1377,17 +1377,6 @@ class DeviceCodec:
         bits_box: Sequence[int] | None = None,
         first_index: int = 0,
         seed: int = 0,
-    ) -> None: ...
-    def payload_gather(
-        self,
-        *,
-        entries: int,
-        offsets: int,
-        starts: int,
-        blocks: int,
-        arena: int,
-        payload: int,
-        stream: int,
     ) -> None: ...
 
 class DeviceQuantiser:
