@@ -261,6 +261,33 @@ def test_pack(report: Report, bench: Bench, case: Case, encoding: str) -> None:
     )
 
 
+@pytest.mark.parametrize("case", JUDGED, ids=case_id)
+def test_pack_over_memory_read(report: Report, bench: Bench, case: Case) -> None:
+    """Speed of a pack over that of reading both versions with as many threads."""
+    versions = bench.versions(case)
+    base, shadow = digest(versions.old), versions.old.copy()
+    words = [bench.tensor(one).view(bench.torch.int64) for one in (versions.new, shadow)]
+
+    def reset() -> None:
+        shadow[:] = versions.old
+
+    paired = report.pairs(
+        speed_gb_s(
+            case,
+            lambda: delta_pack(versions.new, shadow, threads=case.threads, base_digest=base),
+            reset,
+        ),
+        speed_gb_s(case, lambda: [one.sum() for one in words], reset),
+        rounds=case.rounds,
+    )
+    report.add_ratio(
+        f"pack_gap_over_memory_read_{case.name}",
+        paired,
+        # It reads two bytes for each byte of weights.
+        peer=Peer("torch sums both versions as int64", 2 * paired.peer, "GB/s"),
+    )
+
+
 @pytest.mark.parametrize("case", [JUDGED[0]], ids=case_id)  # an apply uses one thread
 def test_apply(report: Report, bench: Bench, case: Case) -> None:
     versions, torch = bench.versions(case), bench.torch

@@ -1,4 +1,4 @@
-// Sums over the threads of a CTA, and the 64-bit atomics that add them to global memory.
+// Sums over the threads of a CTA, and 64-bit atomics on global memory.
 #pragma once
 
 #include "digest_sum.h"
@@ -17,6 +17,24 @@ ROSE_DEVICE u64 atomic_add(u64* sum, u64 number) {
 
 ROSE_DEVICE void atomic_min(u64* least, u64 number) {
   atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(number));
+}
+
+// As load_relaxed() of device.h.
+ROSE_DEVICE u64 load_relaxed(const u64* number) {
+#ifdef __CUDACC__
+  return *static_cast<const volatile u64*>(number);
+#else
+  return __atomic_load_n(number, __ATOMIC_RELAXED);
+#endif
+}
+
+// Writes a number that other threads may read meanwhile.
+ROSE_DEVICE void store_relaxed(u64* at, u64 number) {
+#ifdef __CUDACC__
+  *static_cast<volatile u64*>(at) = number;
+#else
+  __atomic_store_n(at, number, __ATOMIC_RELAXED);
+#endif
 }
 
 // Sums over the lower warps, for each warp of the largest CTA, and the sum over all warps.
@@ -53,22 +71,22 @@ ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
   return {shared.before[warp] + sum - number, shared.before[warp], shared.before[warps]};
 }
 
-// Sums up the digests of a warp; lane 0 has the result. All lanes call this.
-ROSE_DEVICE DigestSum sum_of_warp(DigestSum sum) {
+// Sums up the numbers of a warp; lane 0 has the result. All lanes call this.
+ROSE_DEVICE u64 sum_of_warp(u64 number) {
 #pragma unroll
   for (u32 step = kWarp / 2; step > 0; step /= 2) {
-    sum.first += __shfl_down_sync(kAllLanes, sum.first, step);
-    sum.second += __shfl_down_sync(kAllLanes, sum.second, step);
+    number += __shfl_down_sync(kAllLanes, number, step);
   }
-  return sum;
+  return number;
 }
 
 // Adds the threads' digests to `sums`. All threads of the CTA call this.
 ROSE_DEVICE void add_atomically(const DigestSum& of_thread, u64* sums) {
-  const DigestSum sum = sum_of_warp(of_thread);
+  const u64 first = sum_of_warp(of_thread.first);
+  const u64 second = sum_of_warp(of_thread.second);
   if (threadIdx.x % kWarp == 0) {
-    atomic_add(&sums[0], sum.first);
-    atomic_add(&sums[1], sum.second);
+    atomic_add(&sums[0], first);
+    atomic_add(&sums[1], second);
   }
 }
 

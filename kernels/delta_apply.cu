@@ -115,8 +115,8 @@ ROSE_DEVICE DigestSum digest_of(const ApplyArray& array, u64 first, u32 elements
 // other block are digested before and after its changes.
 template <bool kHasDigest>
 ROSE_DEVICE void apply(const DeltaApplyParams& params, DecodeShared& shared) {
-  const ApplyArray& array = params.at[array_of_cta(params)];
-  const u32 number = number_in(array);
+  const ApplyArray& array = params.at[array_of_cta(params, blockIdx.x)];
+  const u32 number = number_in(array, blockIdx.x);
   // The loads are volatile, so that the second does not wait for the first.
   const u64 bits = static_cast<const volatile u64*>(array.entries)[number];
   const u64 offset = static_cast<const volatile u64*>(array.offsets)[number];

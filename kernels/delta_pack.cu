@@ -1,6 +1,7 @@
 #include "delta_pack.h"
 
 #include "array_of_cta.h"
+#include "block_order.h"
 #include "change_key.h"
 #include "change_write.h"
 #include "eight.h"
@@ -33,6 +34,7 @@ struct PackShared {
   u32 window[kWindowWords];
   ScanShared scan;
   PlanShared planned;
+  u32 number;                                       // of the block in its array
   u64 sums[kBlock / kElementsOfThread / kWarp][2];  // change of the digest, by warp
 
   ROSE_DEVICE const ChangeLayout& layout() const { return planned.plan.layout; }
@@ -141,10 +143,11 @@ ROSE_DEVICE void fill_masks(const DeltaPackParams& params, const PackBlock& bloc
       replace_in_digest(sum, old, after, params.first_index + at, params.seed);
     }
   }
-  sum = sum_of_warp(sum);
+  const u64 first = sum_of_warp(sum.first);
+  const u64 second = sum_of_warp(sum.second);
   if (threadIdx.x % kWarp == 0) {
-    shared.sums[threadIdx.x / kWarp][0] = sum.first;
-    shared.sums[threadIdx.x / kWarp][1] = sum.second;
+    shared.sums[threadIdx.x / kWarp][0] = first;
+    shared.sums[threadIdx.x / kWarp][1] = second;
   }
 }
 
@@ -188,10 +191,26 @@ ROSE_DEVICE void count_sizes(const PackSource<Shared>& source, LengthCounts& len
   }
 }
 
-// Decides the encoding of the block and reserves its payload. count(lengths) must count the lengths
-// of the magnitudes. All threads of the CTA call this.
-template <typename Count>
-ROSE_DEVICE void make_plan(u64* cursor, const PackBlock& block, u32 changed, u32 far,
+// A block's row in the two tables.
+struct Row {
+  u64* entry;
+  u64* offset;
+  u64 number;  // of the block in the call
+};
+
+ROSE_DEVICE Row row_of(const DeltaPackParams& params, u32 number) {
+  return {params.entries + number, params.offsets + number, params.first_block + number};
+}
+
+// Reserves no payload, for a block without changes. All threads of the CTA call this.
+ROSE_DEVICE void reserve_nothing(const Row& row) {
+  if (threadIdx.x < kWarp) reserve(row.offset, row.number, 0);
+}
+
+// Decides the encoding of the block and reserves its payload. `row_of_block` returns its row, and
+// count(lengths) must count the lengths of the magnitudes. All threads of the CTA call this.
+template <typename GetRow, typename Count>
+ROSE_DEVICE void make_plan(const GetRow& row_of_block, const PackBlock& block, u32 changed, u32 far,
                            PlanShared& shared, const Count& count) {
   if (far == 0) {  // the same for all threads
     if (threadIdx.x == 0) shared.few = shared.every = Cheapest{0, 0, 0};
@@ -210,9 +229,15 @@ ROSE_DEVICE void make_plan(u64* cursor, const PackBlock& block, u32 changed, u32
     }
     __syncthreads();  // separates the two results from the plan made of them
   }
-  if (threadIdx.x == 0) {
-    shared.plan = plan_of(block.elements, block.width, changed, far, shared.few, shared.every);
-    shared.offset = atomic_add(cursor, shared.plan.entry.words);
+  if (threadIdx.x < kWarp) {
+    u32 words = 0;
+    if (threadIdx.x == 0) {
+      shared.plan = plan_of(block.elements, block.width, changed, far, shared.few, shared.every);
+      words = shared.plan.entry.words;
+    }
+    const Row row = row_of_block();
+    const u64 offset = reserve(row.offset, row.number, words);
+    if (threadIdx.x == 0) shared.offset = offset;
   }
   __syncthreads();  // separates making the plan from reading it
 }
@@ -225,12 +250,8 @@ ROSE_DEVICE Entry entry_of(u64 arena_words, const PlanShared& shared) {
   return has_room ? entry : Entry{kDeferred, 0, 0, 0};
 }
 
-// `params` has the table: `entries` and `offsets`.
-template <typename Params>
-ROSE_DEVICE void put_entry(const Params& params, u32 number, const Entry& entry, u64 offset) {
-  if (threadIdx.x != 0) return;
-  params.entries[number] = to_bits(entry);
-  params.offsets[number] = entry.words == 0 ? 0 : offset;
+ROSE_DEVICE void put_entry(const Row& row, const Entry& entry) {
+  if (threadIdx.x == 0) *row.entry = to_bits(entry);
 }
 
 // Writes the parts of a GAP or BITMAP block that are whole words: the bitmap and the shape.
@@ -375,17 +396,17 @@ struct Arguments {
   ROSE_DEVICE const DeltaPackParams& operator()() const { return params; }
 };
 
-// One CTA packs delta block `number`. It reads the block once to find the changes (each thread
-// takes every blockDim-th group of eight elements), counts, and reserves its payload. Then each
-// thread writes the changes of its own kElementsOfThread elements, and finally all threads update
-// the shadow.
+// One CTA packs a delta block. It reads the block once to find the changes (each thread takes every
+// blockDim-th group of eight elements), counts, and reserves its payload. Then each thread writes
+// the changes of its own kElementsOfThread elements, and finally all threads update the
+// shadow.
 //
-// `arguments` returns the arguments. It is called again for the last steps, so that no register has
-// to hold the arguments until then.
-template <typename Get, typename Shared>
-ROSE_DEVICE void pack(const Get& arguments, u32 number, Shared& shared) {
+// `arguments` returns the arguments, and `number` the number of the block in its array. Both are
+// called again for the last steps, so that no register has to hold their results until then.
+template <typename Get, typename Number, typename Shared>
+ROSE_DEVICE void pack(const Get& arguments, const Number& number, Shared& shared) {
   const DeltaPackParams& params = arguments();
-  const PackBlock block = block_of(params, number);
+  const PackBlock block = block_of(params, number());
   const PackSource<Shared> source{params, block, shared};
   with_width(params.width, [&](auto zero) { fill_masks<decltype(zero)>(params, block, shared); });
   __syncthreads();  // separates writing the masks from reading those of other threads
@@ -400,10 +421,13 @@ ROSE_DEVICE void pack(const Get& arguments, u32 number, Shared& shared) {
   const Scanned scanned = scan(counts, shared.scan);
   const u32 changed = static_cast<u32>(scanned.total);
 
+  const auto row = [&] { return row_of(arguments(), number()); };
   Entry entry{kEmpty, 0, 0, 0};
   u64 offset = 0;
-  if (changed != 0) {  // the same for all threads
-    make_plan(params.cursor, block, changed, static_cast<u32>(scanned.total >> 32), shared.planned,
+  if (changed == 0) {  // the same for all threads
+    reserve_nothing(row());
+  } else {
+    make_plan(row, block, changed, static_cast<u32>(scanned.total >> 32), shared.planned,
               [&](LengthCounts& lengths) { count_sizes(source, lengths); });
     entry = entry_of(params.arena_words, shared.planned);
     offset = shared.planned.offset;
@@ -417,13 +441,23 @@ ROSE_DEVICE void pack(const Get& arguments, u32 number, Shared& shared) {
     write_changes(source, shared, params.arena + offset, before);
   }
   const DeltaPackParams& late = arguments();
-  put_entry(late, number, entry, offset);
+  put_entry(row(), entry);
   if (changed == 0 || entry.kind == kDeferred) return;
   if (late.shadow.base != nullptr) move_shadow(late, block, shared);
   if (late.digest != nullptr && threadIdx.x % kWarp < 2) {
     const u32 which = threadIdx.x % kWarp;
     atomic_add(&late.digest[which], shared.sums[threadIdx.x / kWarp][which]);
   }
+}
+
+// One CTA packs the next delta block of an array.
+template <typename Shared>
+ROSE_DEVICE void pack_array(const DeltaPackParams& params, Shared& shared) {
+  if (threadIdx.x == 0) {
+    shared.number = static_cast<u32>(take_block(params.newest) - params.first_block);
+  }
+  __syncthreads();  // separates taking the block from reading its number
+  pack(Arguments{params}, [&] { return shared.number; }, shared);
 }
 
 // ---- flat ---------------------------------------------------------------------------------------
@@ -455,17 +489,19 @@ struct FlatShared {
     PackShared<kBlock> masks;
   };
   ScanShared scan;
+  u32 cta;  // number of the block in the launch
   u32 array;
 };
 
 // Returns the arguments that make a CTA's block an array of its own.
-ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params, u32 block_elements,
-                                           u32 which) {
-  const FlatArray& array = params.at[which];
-  const u32 number = number_in(array);
-  const u64 first = static_cast<u64>(number) * block_elements;
+template <u32 kBlock>
+ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params,
+                                           const FlatShared<kBlock>& shared) {
+  const FlatArray& array = params.at[shared.array];
+  const u32 number = number_in(array, shared.cta);
+  const u64 first = static_cast<u64>(number) * kBlock;
   const u64 left = array.count - first;
-  const u64 count = left < block_elements ? left : block_elements;
+  const u64 count = left < kBlock ? left : kBlock;
   const auto row = [&](const u16* base) {
     u8* address = const_cast<u8*>(reinterpret_cast<const u8*>(base + first));
     return Box{address, {{1, 0, 0}, {1, 0, 0}, {count, 0, 0}}, {0, 0, 0, 1}};
@@ -474,13 +510,14 @@ ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params, u3
           .shadow = row(array.shadow),
           .width = 16,
           .count = count,
-          .block_elements = block_elements,
+          .block_elements = kBlock,
           .threshold = params.threshold,
           .ages = nullptr,
           .age_limit = 0,
           .arena = params.arena,
           .arena_words = params.arena_words,
-          .cursor = params.cursor,
+          .newest = nullptr,
+          .first_block = params.first_block + shared.cta,
           .entries = array.entries + number,
           .offsets = array.offsets + number,
           .digest = array.digest,
@@ -493,10 +530,12 @@ ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params, u3
 template <u32 kBlock>
 ROSE_DEVICE void list_part(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared,
                            ListState& state) {
-  const u32 which = array_of_cta(params);
+  // The same for all lanes; a reduction tells the compiler, which then needs fewer registers.
+  const u32 cta = __reduce_max_sync(kAllLanes, shared.cta);
+  const u32 which = array_of_cta(params, cta);
   if (threadIdx.x == 0) shared.array = which;
   const FlatArray& array = params.at[which];
-  const u64 block = static_cast<u64>(number_in(array)) * kBlock;
+  const u64 block = static_cast<u64>(number_in(array, cta)) * kBlock;
   if (array.count - block < kBlock) {  // the same for all threads
     state.listed = ListShared<kBlock>::kListed + 1;
     return;
@@ -530,11 +569,13 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
   if (scanned.total >> kLongAt != 0) return false;
   // Found again, because no register can hold the array during the loop above.
   const FlatArray& array = params.at[shared.array];
-  const PackBlock block{static_cast<u64>(number_in(array)) * kBlock, kBlock, 16};
-  const u32 number = number_in(array);
+  const u32 number = number_in(array, shared.cta);
+  const PackBlock block{static_cast<u64>(number) * kBlock, kBlock, 16};
+  const Row row{array.entries + number, array.offsets + number, params.first_block + shared.cta};
   auto& list = shared.list.lists[warp];
   if (changed == 0) {
-    put_entry(array, number, Entry{kEmpty, 0, 0, 0}, 0);
+    reserve_nothing(row);
+    put_entry(row, Entry{kEmpty, 0, 0, 0});
     return true;
   }
 
@@ -546,9 +587,10 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
       if (size != 1) count_size(lengths, size);
     }
   };
-  make_plan(params.cursor, block, changed, far, planned, count);  // a GAP block: the fewest words
+  // A GAP block has the fewest words.
+  make_plan([&] { return row; }, block, changed, far, planned, count);
   const Entry entry = entry_of(params.arena_words, planned);
-  put_entry(array, number, entry, planned.offset);
+  put_entry(row, entry);
   if (entry.kind == kDeferred) return true;
 
   const ChangeLayout& layout = planned.plan.layout;
@@ -583,8 +625,12 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
 // One CTA packs one delta block. Dense and shorter blocks are packed as by delta_pack_kernel.
 template <u32 kBlock>
 ROSE_DEVICE void pack_flat(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared) {
+  if (threadIdx.x == 0) {
+    shared.cta = static_cast<u32>(take_block(params.newest) - params.first_block);
+  }
+  __syncthreads();  // separates taking the block from reading its number
   if (pack_listed(params, shared)) return;
-  pack([&] { return block_as_array(params, kBlock, shared.array); }, 0, shared.masks);
+  pack([&] { return block_as_array(params, shared); }, [] { return 0U; }, shared.masks);
 }
 
 }  // namespace
@@ -597,17 +643,17 @@ using rose::kernels::kBlockMax;
 using rose::kernels::kCtas;
 using rose::kernels::kThreadsMax;
 
-// See pack() above.
+// See pack_array() above.
 extern "C" __global__ __launch_bounds__(kThreadsMax, kCtas) void delta_pack_kernel(
     const DeltaPackParams params) {
   __shared__ rose::kernels::PackShared<kBlockMax> shared;
-  rose::kernels::pack(rose::kernels::Arguments{params}, blockIdx.x, shared);
+  rose::kernels::pack_array(params, shared);
 }
 
 extern "C" __global__ __launch_bounds__(kThreadsMax / 4, 4 * kCtas) void delta_pack_16k_kernel(
     const DeltaPackParams params) {
   __shared__ rose::kernels::PackShared<kBlockMax / 4> shared;
-  rose::kernels::pack(rose::kernels::Arguments{params}, blockIdx.x, shared);
+  rose::kernels::pack_array(params, shared);
 }
 
 // See pack_flat() above.

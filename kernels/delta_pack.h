@@ -13,13 +13,17 @@ constexpr u32 kAgeMax = 255;
 
 // One CTA of block_elements / kElementsOfThread threads per delta block.
 //
-// Blocks reserve their payloads in the arena in any order. The payloads gathered by `offsets`, in
-// the order of the table, are the delta. `cursor` ends at the number of words that all blocks need.
-// If the arena has no room for a block, the block becomes kDeferred: `cursor` counts its words, but
-// no payload is written, and its shadow and ages do not change. If a reader treats kDeferred as
-// EMPTY, the result is always the complete delta from the old to the new shadow. Another pack with
-// a new arena and the same threshold packs the deferred blocks, but ages the elements of the other
-// blocks once more. With an arena of 0 words the kernel only measures.
+// A call packs one or more arrays, with launches that follow each other on one stream. Their blocks
+// are numbered one after the other, and their rows are in this order in both tables. CTAs take the
+// blocks in the order of these numbers (block_order.h), not in that of CTA numbers.
+//
+// Payloads lie in the arena in the order of the table. The last offset is the number of words that
+// all blocks need. If the arena has no room for a block, this block and all later blocks with
+// changes become kDeferred: their words are reserved, but no payload is written, and their shadows
+// and ages do not change. If a reader treats kDeferred as EMPTY, the result is always the complete
+// delta from the old to the new shadow. Another pack with a new arena and the same threshold packs
+// the deferred blocks, but ages the elements of the other blocks once more. With an arena of 0
+// words the kernel only measures.
 struct DeltaPackParams {
   Box bits;
   Box shadow;  // a null base: a delta from zeros, and no shadow is updated
@@ -31,9 +35,10 @@ struct DeltaPackParams {
   u64 age_limit;         // a change of at least this age is sent, whatever its key
   u32* arena;
   u64 arena_words;
-  u64* cursor;  // 0 at first
-  u64* entries;
-  u64* offsets;     // in words; 0 where there is no payload
+  u64* newest;      // number of the block that a CTA took last; ~0 at first
+  u64 first_block;  // number of the array's first block in the call
+  u64* entries;     // from the array's first block on
+  u64* offsets;     // in words, and the end of the last payload; ~0 at first
   u64* digest;      // two sums, to which the change of the shadow's digest is added; or null
   u64 first_index;  // index of the first element in its tensor, a multiple of 8 bytes
   u64 seed;         // of the digest
@@ -68,7 +73,8 @@ struct DeltaPackFlatParams {
   const u32* threshold;
   u32* arena;
   u64 arena_words;
-  u64* cursor;
+  u64* newest;
+  u64 first_block;  // of the launch
   u64 seed;
   FlatArray at[kFlatArraysMax];
 };

@@ -1288,7 +1288,7 @@ class DeviceCodec:
         block_elements: int,
         arena: int,
         arena_words: int,
-        cursor: int,
+        newest: int,
         stream: int,
         threshold: int = 0,
         ages: int = 0,
@@ -1359,17 +1359,6 @@ class DeviceCodec:
         bits_box: Sequence[int] | None = None,
         first_index: int = 0,
         seed: int = 0,
-    ) -> None: ...
-    def payload_gather(
-        self,
-        *,
-        entries: int,
-        offsets: int,
-        starts: int,
-        blocks: int,
-        arena: int,
-        payload: int,
-        stream: int,
     ) -> None: ...
 
 # The gate in a CUDA stream. A stream is passed as its handle, which may come from torch.

@@ -64,7 +64,7 @@ void device_delta_pack(const DeviceCodec& codec, const Numbers& bits, const Numb
                        const Numbers& offsets, const Numbers& digest,
                        const std::vector<Lie>& bits_box, const std::vector<Lie>& shadow_box,
                        std::uint64_t block_elements, Address arena, std::uint64_t arena_words,
-                       Address cursor, std::uint64_t stream, Address threshold, Address ages,
+                       Address newest, std::uint64_t stream, Address threshold, Address ages,
                        std::uint64_t age_limit, std::uint64_t first_index, std::uint64_t seed) {
   check_columns(bits.size(), {shadow.size(), width.size(), count.size(), entries.size(),
                               offsets.size(), digest.size(), bits_box.size(), shadow_box.size()});
@@ -80,7 +80,8 @@ void device_delta_pack(const DeviceCodec& codec, const Numbers& bits, const Numb
                  .age_limit = age_limit,
                  .arena = at<std::uint32_t>(arena),
                  .arena_words = arena_words,
-                 .cursor = at<std::uint64_t>(cursor),
+                 .newest = at<std::uint64_t>(newest),
+                 .first_block = 0,
                  .entries = at<std::uint64_t>(entries[i]),
                  .offsets = at<std::uint64_t>(offsets[i]),
                  .digest = at<std::uint64_t>(digest[i]),
@@ -170,18 +171,6 @@ void device_digest(const DeviceCodec& codec, Address bits, std::uint64_t width, 
   check_unlocked([&] { return codec.digest(params, stream_of(stream)); });
 }
 
-void device_payload_gather(const DeviceCodec& codec, Address entries, Address offsets,
-                           Address starts, std::uint64_t blocks, Address arena, Address payload,
-                           std::uint64_t stream) {
-  const kernels::PayloadGatherParams params{.entries = at<std::uint64_t>(entries),
-                                            .offsets = at<std::uint64_t>(offsets),
-                                            .starts = at<std::uint64_t>(starts),
-                                            .blocks = blocks,
-                                            .arena = at<std::uint32_t>(arena),
-                                            .payload = at<std::uint32_t>(payload)};
-  check_unlocked([&] { return codec.payload_gather(params, stream_of(stream)); });
-}
-
 }  // namespace
 
 void bind_device_codec(py::module_& module) {
@@ -191,7 +180,7 @@ void bind_device_codec(py::module_& module) {
       .def("delta_pack", &device_delta_pack, py::kw_only(), py::arg("bits"), py::arg("shadow"),
            py::arg("width"), py::arg("count"), py::arg("entries"), py::arg("offsets"),
            py::arg("digest"), py::arg("bits_box"), py::arg("shadow_box"), py::arg("block_elements"),
-           py::arg("arena"), py::arg("arena_words"), py::arg("cursor"), py::arg("stream"),
+           py::arg("arena"), py::arg("arena_words"), py::arg("newest"), py::arg("stream"),
            py::arg("threshold") = 0, py::arg("ages") = 0, py::arg("age_limit") = 255,
            py::arg("first_index") = 0, py::arg("seed") = 0)
       .def("delta_apply", &device_delta_apply, py::kw_only(), py::arg("entries"),
@@ -213,10 +202,7 @@ void bind_device_codec(py::module_& module) {
            py::arg("budget"), py::arg("threshold"), py::arg("stream"))
       .def("digest", &device_digest, py::kw_only(), py::arg("bits"), py::arg("width"),
            py::arg("count"), py::arg("sums"), py::arg("stream"), py::arg("bits_box") = py::none(),
-           py::arg("first_index") = 0, py::arg("seed") = 0)
-      .def("payload_gather", &device_payload_gather, py::kw_only(), py::arg("entries"),
-           py::arg("offsets"), py::arg("starts"), py::arg("blocks"), py::arg("arena"),
-           py::arg("payload"), py::arg("stream"));
+           py::arg("first_index") = 0, py::arg("seed") = 0);
 }
 
 }  // namespace rose::bind

@@ -112,7 +112,7 @@ std::uint32_t ChangesFinder<T>::find_some(const Tile& tile, std::uint16_t* found
   count = keep_sent(tile, found, count);
   take(tile, count);
   add_all(tile, tile.shadow, moved_, 1);
-  add_all(tile, tile.shadow, digest_, 1);
+  if (!options_->base_digest) add_all(tile, tile.shadow, digest_, 1);
   return count;
 }
 

@@ -115,7 +115,7 @@ Status check_pack(const kernels::DeltaPackParams& params) noexcept {
   ROSE_TRY(check_keyed(params.threshold != nullptr || params.ages != nullptr, params.width));
   ROSE_TRY(check_addresses({{"threshold", params.threshold, Null::kAllowed},
                             {"arena", params.arena, null_if_empty(params.arena_words)},
-                            {"cursor", params.cursor},
+                            {"newest", params.newest},
                             {"entries", params.entries},
                             {"offsets", params.offsets},
                             {"digest", params.digest, Null::kAllowed}}));
@@ -139,8 +139,26 @@ Status check_apply(const kernels::ApplyArray& array, std::uint64_t block_element
 // True if two flat arrays can share a launch.
 bool is_alike(const kernels::DeltaPackParams& one, const kernels::DeltaPackParams& other) noexcept {
   return one.block_elements == other.block_elements && one.threshold == other.threshold &&
-         one.arena == other.arena && one.arena_words == other.arena_words &&
-         one.cursor == other.cursor && one.seed == other.seed;
+         one.seed == other.seed;
+}
+
+// A CTA waits for the rows before its own, so a row that no CTA writes would block it for ever.
+Status check_table(std::span<const kernels::DeltaPackParams> arrays) noexcept {
+  const kernels::DeltaPackParams* first = nullptr;
+  std::uint64_t blocks = 0;
+  for (const kernels::DeltaPackParams& one : arrays) {
+    if (one.count == 0) continue;
+    if (first == nullptr) first = &one;
+    if (one.arena != first->arena || one.arena_words != first->arena_words ||
+        one.newest != first->newest || one.entries != first->entries + blocks ||
+        one.offsets != first->offsets + blocks) {
+      return Status::invalid_argument(
+          "arrays that are packed together must share arena and newest, and their rows of entries "
+          "and offsets must follow each other");
+    }
+    blocks += ceil_div(one.count, one.block_elements);
+  }
+  return {};
 }
 
 }  // namespace
@@ -150,7 +168,7 @@ Result<CodecPtr> DeviceCodec::create(driver::DevicePtr device) noexcept {
   const std::pair<const char*, std::shared_ptr<const KernelLibrary>*> places[]{
       {"delta_pack", &libraries.delta_pack}, {"delta_apply", &libraries.delta_apply},
       {"topk_pack", &libraries.topk_pack},   {"topk_unpack", &libraries.topk_unpack},
-      {"digest", &libraries.digest},         {"payload_gather", &libraries.payload_gather},
+      {"digest", &libraries.digest},
   };
   for (const auto& [name, place] : places) {
     auto library = KernelLibrary::create(device, name);
@@ -177,7 +195,6 @@ Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
       {*libraries.topk_pack, "topk_histogram_kernel", codec->topk_histogram_},
       {*libraries.topk_pack, "topk_threshold_kernel", codec->topk_threshold_},
       {*libraries.digest, "digest_kernel", codec->digest_},
-      {*libraries.payload_gather, "payload_gather_kernel", codec->payload_gather_},
   };
   for (const auto& [library, name, place] : kernels) {
     const Result<CUkernel> kernel = library.kernel(name);
@@ -224,9 +241,11 @@ Status DeviceCodec::launch_flat(const kernels::DeltaPackFlatParams& params,
 Status DeviceCodec::delta_pack(std::span<const kernels::DeltaPackParams> arrays,
                                CUstream stream) const noexcept {
   for (const kernels::DeltaPackParams& one : arrays) ROSE_TRY(check_pack(one));
+  ROSE_TRY(check_table(arrays));
   kernels::DeltaPackFlatParams flat{};
   const kernels::DeltaPackParams* first = nullptr;  // first array in `flat`
-  std::uint64_t blocks = 0;                         // delta blocks of all arrays in `flat`
+  std::uint64_t blocks = 0;                         // delta blocks of the arrays in `flat`
+  std::uint64_t done = 0;                           // delta blocks of all arrays so far
   const auto launch = [&]() noexcept -> Status {
     if (first == nullptr) return {};
     const std::uint64_t elements = std::exchange(first, nullptr)->block_elements;
@@ -234,13 +253,17 @@ Status DeviceCodec::delta_pack(std::span<const kernels::DeltaPackParams> arrays,
   };
   for (const kernels::DeltaPackParams& one : arrays) {
     if (one.count == 0) continue;
+    const std::uint64_t more = ceil_div(one.count, one.block_elements);
+    const std::uint64_t first_block = std::exchange(done, done + more);
     if (!kernels::is_flat(one)) {
+      ROSE_TRY(launch());  // the blocks before
+      kernels::DeltaPackParams params = one;
+      params.first_block = first_block;
       const bool is_64k = one.block_elements == kernels::kBlockMax;
-      ROSE_TRY(launch_blocks(*libraries_.delta_pack, is_64k ? delta_pack_ : delta_pack_16k_, one,
+      ROSE_TRY(launch_blocks(*libraries_.delta_pack, is_64k ? delta_pack_ : delta_pack_16k_, params,
                              one.block_elements / kernels::kElementsOfThread, stream));
       continue;
     }
-    const std::uint64_t more = ceil_div(one.count, one.block_elements);
     if (first != nullptr && (!is_alike(*first, one) || flat.arrays == kernels::kFlatArraysMax ||
                              blocks + more > driver::kBlocksMax)) {
       ROSE_TRY(launch());
@@ -252,7 +275,8 @@ Status DeviceCodec::delta_pack(std::span<const kernels::DeltaPackParams> arrays,
               .threshold = one.threshold,
               .arena = one.arena,
               .arena_words = one.arena_words,
-              .cursor = one.cursor,
+              .newest = one.newest,
+              .first_block = first_block,
               .seed = one.seed,
               .at = {}};
     }
@@ -359,25 +383,6 @@ Status DeviceCodec::digest(const kernels::DigestParams& params, CUstream stream)
   ROSE_TRY(check_first_index(params.first_index, params.width));
   const driver::Grid grid = persistent_grid(params.count, kernels::kDigestThreads, 1);
   return libraries_.digest->launch(digest_, grid, stream, params);
-}
-
-Status DeviceCodec::payload_gather(const kernels::PayloadGatherParams& params,
-                                   CUstream stream) const noexcept {
-  if (params.blocks == 0) return {};
-  ROSE_TRY(check_addresses({{"entries", params.entries},
-                            {"offsets", params.offsets},
-                            {"starts", params.starts},
-                            {"arena", params.arena},
-                            {"payload", params.payload}}));
-  const std::uint64_t blocks =
-      ceil_div(params.blocks, std::uint64_t{kernels::kGatherThreads / kernels::kWarp});
-  if (blocks > driver::kBlocksMax) {
-    return Status::invalid_argument("blocks is " + std::to_string(params.blocks) +
-                                    ": one launch takes fewer than 2^34 delta blocks");
-  }
-  const driver::Grid grid{.blocks = static_cast<unsigned>(blocks),
-                          .threads = kernels::kGatherThreads};
-  return libraries_.payload_gather->launch(payload_gather_, grid, stream, params);
 }
 
 }  // namespace rose::transfer

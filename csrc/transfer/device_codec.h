@@ -9,7 +9,6 @@
 #include "kernels/delta_apply.h"
 #include "kernels/delta_pack.h"
 #include "kernels/digest.h"
-#include "kernels/payload_gather.h"
 #include "kernels/topk_pack.h"
 #include "kernels/topk_unpack.h"
 
@@ -31,16 +30,16 @@ class DeviceCodec {
     std::shared_ptr<const driver::KernelLibrary> topk_pack;
     std::shared_ptr<const driver::KernelLibrary> topk_unpack;
     std::shared_ptr<const driver::KernelLibrary> digest;
-    std::shared_ptr<const driver::KernelLibrary> payload_gather;
   };
 
   // Loads the kernels of this build on the device. Unavailable if the build has none.
   static Result<std::shared_ptr<const DeviceCodec>> create(driver::DevicePtr device) noexcept;
   static Result<std::shared_ptr<const DeviceCodec>> create(Libraries libraries) noexcept;
 
-  // Packs several arrays. Consecutive flat arrays (kernels::is_flat) share a launch, up to
-  // kFlatArraysMax of them, if block size, threshold, arena, cursor and seed are the same. All
-  // arrays are checked before the first launch.
+  // Packs several arrays into one arena and one table, with the rows that kernels/delta_pack.h asks
+  // for; `first_block` is ignored. Flat arrays (kernels::is_flat) that follow each other and have
+  // the same block size, threshold and seed share a launch, up to kFlatArraysMax of them. All are
+  // checked before the first launch.
   Status delta_pack(std::span<const kernels::DeltaPackParams> arrays,
                     CUstream stream) const noexcept;
   // Applies deltas to several arrays, or undoes them. Consecutive arrays share a launch, up to
@@ -57,7 +56,6 @@ class DeviceCodec {
   Status topk_histogram(const kernels::TopkHistogramParams& params, CUstream stream) const noexcept;
   Status topk_threshold(const kernels::TopkThresholdParams& params, CUstream stream) const noexcept;
   Status digest(const kernels::DigestParams& params, CUstream stream) const noexcept;
-  Status payload_gather(const kernels::PayloadGatherParams& params, CUstream stream) const noexcept;
 
  private:
   DeviceCodec() noexcept = default;
@@ -83,7 +81,6 @@ class DeviceCodec {
   CUkernel topk_histogram_{nullptr};
   CUkernel topk_threshold_{nullptr};
   CUkernel digest_{nullptr};
-  CUkernel payload_gather_{nullptr};
   unsigned multiprocessors_{0};
 };
 

@@ -147,6 +147,7 @@ void take_changes(Isa isa, const TakenChanges<T>& changes, std::uint64_t first_w
     const std::uint32_t at = changes.positions[i] - changes.base;
     changes.differences[i] = static_cast<T>(changes.fresh[at] - changes.shadow[at]);
   }
+  Digest sum;  // a store through `moved` at each change would wait for the one before
   // The whole word changes with its first change, so its other changes add nothing.
   for (std::uint32_t i = 0; i < changes.count; ++i) {
     const std::uint32_t place = (changes.positions[i] - changes.base) / kInWord;
@@ -156,9 +157,11 @@ void take_changes(Isa isa, const TakenChanges<T>& changes, std::uint64_t first_w
     std::memcpy(at, &now, sizeof now);
     const std::uint64_t first_key = (first_word + place + 1) * kStrideFirst;
     const std::uint64_t second_key = (first_word + place + 1) * kStrideSecond;
-    moved.first += mix(now + first_key) - mix(old + first_key);
-    moved.second += mix(now + second_key) - mix(old + second_key);
+    sum.first += mix(now + first_key) - mix(old + first_key);
+    sum.second += mix(now + second_key) - mix(old + second_key);
   }
+  moved.first += sum.first;
+  moved.second += sum.second;
 }
 
 template <ElementBits T>

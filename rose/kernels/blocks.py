@@ -9,20 +9,42 @@ AGE_MAX: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class PackedBlocks:
-    """A delta on the device, or several one after the other, with payloads in any order.
+    """A delta on the device, or several one after the other.
 
     Args:
-        entries: (blocks,) int64, the u64 of the table; kind 15 is a deferred block: it did not fit
-            the arena, and its shadow is unchanged.
-        offsets: (blocks,) int64, start of each block's payload in the arena, in words.
-        arena: (n,) int32 with the bits of u32 words.
-        words: () int64, words needed by all blocks; more than the arena has if blocks were
-            deferred.
+        row: (2 * blocks + n,) int32, the u64 of the table and then the arena, which begins with the
+            payload. Kind 15 in the table is a deferred block: it did not fit the arena, and its
+            shadow is unchanged.
+        ends: (blocks + 1,) int64, start of each block's payload in the arena, in words, and the end
+            of the last payload, which lies beyond the arena if blocks were deferred.
         digest: (2,) int64, digest of the shadow after packing; (2 * n,) for n shadows.
     """
 
-    entries: Any
-    offsets: Any
-    arena: Any
-    words: Any
+    row: Any
+    ends: Any
     digest: Any
+
+    @property
+    def blocks(self) -> int:
+        """Return the number of delta blocks."""
+        return len(self.ends) - 1
+
+    @property
+    def entries(self) -> Any:
+        """Return the table, (blocks,) int64."""
+        return self.row[: 2 * self.blocks].view(self.ends.dtype)
+
+    @property
+    def offsets(self) -> Any:
+        """Return where the payload of each block begins, (blocks,) int64."""
+        return self.ends[:-1]
+
+    @property
+    def arena(self) -> Any:
+        """Return the arena, (n,) int32 with the bits of u32 words."""
+        return self.row[2 * self.blocks :]
+
+    @property
+    def words(self) -> Any:
+        """Return the number of words that all blocks together need, () int64."""
+        return self.ends[-1]

@@ -68,12 +68,13 @@ class EmbeddedCodec:
             InvalidArgument: a tensor has more than four separate dimensions, or the ages are not
                 contiguous.
         """
-        packed = _room_for([new], block_elements, arena_words)
-        packed.digest.copy_(self.digest(shadow) if base_digest is None else base_digest)
+        base = self.digest(shadow) if base_digest is None else base_digest
+        packed, newest = _room_for([new], base, block_elements, arena_words)
         self._pack(
             [new],
             [shadow],
             packed,
+            newest,
             block_elements=block_elements,
             threshold=_address(threshold),
             ages=_ages_at(ages),
@@ -87,7 +88,7 @@ class EmbeddedCodec:
         """Pack several tensors of one GPU into one arena, without a copy or a wait in between.
 
         One launch packs up to 63 tensors that are contiguous, aligned to 16 bytes and have 16-bit
-        elements. Each other tensor has a launch of its own.
+        elements. Each other tensor has a launch of its own, in the order of the tensors.
 
         Args:
             new: the fresh elements.
@@ -98,9 +99,8 @@ class EmbeddedCodec:
         Returns:
             The blocks of all tensors, in their order.
         """
-        packed = _room_for(new, block_elements, None)
-        packed.digest.copy_(base_digests.view(-1))
-        self._pack(new, shadow, packed, block_elements=block_elements)
+        packed, newest = _room_for(new, base_digests, block_elements, None)
+        self._pack(new, shadow, packed, newest, block_elements=block_elements)
         return packed
 
     def _pack(
@@ -108,57 +108,32 @@ class EmbeddedCodec:
         new: Sequence[Any],
         shadow: Sequence[Any],
         packed: PackedBlocks,
+        newest: Any,
         *,
         block_elements: int,
         **more: int,
     ) -> None:
         blocks = [ceil_div(one.numel(), block_elements) for one in new]
         firsts = [_NUMBER_BYTES * first for first in itertools.accumulate(blocks, initial=0)]
+        entries, offsets = packed.row.data_ptr(), packed.ends.data_ptr()
         digest = packed.digest.data_ptr()
         self._codec.delta_pack(
             bits=[one.data_ptr() for one in new],
             shadow=[one.data_ptr() for one in shadow],
             width=[_width_of(one) for one in new],
             count=[one.numel() for one in new],
-            entries=[packed.entries.data_ptr() + first for first in firsts[:-1]],
-            offsets=[packed.offsets.data_ptr() + first for first in firsts[:-1]],
+            entries=[entries + first for first in firsts[:-1]],
+            offsets=[offsets + first for first in firsts[:-1]],
             digest=[digest + 2 * _NUMBER_BYTES * at for at in range(len(new))],
             bits_box=[box_of("new", one) for one in new],
             shadow_box=[box_of("shadow", one) for one in shadow],
             block_elements=block_elements,
             arena=packed.arena.data_ptr(),
             arena_words=packed.arena.numel(),
-            cursor=packed.words.data_ptr(),
+            newest=newest.data_ptr(),
             stream=_stream_of(new[0]),
             **more,
         )
-
-    def gathered(self, packed: PackedBlocks, words: int) -> Any:
-        """Return table and payload of a pack without deferred blocks, in the table's order.
-
-        Args:
-            packed: result of `delta_pack`.
-            words: value of `packed.words`.
-
-        Returns:
-            (2 * blocks + words,) int32: the u64 of the table, then the u32 of the payload.
-        """
-        blocks = packed.entries.numel()
-        row = torch.empty(2 * blocks + words, dtype=torch.int32, device=packed.entries.device)
-        row[: 2 * blocks].view(torch.int64).copy_(packed.entries)
-        if words:
-            sizes = (packed.entries >> 44) & 0xFFFFF
-            starts = sizes.cumsum(0) - sizes
-            self._codec.payload_gather(
-                entries=packed.entries.data_ptr(),
-                offsets=packed.offsets.data_ptr(),
-                starts=starts.data_ptr(),
-                blocks=blocks,
-                arena=packed.arena.data_ptr(),
-                payload=row[2 * blocks :].data_ptr(),
-                stream=_stream_of(row),
-            )
-        return row
 
     def delta_apply(
         self,
@@ -269,20 +244,36 @@ class EmbeddedCodec:
         return threshold
 
     def topk_unpack(
-        self, base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
+        self,
+        base: Any,
+        entries: Any,
+        offsets: Any,
+        payload: Any,
+        *,
+        firsts: Any,
+        changed: int,
+        bad_block: Any,
+        block_elements: int,
     ) -> tuple[Any, Any]:
-        """List the changes of a sound delta; waits for the stream.
+        """List the changes of each sound block of a delta.
+
+        Args:
+            base: elements, only read.
+            entries: see `delta_apply`.
+            offsets: see `delta_apply`.
+            payload: see `delta_apply`.
+            firsts: (blocks,) int64, number of changes before each block.
+            changed: number of changes of all blocks.
+            bad_block: () int64, -1; becomes the lowest bad block, if there is one.
+            block_elements: 65,536 or 16,384, as packed.
 
         Returns:
-            (changed,) int64 positions, ascending, and the new bits of these elements.
+            (changed,) int64 positions, ascending, and the new bits of these elements. Those of bad
+            blocks are arbitrary.
         """
         _check_table(base, block_elements, entries, offsets)
-        changed = (entries >> 4) & 0xFFFFF
-        firsts = changed.cumsum(0) - changed
-        count = int(changed.sum())
-        positions = torch.full((count,), -1, dtype=torch.int64, device=base.device)
-        values = torch.zeros(count, dtype=base.dtype, device=base.device)
-        bad_block = torch.full((), -1, dtype=torch.int64, device=base.device)
+        positions = torch.empty(changed, dtype=torch.int64, device=base.device)
+        values = torch.empty(changed, dtype=base.dtype, device=base.device)
         self._codec.topk_unpack(
             entries=entries.data_ptr(),
             offsets=offsets.data_ptr(),
@@ -296,12 +287,10 @@ class EmbeddedCodec:
             base_box=box_of("base", base),
             positions=positions.data_ptr(),
             values=values.data_ptr(),
-            output_count=count,
+            output_count=changed,
             bad_block=bad_block.data_ptr(),
             stream=_stream_of(base),
         )
-        refused = int(bad_block)
-        check(refused == -1, f"the device refuses block {refused} of a sound delta")
         return positions, values
 
     def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
@@ -333,22 +322,27 @@ def _width_of(bits: Any) -> int:
     return 8 * int(bits.element_size())
 
 
-def _room_for(tensors: Sequence[Any], block_elements: int, arena_words: int | None) -> PackedBlocks:
-    """Allocate packed blocks, by default with room for any delta. Words and digests are 0."""
+def _room_for(
+    tensors: Sequence[Any], base_digests: Any, block_elements: int, arena_words: int | None
+) -> tuple[PackedBlocks, Any]:
+    """Allocate packed blocks, by default with room for any delta.
+
+    Returns:
+        The packed blocks, and the number of the last block that a CTA has taken, () int64.
+    """
     if arena_words is None:
         # A RAW block has the words of its elements, and no block is larger.
         arena_words = sum(ceil_div(one.numel() * _width_of(one), 32) for one in tensors)
     blocks = sum(ceil_div(one.numel(), block_elements) for one in tensors)
     device = tensors[0].device
-    entries = torch.empty(blocks, dtype=torch.int64, device=device)
-    sums = torch.zeros(1 + 2 * len(tensors), dtype=torch.int64, device=device)
-    return PackedBlocks(
-        entries=entries,
-        offsets=torch.empty_like(entries),
-        arena=torch.empty(arena_words, dtype=torch.int32, device=device),
-        words=sums[0],
-        digest=sums[1:],
+    # The kernels start from -1. Without blocks there is no kernel, and the payload ends at 0.
+    numbers = torch.full((blocks + 2,), -1 if blocks else 0, dtype=torch.int64, device=device)
+    packed = PackedBlocks(
+        row=torch.empty(2 * blocks + arena_words, dtype=torch.int32, device=device),
+        ends=numbers[1:],
+        digest=base_digests.flatten().clone(),
     )
+    return packed, numbers[0]
 
 
 def _check_table(like: Any, block_elements: int, entries: Any, offsets: Any) -> None:

@@ -55,14 +55,7 @@ class TritonCodec:
                 older[part] = age * (sent != difference)
         moved += _row(shadow)
         table = torch.cat(entries)
-        sizes = (table >> 44) & 0xFFFFF
-        packed = PackedBlocks(
-            entries=table,
-            offsets=sizes.cumsum(0) - sizes,
-            arena=torch.cat(payload),
-            words=sizes.sum(),
-            digest=digest(moved),
-        )
+        packed = PackedBlocks(_row_of(table, *payload), _ends_of(table), digest(moved))
         # These copies come last, because they allocate nothing and so cannot fail halfway.
         shadow.copy_(moved.view(shadow.shape))
         if older is not None:
@@ -83,18 +76,11 @@ class TritonCodec:
             for one, other in zip(new, shadow, strict=True)
         ]
         table = torch.cat([one.entries for one in parts])
-        sizes = (table >> 44) & 0xFFFFF
         return PackedBlocks(
-            entries=table,
-            offsets=sizes.cumsum(0) - sizes,
-            arena=torch.cat([one.arena for one in parts]),
-            words=sizes.sum(),
-            digest=torch.cat([one.digest for one in parts]),
+            _row_of(table, *(one.arena for one in parts)),
+            _ends_of(table),
+            torch.cat([one.digest for one in parts]),
         )
-
-    def gathered(self, packed: PackedBlocks, words: int) -> Any:
-        """Return table and payload as one row, (2 * blocks + words,) int32."""
-        return torch.cat([packed.entries.view(torch.int32), packed.arena[:words]])
 
     def delta_apply(
         self,
@@ -151,7 +137,14 @@ class TritonCodec:
         return 1 + (reach > budget).sum()
 
     def topk_unpack(
-        self, base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
+        self,
+        base: Any,
+        entries: Any,
+        offsets: Any,
+        payload: Any,
+        *,
+        block_elements: int,
+        **_: Any,  # where the embedded kernels write
     ) -> tuple[Any, Any]:
         """Return positions and new bits of a delta's changes: (changed,) int64 and (changed,).
 
@@ -179,6 +172,17 @@ class TritonCodec:
 def _row(tensor: Any) -> Any:
     """Return the elements as a row: the same memory, or a copy if the tensor is strided."""
     return tensor.contiguous().view(-1)
+
+
+def _row_of(table: Any, *payload: Any) -> Any:
+    """Return table and payload as one row of 32-bit words."""
+    return torch.cat([table.view(torch.int32), *payload])
+
+
+def _ends_of(table: Any) -> Any:
+    """Return where the payload of each block begins, and the end of the last one."""
+    sizes = (table >> 44) & 0xFFFFF
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
 def _keys(new: Any, shadow: Any, ages: Any, age_limit: int) -> Iterator[tuple[slice, Any]]:

@@ -18,13 +18,13 @@ POISON_WORD: Final = int.from_bytes(bytes([POISON]) * 4, "little")
 
 @dataclass
 class Packed:
-    """What a pack left: a delta whose payloads lie anywhere in its arena.
+    """What a pack left.
 
     Args:
         count: elements.
         block_elements: of a delta block.
         entries: (blocks,) uint64.
-        offsets: (blocks,) uint64, in words.
+        offsets: (blocks,) uint64, start of each payload in the arena, in words.
         arena: uint32 words.
         words: that all blocks asked for.
         shadow: after packing.
@@ -116,8 +116,10 @@ class CudaTwin:
         moved = memory.uploaded(shadow, skew_bytes=skew_bytes)
         least = None if threshold is None else memory.uploaded(np.array([threshold], np.uint32))
         arena = memory.buffer(4 * arena_words)
-        cursor, sums = memory.uploaded(np.zeros(1, np.uint64)), memory.uploaded(np.zeros(2, "u8"))
-        entries, offsets = memory.buffer(8 * blocks), memory.buffer(8 * blocks)
+        # Without blocks nothing is launched.
+        unknown = np.full(blocks + 2, -1 if blocks else 0, np.int64)
+        ends, newest = memory.uploaded(unknown[1:]), memory.uploaded(unknown[:1])
+        entries, sums = memory.buffer(8 * blocks), memory.uploaded(np.zeros(2, "u8"))
         memory.synchronize()
         self._codec.digest(
             bits=moved.address,
@@ -134,14 +136,14 @@ class CudaTwin:
             width=[8 * new.itemsize],
             count=[len(new)],
             entries=[entries.address],
-            offsets=[offsets.address],
+            offsets=[ends.address],
             digest=[sums.address],
             bits_box=[None],
             shadow_box=[None],
             block_elements=block_elements,
             arena=arena.address,
             arena_words=arena_words,
-            cursor=cursor.address,
+            newest=newest.address,
             stream=self._stream.handle,
             threshold=0 if least is None else least.address,
             first_index=first_index,
@@ -154,9 +156,9 @@ class CudaTwin:
             len(new),
             block_elements,
             entries.read(np.uint64),
-            offsets.read(np.uint64),
+            ends.read(np.uint64)[:-1],
             arena.read(np.uint32),
-            int(cursor.read(np.uint64)[0]),
+            int(ends.read(np.uint64)[-1]),
             moved.read(new.dtype),
             (int(digest[0]), int(digest[1])),
         )

@@ -4,7 +4,6 @@
 #include "delta_apply.cu"
 #include "delta_pack.cu"
 #include "digest.cu"
-#include "payload_gather.cu"
 #include "topk_pack.cu"
 #include "topk_unpack.cu"
 
@@ -41,7 +40,6 @@ ROSE_KERNEL(delta_pack_flat_16k_kernel)
 ROSE_KERNEL(delta_pack_flat_64k_kernel)
 ROSE_KERNEL(delta_pack_kernel)
 ROSE_KERNEL(digest_kernel)
-ROSE_KERNEL(payload_gather_kernel)
 ROSE_KERNEL(topk_histogram_kernel)
 ROSE_KERNEL(topk_threshold_kernel)
 ROSE_KERNEL(topk_unpack_kernel)

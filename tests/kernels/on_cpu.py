@@ -118,7 +118,7 @@ def params(names: str) -> type[ctypes.Structure]:
 
 PackParams = params(
     "bits:box shadow:box width count block_elements threshold ages age_limit arena arena_words "
-    "cursor entries offsets digest first_index seed"
+    "newest first_block entries offsets digest first_index seed"
 )
 FLAT_ARRAYS = 63
 
@@ -138,7 +138,7 @@ class PackFlatParams(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_uint64)
-            for name in "arrays threshold arena arena_words cursor seed".split()
+            for name in "arrays threshold arena arena_words newest first_block seed".split()
         ),
         ("at", FlatArray * FLAT_ARRAYS),
     )
@@ -147,9 +147,9 @@ class PackFlatParams(ctypes.Structure):
 def flat_params(packs: Sequence[ctypes.Structure]) -> PackFlatParams:
     """Make the struct of one flat launch from those of single arrays, as the launcher does."""
     flat, ctas = PackFlatParams(arrays=len(packs)), 0
+    for name in "threshold arena arena_words newest first_block seed".split():
+        setattr(flat, name, getattr(packs[0], name))
     for at, one in zip(flat.at, packs, strict=False):
-        for name in "threshold arena arena_words cursor seed".split():
-            setattr(flat, name, getattr(one, name))
         at.bits, at.shadow, at.first_cta = one.bits.base, one.shadow.base, ctas
         for name in "count entries offsets digest first_index".split():
             setattr(at, name, getattr(one, name))
@@ -188,7 +188,6 @@ UnpackParams = params(
     "entries offsets first_outputs payload payload_words base:box width count block_elements "
     "positions values output_count bad_block"
 )
-GatherParams = params("entries offsets starts blocks arena payload")
 DigestParams = params("bits:box width count first_index seed sums")
 HistogramParams = params("bits:box shadow:box count ages age_limit histogram")
 ThresholdParams = params("histogram budget threshold")
@@ -201,28 +200,32 @@ def threads_of(kernel: str, block_elements: int) -> int:
     return block_elements // ELEMENTS_OF_THREAD
 
 
+# Blocks before those of a launch, with three words each. The last 32 do not know their ends yet.
+BEFORE, BEFORE_WORDS = 40, 120
+
+
+def ends_of(blocks: int, *, before: int = 0) -> npt.NDArray[np.uint64]:
+    """Make the offsets of a launch; `before` is 0 or BEFORE."""
+    if before == 0:  # without blocks nothing is launched
+        return np.full(blocks + 1, MASK64 if blocks else 0, np.uint64)
+    ends = [3 * i if i <= before - 32 else 1 << 63 | 3 for i in range(before + 1)]
+    return np.array([*ends, *[MASK64] * blocks], np.uint64)
+
+
 @dataclass
 class Packed:
     """What a pack left behind."""
 
     entries: list[int]
-    offsets: list[int]
+    ends: list[int]  # where each payload begins, and where the last one ends
     arena: Words
-    cursor: int
     digest: tuple[int, int]
 
     def payload(self) -> list[int]:
-        """Gather the payloads in the order of the table."""
-        return self.payload_of(self.entries)
-
-    def payload_of(self, entries: list[int], *, first_block: int = 0) -> list[int]:
-        """Gather the payloads of what `entries` say of the blocks from `first_block` on."""
-        offsets = self.offsets[first_block : first_block + len(entries)]
-        return [
-            word
-            for entry, offset in zip(entries, offsets, strict=True)
-            for word in self.arena[offset : offset + (entry >> 44)].tolist()
-        ]
+        """Return the payload of an array whose blocks all fit."""
+        sizes = np.diff(np.array(self.ends, np.int64)).tolist()
+        assert sizes == [entry >> 44 for entry in self.entries]
+        return self.arena[self.ends[0] : self.ends[-1]].tolist()
 
 
 @dataclass
@@ -300,8 +303,8 @@ class KernelsOnCpu:
         limit = self._put(np.array([threshold or 0], np.uint32))
         aged = None if ages is None else self._put(ages.counts, shift=self._shift)
         arena = self._empty(words, np.uint32)
-        cursor, sums = self._put(np.zeros(1, np.uint64)), self._put(np.zeros(2, np.uint64))
-        entries, offsets = self._empty(blocks, np.uint64), self._empty(blocks, np.uint64)
+        newest, sums = self._put(np.full(1, MASK64, np.uint64)), self._put(np.zeros(2, np.uint64))
+        entries, ends = self._empty(blocks, np.uint64), self._put(ends_of(blocks))
         if has_digest:
             held = np.zeros_like(new) if shadow is None else shadow
             sums.view(np.uint64)[:] = reference.digest(
@@ -318,9 +321,9 @@ class KernelsOnCpu:
             age_limit=0 if ages is None else ages.limit,
             arena=arena.address,
             arena_words=words + lie_words,
-            cursor=cursor.address,
+            newest=newest.address,
             entries=entries.address + lie_shift,
-            offsets=offsets.address,
+            offsets=ends.address,
             digest=sums.address if has_digest else 0,
             first_index=first_index,
             seed=seed,
@@ -337,24 +340,26 @@ class KernelsOnCpu:
         first, second = sums.view(np.uint64).tolist()
         return Packed(
             entries.view(np.uint64).tolist(),
-            offsets.view(np.uint64).tolist(),
+            ends.view(np.uint64).tolist(),
             arena.view(np.uint32).copy(),
-            int(cursor.view(np.uint64)[0]),
             (first, second),
         )
 
     def pack_all(
         self, news: Sequence[Bits], shadows: Sequence[Bits], *, block_elements: int
     ) -> list[Packed]:
-        """Pack arrays with one launch of a flat kernel; moves the shadows."""
-        words = sum(one.size for one in news)
-        arena, cursor = self._empty(words, np.uint32), self._put(np.zeros(1, np.uint64))
-        packs, parts, blocks = [], [], 0
+        """Pack arrays with one launch of a flat kernel, after other arrays; moves the shadows."""
+        words, before = BEFORE_WORDS + sum(one.size for one in news), BEFORE
+        blocks = sum(-(-new.size // block_elements) for new in news)
+        arena = self._empty(words, np.uint32)
+        newest = self._put(np.full(1, before - 1, np.uint64))
+        entries = self._empty(blocks, np.uint64)
+        ends = self._put(ends_of(blocks, before=before))
+        packs, parts, first = [], [], 0
         for new, shadow in zip(news, shadows, strict=True):
             mine = -(-new.size // block_elements)
             old = self._place(shadow)
             sums = self._put(np.array(reference.digest(shadow, seed=3), np.uint64))
-            entries, offsets = self._empty(mine, np.uint64), self._empty(mine, np.uint64)
             packs.append(
                 PackParams(
                     bits=self._place(new).box,
@@ -364,28 +369,29 @@ class KernelsOnCpu:
                     block_elements=block_elements,
                     arena=arena.address,
                     arena_words=words,
-                    cursor=cursor.address,
-                    entries=entries.address,
-                    offsets=offsets.address,
+                    newest=newest.address,
+                    first_block=before + first,
+                    entries=entries.address + 8 * first,
+                    offsets=ends.address + 8 * (before + first),
                     digest=sums.address,
                     seed=3,
                 )
             )
-            parts.append((old, entries, offsets, sums))
-            blocks += mine
+            parts.append((old, slice(first, first + mine), sums))
+            first += mine
         name = f"delta_pack_flat_{block_elements // 1024}k"
         self._launch_blocks(name, flat_params(packs), blocks, block_elements)
         for shadow, (old, *_) in zip(shadows, parts, strict=True):
             shadow[...] = old.view
+        found = [BEFORE_WORDS, *ends.view(np.uint64)[before + 1 :].tolist()]
         return [
             Packed(
-                entries.view(np.uint64).tolist(),
-                offsets.view(np.uint64).tolist(),
+                entries.view(np.uint64)[mine].tolist(),
+                found[mine.start : mine.stop + 1],
                 arena.view(np.uint32).copy(),
-                int(cursor.view(np.uint64)[0]),
                 tuple(sums.view(np.uint64).tolist()),
             )
-            for _, entries, offsets, sums in parts
+            for _, mine, sums in parts
         ]
 
     def _launch_blocks(
@@ -460,23 +466,6 @@ class KernelsOnCpu:
         )
         self._launch_blocks("topk_unpack", values, len(delta.entries), delta.block_elements)
         return positions.view(np.int64).tolist(), new.view(base.dtype).tolist(), bad_block(bad)
-
-    def gather(
-        self, entries: npt.NDArray[np.uint64], offsets: npt.NDArray[np.uint64], arena: Words
-    ) -> list[int]:
-        """Gather the payloads of a pack without deferred blocks."""
-        sizes = entries >> np.uint64(44)
-        payload = self._empty(int(sizes.sum()), np.uint32)
-        values = GatherParams(
-            entries=self._put(entries).address,
-            offsets=self._put(offsets).address,
-            starts=self._put(np.cumsum(sizes) - sizes).address,
-            blocks=len(entries),
-            arena=self._put(arena).address,
-            payload=payload.address,
-        )
-        self.launch("payload_gather", values, blocks=-(-len(entries) // 8), threads=256)
-        return payload.view(np.uint32).tolist()
 
     def _put_delta(self, delta: Delta) -> tuple[Buffer, Buffer, Buffer]:
         sizes = [entry >> 44 for entry in delta.entries]

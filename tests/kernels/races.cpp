@@ -1,5 +1,6 @@
 // Runs every kernel under ThreadSanitizer, then again for each barrier that an argument names, with
 // that barrier left out: `races block_scan.h:45 …`. Prints what tests/kernels/races.py reads.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -11,7 +12,6 @@
 #include "delta_apply.cu"
 #include "delta_pack.cu"
 #include "digest.cu"
-#include "payload_gather.cu"
 #include "topk_pack.cu"
 #include "topk_unpack.cu"
 // clang-format on
@@ -130,11 +130,12 @@ void run_codec(const Scenario& scenario) {
   const u32 threshold = scenario.has_top_k ? threshold_of(arrays, count, ages) : 0;
 
   std::vector<u32> arena(blocks * block * scenario.width / 32);
-  std::vector<u64> entries(blocks), offsets(blocks), firsts(blocks);
-  u64 cursor = 0, bad = ~u64{0};
+  std::vector<u64> entries(blocks), offsets(blocks + 1), firsts(blocks);
+  u64 newest = 0, bad = ~u64{0};
   std::array<u64, 2> packed{};
   const auto params_of = [&](u64 elements) {
-    cursor = 0;
+    newest = ~u64{0};
+    std::fill(offsets.begin(), offsets.end(), ~u64{0});
     return DeltaPackParams{flat(arrays.now, elements),
                            flat(shadow, elements),
                            scenario.width,
@@ -145,7 +146,8 @@ void run_codec(const Scenario& scenario) {
                            3,
                            arena.data(),
                            arena.size(),
-                           &cursor,
+                           &newest,
+                           0,
                            entries.data(),
                            offsets.data(),
                            packed.data(),
@@ -169,7 +171,8 @@ void run_codec(const Scenario& scenario) {
         one.threshold,
         one.arena,
         one.arena_words,
-        one.cursor,
+        one.newest,
+        0,
         one.seed,
         {{reinterpret_cast<u16*>(one.bits.base), reinterpret_cast<u16*>(one.shadow.base), block, 0,
           one.entries, one.offsets, one.digest, 0},
@@ -185,14 +188,7 @@ void run_codec(const Scenario& scenario) {
   run(block == kBlockMax ? delta_pack_kernel : delta_pack_16k_kernel, params_of(count), blocks,
       threads);
 
-  std::vector<u64> starts(blocks);
-  for (u64 i = 1; i < blocks; ++i) starts[i] = starts[i - 1] + to_entry(entries[i - 1]).words;
-  std::vector<u32> payload(cursor + 1);
-  run(payload_gather_kernel,
-      PayloadGatherParams{entries.data(), offsets.data(), starts.data(), blocks, arena.data(),
-                          payload.data()},
-      1, kGatherThreads);
-
+  const u64 words = offsets[blocks];
   for (const bool has_digest : {false, true}) {
     std::vector<u8> weights = arrays.old;
     std::array<u64, 2> applied = digest_of(weights, 0);
@@ -200,7 +196,7 @@ void run_codec(const Scenario& scenario) {
                                block,
                                &bad,
                                0,
-                               {{entries.data(), offsets.data(), arena.data(), cursor,
+                               {{entries.data(), offsets.data(), arena.data(), words,
                                  flat(weights, count), scenario.width, count, 0, applied.data()}}};
     run(has_digest ? delta_apply_digest_kernel : delta_apply_kernel, one, blocks,
         threads_to_read(block));
@@ -218,7 +214,7 @@ void run_codec(const Scenario& scenario) {
   std::vector<std::int64_t> positions(changed + 1);
   std::vector<u8> values((changed + 1) * scenario.width / 8);
   run(topk_unpack_kernel,
-      TopkUnpackParams{entries.data(), offsets.data(), firsts.data(), arena.data(), cursor,
+      TopkUnpackParams{entries.data(), offsets.data(), firsts.data(), arena.data(), words,
                        flat(arrays.old, count), scenario.width, count, block, positions.data(),
                        values.data(), changed, &bad},
       blocks, threads_to_read(block));

@@ -11,8 +11,6 @@ from typing import Final
 
 from tests.kernels.on_cpu import HERE, ROOT
 
-# Barriers after which a thread reads only whether another one found a fault, which none did.
-VOTES: Final = frozenset({"change_read.h:328"})
 _FLAGS: Final = "-std=c++20 -O1 -g -fno-strict-aliasing -Wall -Wextra -Werror -Wno-unknown-pragmas"
 _BARRIER: Final = re.compile(r"\b__sync(threads(_or)?|warp)\(")
 

@@ -54,6 +54,9 @@ READ(16)
   NO_HOOK u##bits __tsan_atomic##bits##_load(const volatile u##bits* at, int) {                   \
     return __atomic_load_n(at, __ATOMIC_RELAXED);                                                 \
   }                                                                                               \
+  NO_HOOK void __tsan_atomic##bits##_store(volatile u##bits* at, u##bits now, int) {              \
+    __atomic_store_n(at, now, __ATOMIC_RELAXED);                                                  \
+  }                                                                                               \
   NO_HOOK u##bits __tsan_atomic##bits##_fetch_add(volatile u##bits* at, u##bits by, int) {        \
     return __atomic_fetch_add(at, by, __ATOMIC_RELAXED);                                          \
   }                                                                                               \

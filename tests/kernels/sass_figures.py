@@ -101,6 +101,8 @@ def delta_pack(
 ) -> Figures:
     """Pack a block, and compare what the machine code makes of it with the reference.
 
+    Of the blocks before it, the last 32 have not yet found where their payloads end.
+
     Args:
         arrays: number of arrays of the launch; only the first one is packed.
         is_topk: whether only the larger half of the changes is sent.
@@ -117,9 +119,12 @@ def delta_pack(
     step = Step.of(old, new, block)
     memory, count = Memory(1 << 20), block
     bits, shadow = (memory.put(np.pad(one, (skew, 0))) + 2 * skew for one in (held, step.old))
-    words = count // 2
+    words = on_cpu.BEFORE_WORDS + count // 2
     arena = memory.put(np.zeros(words, np.uint32))
-    cursor, entries, offsets = (memory.put(np.zeros(1, np.uint64)) for _ in range(3))
+    before = on_cpu.BEFORE
+    newest = memory.put(np.full(1, before - 1, np.uint64))
+    entries = memory.put(np.zeros(1, np.uint64))
+    ends = memory.put(on_cpu.ends_of(1, before=before)) + 8 * before
     base = np.array(reference.digest(step.old, seed=SEED), np.uint64)
     digest = memory.put(base)
     params = on_cpu.PackParams(
@@ -131,9 +136,10 @@ def delta_pack(
         threshold=memory.put(np.full(1, threshold, np.uint32)) if is_topk else 0,
         arena=arena,
         arena_words=words,
-        cursor=cursor,
+        newest=newest,
+        first_block=before,
         entries=entries,
-        offsets=offsets,
+        offsets=ends,
         digest=digest,
         seed=SEED,
     )
@@ -141,9 +147,11 @@ def delta_pack(
         params = on_cpu.flat_params([params] * arrays)
     run = Run(kernel, memory, bytes(params), blocks=1, threads=block // ELEMENTS_OF_THREAD)
     size = len(step.delta.payload)
-    assert memory.view(cursor, np.uint64, 1)[0] == size
+    start = on_cpu.BEFORE_WORDS
+    assert memory.view(newest, np.uint64, 1)[0] == before
+    assert memory.view(ends, np.uint64, 2)[1] == start + size
     assert memory.view(entries, np.uint64, 1).tolist() == step.delta.entries
-    assert memory.view(arena, np.uint32, size).tolist() == step.delta.payload
+    assert memory.view(arena + 4 * start, np.uint32, size).tolist() == step.delta.payload
     assert np.array_equal(memory.view(shadow, np.uint16, count), step.new)
     sums = memory.view(digest, np.uint64, 2)
     assert tuple(sums.tolist()) == reference.digest(step.new, seed=SEED)
@@ -176,6 +184,36 @@ def delta_apply(kernel: Kernel, step: Step, *, arrays: int = 1) -> Figures:
     if "digest" in kernel.name:
         sums = memory.view(digest, np.uint64, 2)
         assert tuple(sums.tolist()) == reference.digest(step.new)
+    return figures_of(kernel, run, count, others=(small,))
+
+
+def topk_unpack(kernel: Kernel, step: Step) -> Figures:
+    """List the changes of a block."""
+    memory, count = Memory(1 << 20), step.new.size
+    positions, values = reference.topk_unpack(step.delta, step.old)
+    changed = len(positions)
+    bad_block = memory.put(np.full(1, MASK64, np.uint64))
+    found = [memory.put(np.zeros(changed, dtype)) for dtype in (np.int64, np.uint16)]
+    params = on_cpu.UnpackParams(
+        entries=memory.put(np.array(step.delta.entries, np.uint64)),
+        offsets=memory.put(np.zeros(1, np.uint64)),
+        first_outputs=memory.put(np.zeros(1, np.uint64)),
+        payload=memory.put(np.array(step.delta.payload, np.uint32)),
+        payload_words=len(step.delta.payload),
+        base=box_of(memory.put(step.old), step.old),
+        width=16,
+        count=count,
+        block_elements=BLOCK,
+        positions=found[0],
+        values=found[1],
+        output_count=changed,
+        bad_block=bad_block,
+    )
+    threads, small = (threads_of("topk_unpack", block) for block in (BLOCK, SMALL))
+    run = Run(kernel, memory, bytes(params), blocks=1, threads=threads)
+    assert memory.view(bad_block, np.uint64, 1)[0] == MASK64
+    assert memory.view(found[0], np.int64, changed).tolist() == positions
+    assert memory.view(found[1], np.uint16, changed).tolist() == values
     return figures_of(kernel, run, count, others=(small,))
 
 
@@ -228,6 +266,7 @@ KERNELS: Final[tuple[tuple[str, str, Callable[[Kernel, Step], Figures]], ...]] =
     ("delta_apply", "delta_apply_digest_kernel", delta_apply),
     ("digest", "digest_kernel", digest),
     ("topk_pack", "topk_histogram_kernel", topk_histogram),
+    ("topk_unpack", "topk_unpack_kernel", topk_unpack),
 )
 
 

@@ -471,7 +471,7 @@ class Warp:
     _voteu = _vote
 
     def _redux(self, one: Instruction, mods: list[str]) -> None:
-        reduce = {"SUM": np.add, "OR": np.bitwise_or}[mods[0]].reduce
+        reduce = {"SUM": np.add, "OR": np.bitwise_or, "MAX": np.maximum}[mods[0]].reduce
         given = self.get(one.operands[1])[self.active] & MASK
         self.set(one.operands[0], np.full(32, reduce(given), np.uint64))
 

@@ -25,8 +25,6 @@ def put(bits: Any, row: Any) -> None:
 
 
 class ReferenceCodec:
-    """Payloads lie in the arena in the reverse order of their blocks."""
-
     checks_deltas = False
 
     def __init__(self) -> None:
@@ -61,33 +59,17 @@ class ReferenceCodec:
             threshold=0 if threshold is None else int(threshold),
             ages=counts,
         )
-        sizes = [entry >> 44 for entry in delta.entries]
-        words = sum(sizes)
-        entries, arena = np.array(delta.entries, np.uint64), np.zeros(words, np.uint32)
         put(shadow, moved)
-        firsts = np.cumsum([0, *sizes])[:-1]
-        offsets = words - firsts - np.array(sizes, np.int64)
-        for first, offset, size in zip(firsts, offsets, sizes, strict=True):
-            arena[offset : offset + size] = delta.payload[first : first + size]
+        table = np.array(delta.entries, np.uint64).view(np.uint32)
+        unused = np.full(3, 0xA5A5A5A5, np.uint32)
+        row = np.concatenate([table, np.array(delta.payload, np.uint32), unused])
+        ends = np.cumsum([0, *(entry >> 44 for entry in delta.entries)], dtype=np.int64)
         sums = np.array(reference.digest(moved), np.uint64)
         return PackedBlocks(
-            entries=torch.from_numpy(entries.view(np.int64)),
-            offsets=torch.from_numpy(offsets.astype(np.int64)),
-            arena=torch.from_numpy(arena.view(np.int32)),
-            words=torch.tensor(words),
+            row=torch.from_numpy(row.view(np.int32)),
+            ends=torch.from_numpy(ends),
             digest=torch.from_numpy(sums.view(np.int64)),
         )
-
-    def gathered(self, packed: PackedBlocks, words: int) -> Any:
-        import torch
-
-        sizes = (packed.entries >> 44).tolist()
-        parts = [
-            packed.arena[offset : offset + size]
-            for offset, size in zip(packed.offsets.tolist(), sizes, strict=True)
-        ]
-        assert sum(sizes) == words
-        return torch.cat([packed.entries.view(torch.int32), *parts])
 
     def delta_apply(
         self,
@@ -133,13 +115,25 @@ class ReferenceCodec:
         return torch.tensor(reference.topk_threshold(row_of(new), row_of(shadow), budget, counts))
 
     def topk_unpack(
-        self, base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
+        self,
+        base: Any,
+        entries: Any,
+        offsets: Any,
+        payload: Any,
+        *,
+        firsts: Any,
+        changed: int,
+        bad_block: Any,
+        block_elements: int,
     ) -> tuple[Any, Any]:
         import torch
 
         self.calls.append("topk_unpack")
         delta = model_of(base, entries, offsets, payload, block_elements=block_elements)
         positions, values = reference.topk_unpack(delta, row_of(base))
+        of_blocks = [entry >> 4 & 0xFFFFF for entry in delta.entries]
+        assert firsts.tolist() == np.cumsum([0, *of_blocks])[:-1].tolist()
+        assert (changed, int(bad_block)) == (len(positions), -1)
         width = base.element_size()
         bits = torch.from_numpy(np.array(values, f"u{width}").view(f"i{width}"))
         return torch.tensor(positions, dtype=torch.int64), bits

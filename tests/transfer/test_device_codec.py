@@ -54,7 +54,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
             "block_elements": 65_536,
             "arena": 0x3004,
             "arena_words": 0x44,
-            "cursor": 0x5008,
+            "newest": 0x5008,
             "threshold": 0x8004,
             "ages": 0xA001,
             "age_limit": 0x77,
@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
         [
             *box_of_arguments(0x1002),
             *box(0x2002, 9, strides=(0, 0, 0, 2)),
-            *(16, 0x10001, 65_536, 0x8004, 0xA001, 0x77, 0x3004, 0x44, 0x5008, 0x6008, 0x7008),
+            *(16, 0x10001, 65_536, 0x8004, 0xA001, 0x77, 0x3004, 0x44, 0x5008, 0, 0x6008, 0x7008),
             *(0x9008, 12, 0x99),
         ],
     ),
@@ -76,7 +76,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
             "shadow": [0x2010, 0x2020],
             "width": [16, 16],
             "count": [0x4001, 0x33],
-            "entries": [0x6008, 0x6018],
+            "entries": [0x6008, 0x6018],  # two blocks after the first
             "offsets": [0x7008, 0x7018],
             "digest": [0x9008, 0x9018],
             "bits_box": [None, None],
@@ -84,14 +84,14 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
             "block_elements": 16_384,
             "arena": 0x3004,
             "arena_words": 0x44,
-            "cursor": 0x5008,
+            "newest": 0x5008,
             "threshold": 0x8004,
             "first_index": 12,
             "seed": 0x99,
         },
         "delta_pack_flat_16k_kernel grid 3 1 1 block 128 1 1",
         [
-            *(2, 0x8004, 0x3004, 0x44, 0x5008, 0x99),
+            *(2, 0x8004, 0x3004, 0x44, 0x5008, 0, 0x99),
             *(0x1010, 0x2010, 0x4001, 0, 0x6008, 0x7008, 0x9008, 12),
             *(0x1020, 0x2020, 0x33, 2, 0x6018, 0x7018, 0x9018, 12),
             *[0] * (8 * (FLAT_ARRAYS - 2)),
@@ -179,19 +179,6 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
         },
         "digest_kernel grid 1 1 1 block 256 1 1",
         [*box_of_arguments(0x1001), *(8, 0x22, 8, 0x55, 0x3008)],
-    ),
-    "payload_gather": (
-        "payload_gather",
-        {
-            "entries": 0x1008,
-            "offsets": 0x2008,
-            "starts": 0x3008,
-            "blocks": 9,
-            "arena": 0x4004,
-            "payload": 0x5004,
-        },
-        "payload_gather_kernel grid 2 1 1 block 256 1 1",
-        [0x1008, 0x2008, 0x3008, 9, 0x4004, 0x5004],
     ),
 }
 

@@ -171,14 +171,31 @@ class GpuBackend:
     def topk_unpack(
         self, base: Any, delta: Delta
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Check the whole delta on the host, then list its changes."""
+        """List the changes of a delta with one launch, which checks each block."""
         _check_size(delta, base)
-        _core.delta_check(delta)
+        changed = (delta.entries >> np.uint64(4) & np.uint64(0xFFFFF)).astype(np.int64)
+        total = int(changed.sum())
+        if total > delta.count or not self._codec.checks_deltas:
+            _core.delta_check(delta)
+        # The number of changes before each block, and no bad block.
+        numbers = np.append(np.cumsum(changed) - changed, -1)
         with on_stream(self._stream, base.device):
+            entries, offsets, there, payload = _sent([delta], base, [numbers])[0]
             positions, values = self._codec.topk_unpack(
-                base, *_sent([delta], base)[0], block_elements=delta.block_elements
+                base,
+                entries,
+                offsets,
+                payload,
+                firsts=there[:-1],
+                changed=total,
+                bad_block=there[-1],
+                block_elements=delta.block_elements,
             )
-            return positions.cpu().numpy(), values.cpu().numpy().view(f"u{delta.width // 8}")
+            bad = int(there[-1])
+            if bad == -1:
+                return positions.cpu().numpy(), values.cpu().numpy().view(f"u{delta.width // 8}")
+        _core.delta_check(delta)  # raises, with the reason
+        raise InternalError(f"the device refuses block {bad} of a sound delta")
 
     def digest(
         self,
@@ -203,8 +220,8 @@ class GpuBackend:
         words = int(packed.words)
         fits = words <= packed.arena.numel()
         check(fits, "a block was deferred although the arena fits any delta")
-        row = on_host(self._codec.gathered(packed, words))
-        table = 2 * packed.entries.numel()
+        table = 2 * packed.blocks
+        row = on_host(packed.row[: table + words])
         entries, payload = row[:table].view(np.uint64), row[table:].view(np.uint32)
         deltas, digests = [], _pairs(packed.digest)
         for one, base, after in zip(tensors, base_digests, digests, strict=True):
@@ -285,8 +302,12 @@ def _sizes(entries: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return sizes
 
 
-def _sent(deltas: Sequence[Delta], like: Any) -> list[list[Any]]:
-    """Return table, offsets and payload of each delta, on the device of `like`.
+def _sent(
+    deltas: Sequence[Delta], like: Any, numbers: Sequence[npt.NDArray[np.int64]] = ()
+) -> list[list[Any]]:
+    """Return table, offsets, `numbers` and payload of each delta, on the device of `like`.
+
+    One copy sends them all.
 
     Raises:
         CorruptData: a block table adds up to another number of words than its payload has.
@@ -299,6 +320,6 @@ def _sent(deltas: Sequence[Delta], like: Any) -> list[list[Any]]:
             _core.delta_check(delta)
         offsets.append(ends - sizes)
     entries, payloads = [one.entries for one in deltas], [one.payload for one in deltas]
-    rows = on_gpu_of(like, *entries, *offsets, *payloads)
+    rows = on_gpu_of(like, *entries, *offsets, *numbers, *payloads)
     count = len(deltas)
     return [rows[at::count] for at in range(count)]

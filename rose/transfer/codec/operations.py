@@ -214,6 +214,7 @@ def topk_pack(
     age_limit: int = AGE_LIMIT,
     block_elements: int = BLOCK_ELEMENTS[0],
     threads: int = 1,
+    base_digest: tuple[int, int] | None = None,
     stream: Any = None,
 ) -> Delta:
     """Pack only the largest changes, within a budget, and apply them to `shadow`.
@@ -235,6 +236,7 @@ def topk_pack(
         age_limit: age at which a change is sent whatever its size, even beyond the budget.
         block_elements: see `delta_pack`.
         threads: see `delta_pack`.
+        base_digest: see `delta_pack`. With it and `least`, a GPU packs with one launch.
         stream: GPU stream.
 
     Raises:
@@ -246,6 +248,7 @@ def topk_pack(
     check_bfloat16(other)
     _check_block_elements(block_elements)
     _check_threads(threads)
+    check_base_digest(base_digest)
     if not 0 < age_limit <= AGE_LIMIT:
         raise InvalidArgument(f"age_limit {age_limit}: choose 1 to {AGE_LIMIT}")
     aged = None if ages is None else _ages(ages, one, stream)
@@ -268,6 +271,7 @@ def topk_pack(
         ages=aged,
         age_limit=age_limit,
         threads=threads,
+        base_digest=base_digest,
     )
 
 

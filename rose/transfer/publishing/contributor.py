@@ -166,7 +166,7 @@ class Contributor:
     def _pack_selected(self, new: Any, tile: int, part: PackedPart) -> Delta:
         shadow, ages = self._shadow.bits(tile), self._ages[tile]
         part.ages[tile] = ages.copy()
-        delta = self._selections[tile].pack(new, shadow, ages)
+        delta = self._selections[tile].pack(new, shadow, ages, base_digest=self.digests[tile])
         part.drift += drift_of(new, shadow)
         return delta
 

@@ -50,8 +50,15 @@ class Selection:
         if not 0 < self.age_limit <= AGE_LIMIT:
             raise InvalidArgument(f"age_limit {self.age_limit}: choose 1 to {AGE_LIMIT}")
 
-    def pack(self, new: Any, shadow: Any, ages: Any) -> Delta:
-        """Pack the selected changes of a tile and apply them to the shadow; updates the ages."""
+    def pack(self, new: Any, shadow: Any, ages: Any, *, base_digest: tuple[int, int]) -> Delta:
+        """Pack the selected changes of a tile and apply them to the shadow; updates the ages.
+
+        Args:
+            new: weights of the tile.
+            shadow: weights that the receivers hold.
+            ages: see `topk_pack`.
+            base_digest: digest of the shadow.
+        """
         count = math.prod(new.shape)
         return topk_pack(
             new,
@@ -60,6 +67,7 @@ class Selection:
             least=self.least,
             ages=ages,
             age_limit=self.age_limit,
+            base_digest=base_digest,
         )
 
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/ceil_div.h"
 #include "check.h"
 #include "driver/fixture.h"
 #include "driver/stream.h"
@@ -27,7 +28,7 @@ using CodecPtr = std::shared_ptr<const DeviceCodec>;
 Result<CodecPtr> create_codec(const DevicePtr& device) {
   DeviceCodec::Libraries libraries;
   for (const auto place : {&libraries.delta_pack, &libraries.delta_apply, &libraries.topk_pack,
-                           &libraries.topk_unpack, &libraries.digest, &libraries.payload_gather}) {
+                           &libraries.topk_unpack, &libraries.digest}) {
     auto library = KernelLibrary::create(device, Fatbin{"of the codec", kCode});
     ROSE_TRY(library.status());
     *place = library.take();
@@ -52,7 +53,6 @@ struct Bench {
     declare("topk_histogram", sizeof(TopkHistogramParams));
     declare("topk_threshold", sizeof(TopkThresholdParams));
     declare("digest", sizeof(DigestParams));
-    declare("payload_gather", sizeof(PayloadGatherParams));
   }
 
   // Launches since the last call, without the stream: "kernel grid block shared arguments".
@@ -102,7 +102,8 @@ DeltaPackParams pack_params() {
           .age_limit = 0x33,
           .arena = at<u32>(0x4004),
           .arena_words = 0x55,
-          .cursor = at<u64>(0x5008),
+          .newest = at<u64>(0x5008),
+          .first_block = 0,
           .entries = at<u64>(0x6008),
           .offsets = at<u64>(0x7008),
           .digest = at<u64>(0x8008),
@@ -173,13 +174,15 @@ DigestParams digest_params() {
           .sums = at<u64>(0x3008)};
 }
 
-PayloadGatherParams gather_params() {
-  return {.entries = at<u64>(0x1008),
-          .offsets = at<u64>(0x2008),
-          .starts = at<u64>(0x3008),
-          .blocks = 9,
-          .arena = at<u32>(0x4004),
-          .payload = at<u32>(0x5004)};
+// The arrays with their rows in one table.
+std::vector<DeltaPackParams> in_one_table(std::vector<DeltaPackParams> arrays) {
+  for (std::size_t i = 1; i < arrays.size(); ++i) {
+    const DeltaPackParams& last = arrays[i - 1];
+    const u64 blocks = ceil_div(last.count, last.block_elements);
+    arrays[i].entries = last.entries + blocks;
+    arrays[i].offsets = last.offsets + blocks;
+  }
+  return arrays;
 }
 
 // The same for blocks of the other size.
@@ -212,8 +215,8 @@ TEST(each_launch_says_grid_block_and_arguments) {
     CHECK_EQ(bench.launched(),
              "delta_pack_kernel grid 2 1 1 block 512 1 1 shared 0 arguments " + row_text("0x1002") +
                  row_text("0x2002") +
-                 "0x10 0x10001 0x10000 0x3004 0x3301 0x33 0x4004 0x55 0x5008 0x6008 0x7008 0x8008 "
-                 "0xc 0x9999\n");
+                 "0x10 0x10001 0x10000 0x3004 0x3301 0x33 0x4004 0x55 0x5008 0x0 0x6008 0x7008 "
+                 "0x8008 0xc 0x9999\n");
     CHECK(bench.codec->delta_pack({{with_blocks_of(16'384, pack_params())}}, stream).ok());
     CHECK(bench.launched().starts_with("delta_pack_16k_kernel grid 5 1 1 block 128 1 1 "));
     CHECK(apply(bench, apply_params()).ok());
@@ -237,10 +240,6 @@ TEST(each_launch_says_grid_block_and_arguments) {
     CHECK(bench.codec->digest(digest_params(), stream).ok());
     CHECK_EQ(bench.launched(), "digest_kernel grid 2 1 1 block 256 1 1 shared 0 arguments " +
                                    row_text("0x1002") + "0x10 0x801 0x8 0x22 0x3008\n");
-    CHECK(bench.codec->payload_gather(gather_params(), stream).ok());
-    CHECK_EQ(bench.launched(),
-             "payload_gather_kernel grid 2 1 1 block 256 1 1 shared 0 arguments 0x1008 0x2008 "
-             "0x3008 0x9 0x4004 0x5004\n");
     const TopkThresholdParams threshold{at<u64>(0x1008), 0x2222, at<u32>(0x3004)};
     CHECK(bench.codec->topk_threshold(threshold, stream).ok());
     CHECK_EQ(bench.launched(),
@@ -279,7 +278,6 @@ TEST(no_elements_is_no_launch) {
     CHECK(bench.codec->topk_unpack({}, stream).ok());
     CHECK(bench.codec->topk_histogram({}, stream).ok());
     CHECK(bench.codec->digest({}, stream).ok());
-    CHECK(bench.codec->payload_gather({}, stream).ok());
     CHECK_EQ(bench.launched(), "");
     CHECK_EQ(fake().calls("cuLaunchKernel"), 0);
   }
@@ -378,7 +376,7 @@ TEST(flat_arrays_share_launches) {
   {
     Bench bench;
     const auto grids = [&](const std::vector<DeltaPackParams>& arrays) {
-      CHECK(bench.codec->delta_pack(arrays, bench.stream->get()).ok());
+      CHECK(bench.codec->delta_pack(in_one_table(arrays), bench.stream->get()).ok());
       std::istringstream text{bench.launched()};
       std::string found;
       for (std::string line; std::getline(text, line);) {
@@ -398,16 +396,13 @@ TEST(flat_arrays_share_launches) {
     DeltaPackParams empty = flat;
     empty.count = 0;
     CHECK_EQ(grids({empty, flat, pack_params(), empty, flat}),
-             "kernel grid 2; flat_64k_kernel grid 4; ");
+             "flat_64k_kernel grid 2; kernel grid 2; flat_64k_kernel grid 2; ");
     const auto check_apart = [&](const auto& change) {
       DeltaPackParams other = flat;
       change(other);
       CHECK_EQ(grids({flat, flat, other}), "flat_64k_kernel grid 4; flat_64k_kernel grid 2; ");
     };
     check_apart([](DeltaPackParams& one) { one.threshold = nullptr; });
-    check_apart([](DeltaPackParams& one) { one.arena = at<u32>(0x4104); });
-    check_apart([](DeltaPackParams& one) { one.arena_words = 0x56; });
-    check_apart([](DeltaPackParams& one) { one.cursor = at<u64>(0x5108); });
     check_apart([](DeltaPackParams& one) { one.seed = 1; });
     CHECK_EQ(grids({flat, with_blocks_of(16'384, flat)}),
              "flat_64k_kernel grid 2; flat_16k_kernel grid 5; ");
@@ -417,9 +412,41 @@ TEST(flat_arrays_share_launches) {
     CHECK_EQ(grids({large, flat}), "flat_64k_kernel grid 2147483646; flat_64k_kernel grid 2; ");
     // Nothing is launched if one array cannot be packed.
     DeltaPackParams bad = flat;
-    bad.cursor = nullptr;
+    bad.newest = nullptr;
     check_refused(bench, bench.codec->delta_pack({{flat, pack_params(), bad}}, bench.stream->get()),
-                  "cursor must not be null");
+                  "newest must not be null");
+  }
+  check_clean();
+}
+
+TEST(blocks_of_a_call_are_numbered_in_one_table) {
+  {
+    Bench bench;
+    const CUstream stream = bench.stream->get();
+    DeltaPackParams flat = pack_params();
+    flat.bits = row_at(0x1010);
+    flat.shadow = row_at(0x2020);
+    flat.ages = nullptr;
+    const std::vector<DeltaPackParams> sound =
+        in_one_table({flat, pack_params(), with_blocks_of(16'384, flat)});
+    CHECK(bench.codec->delta_pack(sound, stream).ok());
+    const std::string launched = bench.launched();
+    CHECK(launched.find("arguments 0x1 0x3004 0x4004 0x55 0x5008 0x0 0x9999 ") !=
+          std::string::npos);
+    CHECK(launched.find(" 0x5008 0x2 0x6018 0x7018 0x8008 0xc 0x9999") != std::string::npos);
+    CHECK(launched.find("arguments 0x1 0x3004 0x4004 0x55 0x5008 0x4 0x9999 ") !=
+          std::string::npos);
+    const auto check = [&](const auto& change) {
+      std::vector<DeltaPackParams> arrays = sound;
+      change(arrays[1]);
+      check_refused(bench, bench.codec->delta_pack(arrays, stream),
+                    "arrays that are packed together must share arena and newest");
+    };
+    check([](DeltaPackParams& one) { one.arena = at<u32>(0x4104); });
+    check([](DeltaPackParams& one) { one.arena_words = 0x56; });
+    check([](DeltaPackParams& one) { one.newest = at<u64>(0x5108); });
+    check([](DeltaPackParams& one) { one.entries += 1; });
+    check([](DeltaPackParams& one) { one.offsets -= 1; });
   }
   check_clean();
 }
@@ -470,7 +497,7 @@ TEST(address_that_no_kernel_can_use_is_refused) {
       CHECK_BOX(params, shadow, true);
       CHECK_ADDRESS(params, threshold, true);
       CHECK_ADDRESS(params, arena, false);
-      CHECK_ADDRESS(params, cursor, false);
+      CHECK_ADDRESS(params, newest, false);
       CHECK_ADDRESS(params, entries, false);
       CHECK_ADDRESS(params, offsets, false);
       CHECK_ADDRESS(params, digest, true);
@@ -520,14 +547,6 @@ TEST(address_that_no_kernel_can_use_is_refused) {
       const auto launch = [&](const auto& one) { return bench.codec->digest(one, stream); };
       CHECK_BOX(digest_params(), bits, false);
       CHECK_ADDRESS(digest_params(), sums, false);
-    }
-    {
-      const auto launch = [&](const auto& one) { return bench.codec->payload_gather(one, stream); };
-      CHECK_ADDRESS(gather_params(), entries, false);
-      CHECK_ADDRESS(gather_params(), offsets, false);
-      CHECK_ADDRESS(gather_params(), starts, false);
-      CHECK_ADDRESS(gather_params(), arena, false);
-      CHECK_ADDRESS(gather_params(), payload, false);
     }
   }
   check_clean();
@@ -602,13 +621,6 @@ TEST(size_that_no_launch_takes_is_refused) {
     histogram.count = ~std::uint64_t{0};
     check_refused(bench, bench.codec->topk_histogram(histogram, stream),
                   "count is 18446744073709551615: one launch takes fewer than 2^62 elements");
-    PayloadGatherParams gather = gather_params();
-    gather.blocks = std::uint64_t{0x7FFF'FFFF} * 8;
-    CHECK(bench.codec->payload_gather(gather, stream).ok());
-    bench.launched();
-    ++gather.blocks;
-    check_refused(bench, bench.codec->payload_gather(gather, stream),
-                  "blocks is 17179869177: one launch takes fewer than 2^34 delta blocks");
     DeltaPackParams pack = pack_params();
     pack.first_index = 6;
     check_refused(bench, bench.codec->delta_pack({{pack}}, stream), "first_index is 6:");
@@ -730,6 +742,6 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
     }
     CHECK_EQ(std::string{fake().live()}, "");
   }
-  // Six libraries, and ten kernels that are found and loaded; each with context and capture mode.
-  CHECK_EQ(failures, 3 * 6 + 4 * 11);
+  // Five libraries, and ten kernels that are found and loaded; each with context and capture mode.
+  CHECK_EQ(failures, 3 * 5 + 4 * 10);
 }
