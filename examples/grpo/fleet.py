@@ -23,7 +23,9 @@ from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.turns import capabilities_of
 from rose.scheduler.worker import GrantChanged, TurnOutput, WorkerEvent, WorkerKind, WorkerLost
 
-SEATS: Final = {WorkerKind.DEDICATED: 3, WorkerKind.BORROWED: 32}
+SEATS: Final = 32
+# Seats of the dedicated worker beside a borrowed one, so that most tokens are borrowed.
+SEATS_BESIDE: Final = 1
 KV_TOKENS: Final = 4096
 READY_S: Final = 180.0
 SERVING: Final = Path(__file__).with_name("serving.py")
@@ -125,11 +127,13 @@ class Fleet:
         return process
 
     def _begin_worker(self, kind: WorkerKind) -> None:
-        borrows = [f"--attach={self.socket}"] if kind is WorkerKind.BORROWED else []
+        is_borrowed = kind is WorkerKind.BORROWED
+        seats = SEATS_BESIDE if self._is_lending and not is_borrowed else SEATS
         self.workers[kind] = self._begin(
             [
-                *("-m", "rose.node.worker", f"--model={self._folder}", *borrows),
-                *(f"--number={next(self._numbers)}", f"--seats={SEATS[kind]}"),
+                *("-m", "rose.node.worker", f"--model={self._folder}"),
+                *([f"--attach={self.socket}"] if is_borrowed else []),
+                *(f"--number={next(self._numbers)}", f"--seats={seats}"),
                 *(f"--kv-tokens={KV_TOKENS}", f"--weights={self._publisher.address}"),
             ]
         )
