@@ -82,6 +82,7 @@ class Fleet:
                 self._begin_worker(WorkerKind.BORROWED)
             for kind in self.workers:
                 self._join(kind)
+            self._begin_traffic()
             undo.pop_all()
         return self
 
@@ -107,6 +108,12 @@ class Fleet:
 
     def _stop_service(self) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
+
+    def _begin_traffic(self) -> None:
+        """Let requests arrive, now that starting processes no longer compete for the cores."""
+        assert self._serving.stdin is not None
+        self._serving.stdin.write("\n")
+        self._serving.stdin.flush()
 
     def _end_serving(self) -> None:
         output, _ = self._serving.communicate(timeout=READY_S)

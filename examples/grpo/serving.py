@@ -1,7 +1,8 @@
 """An engine that answers live traffic and lends the rest: `python serving.py SOCKET SEED`.
 
-It prints a line when it is ready. When its stdin closes, it prints the latencies of every request
-as JSON and ends. Every run of a seed has the same traffic, whether anything is lent or not.
+It prints a line when it is ready. After a line on stdin it sends itself the traffic; every run of a
+seed has the same, whether anything is lent or not. When its stdin closes, it prints the latencies
+of every request as JSON and ends.
 """
 
 import json
@@ -71,6 +72,7 @@ def main(path: str, seed: int) -> None:
         serving.start()
         device.listen(path)
         print("ready", flush=True)
+        sys.stdin.readline()
         traffic, is_over = Traffic(serving, seed), threading.Event()
         sending = threading.Thread(target=traffic.run, args=(is_over,))
         sending.start()
