@@ -49,7 +49,7 @@ learn-env: build $(LEARN_VENV)/.rose-installed
 
 $(LEARN_VENV)/.rose-installed: requirements/learn.txt requirements/constraints.txt pyproject.toml
 	@$(BIN)/python -m venv $(LEARN_VENV)
-	@ROSE_CORE=elsewhere $(LEARN_VENV)/bin/pip install -q -c requirements/constraints.txt \
+	@ROSE_CORE=elsewhere $(LEARN_VENV)/bin/pip install -q --no-compile -c requirements/constraints.txt \
 	  -r requirements/learn.txt -e '.[test,demo,bench]'
 	@touch $@
 

@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--count", type=int, default=SEEDS_MIN, help="seeds")
     count = parser.parse_args(arguments).count
     here = commit()
-    if here is None or not is_clean():
+    if not (here and is_clean()):
         print("learn: commit the changes first; seeds come from the commit", file=sys.stderr)
         return 2
     for number, seed in enumerate(judging_seeds(here, count)):

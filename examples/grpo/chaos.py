@@ -16,7 +16,7 @@ from rose.executor.observing import ask_device
 from rose.scheduler.worker import WorkerKind
 
 BETWEEN_S: Final = (2.0, 6.0)
-STOP_S: Final = 1.5
+STOP_S: Final = 1.0
 ANSWER_S: Final = 60.0
 
 
@@ -43,7 +43,8 @@ class Chaos:
         self._thread.join()
 
     def _run(self) -> None:
-        faults = (self._stop, self._revoke, self._stop, self._revoke, self._kill)
+        both = self._stop, self._revoke
+        faults = (*both, self._kill, *both, *both)
         for number in count():
             if self._is_over.wait(self._draw.uniform(*BETWEEN_S)):
                 return

@@ -23,7 +23,9 @@ from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.turns import capabilities_of
 from rose.scheduler.worker import GrantChanged, TurnOutput, WorkerEvent, WorkerKind, WorkerLost
 
-SEATS: Final = {WorkerKind.DEDICATED: 3, WorkerKind.BORROWED: 32}
+SEATS: Final = 32
+# Seats of the dedicated worker beside a borrowed one, so that most tokens are borrowed.
+SEATS_BESIDE: Final = 1
 KV_TOKENS: Final = 4096
 READY_S: Final = 180.0
 SERVING: Final = Path(__file__).with_name("serving.py")
@@ -80,6 +82,7 @@ class Fleet:
                 self._begin_worker(WorkerKind.BORROWED)
             for kind in self.workers:
                 self._join(kind)
+            self._begin_traffic()
             undo.pop_all()
         return self
 
@@ -106,6 +109,12 @@ class Fleet:
     def _stop_service(self) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
 
+    def _begin_traffic(self) -> None:
+        """Let requests arrive, now that starting processes no longer compete for the cores."""
+        assert self._serving.stdin is not None
+        self._serving.stdin.write("\n")
+        self._serving.stdin.flush()
+
     def _end_serving(self) -> None:
         output, _ = self._serving.communicate(timeout=READY_S)
         self.served = json.loads(output.splitlines()[-1])
@@ -125,11 +134,13 @@ class Fleet:
         return process
 
     def _begin_worker(self, kind: WorkerKind) -> None:
-        borrows = [f"--attach={self.socket}"] if kind is WorkerKind.BORROWED else []
+        is_borrowed = kind is WorkerKind.BORROWED
+        seats = SEATS_BESIDE if self._is_lending and not is_borrowed else SEATS
         self.workers[kind] = self._begin(
             [
-                *("-m", "rose.node.worker", f"--model={self._folder}", *borrows),
-                *(f"--number={next(self._numbers)}", f"--seats={SEATS[kind]}"),
+                *("-m", "rose.node.worker", f"--model={self._folder}"),
+                *([f"--attach={self.socket}"] if is_borrowed else []),
+                *(f"--number={next(self._numbers)}", f"--seats={seats}"),
                 *(f"--kv-tokens={KV_TOKENS}", f"--weights={self._publisher.address}"),
             ]
         )

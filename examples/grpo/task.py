@@ -1,8 +1,8 @@
 """The task: pick the right tool, call it, and repeat its answer; and a pretrained model for it.
 
-A question names an operation by a letter, as in "c3807?". The model calls a tool in its first turn
+A question names an operation by a letter, as in "3807c". The model calls a tool in its first turn
 ("*3807"), gets "=0266" back, and answers "!0266". Before RL it can write calls and answers, but it
-calls any tool, because it has not learned what the letters mean.
+calls nearly any tool, because it has hardly learned what the letters mean.
 """
 
 import random
@@ -21,13 +21,19 @@ TOOLS: dict[str, Callable[[int, int], int]] = {
     "^": max,
 }
 LETTERS = "abcd"
-CALL_CHARACTERS, COMPLETION_TOKENS = 5, 24
+QUESTION_TOKENS, TURN_TOKENS, REPLY_TOKENS = 5, 6, 5
+COMPLETION_TOKENS = 2 * TURN_TOKENS + REPLY_TOKENS + 1
+REPLY = slice(QUESTION_TOKENS + TURN_TOKENS, QUESTION_TOKENS + TURN_TOKENS + REPLY_TOKENS)
 PRETRAINING_STEPS, EXAMPLES, LR = 500, 32, 3e-3
+# Share of the examples that call the right tool; all others call any. Without it most of a run is a
+# search for the letter.
+PRIOR = 0.1
+IGNORED = -100  # cross-entropy skips these labels
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token for each character."""
-    characters = [PAD, END, *"0123456789", *TOOLS, *LETTERS, *"?=!"]
+    characters = [PAD, END, *"0123456789", *TOOLS, *LETTERS, *"=!"]
     tokenizer = Tokenizer(models.WordLevel({one: at for at, one in enumerate(characters)}, PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -39,7 +45,7 @@ class Questions:
 
     def __init__(self, seed: int) -> None:
         tools = random.Random(seed).sample(list(TOOLS), len(LETTERS))
-        self._tool_of = dict(zip(LETTERS, tools, strict=True))
+        self.tool_of = dict(zip(LETTERS, tools, strict=True))
 
     def draw(self, count: int, seed: int) -> list[dict[str, str]]:
         """Return rows of a data set: prompts, and the right last turns."""
@@ -48,14 +54,14 @@ class Questions:
 
     def _row(self, letter: str, draw: random.Random) -> dict[str, str]:
         a, b = draw.randrange(100), draw.randrange(100)
-        right = TOOLS[self._tool_of[letter]](a, b)
-        return {"prompt": f"{letter}{a:02}{b:02}?", "answer": f"!{right:04}"}
+        right = TOOLS[self.tool_of[letter]](a, b)
+        return {"prompt": f"{a:02}{b:02}{letter}", "answer": f"!{right:04}"}
 
 
 def use_tool(_prompt: str, turns: list[str]) -> str | None:
     """Return the tool's answer to a call; None for any other turn, which is the last one."""
     call = turns[-1]
-    if len(call) != CALL_CHARACTERS or call[0] not in TOOLS or not call[1:].isdecimal():
+    if len(call) != TURN_TOKENS - 1 or call[0] not in TOOLS or not call[1:].isdecimal():
         return None
     return f"={TOOLS[call[0]](int(call[1:3]), int(call[3:])):04}"
 
@@ -67,17 +73,18 @@ def reward(turns: list[list[str]], answer: list[str], **_: object) -> list[float
 
 def pretrain(folder: Path, seed: int) -> None:
     """Save a model that knows how to write a call and an answer, and its tokenizer."""
-    tokenizer, draw = make_tokenizer(), random.Random(seed)
+    tokenizer, draw, questions = make_tokenizer(), random.Random(seed), Questions(seed)
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=128,  # a worker measures its speed with ids up to 96
-            hidden_size=128,
-            intermediate_size=256,
+            hidden_size=64,
+            intermediate_size=128,
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=2,
-            head_dim=64,
+            head_dim=32,
+            initializer_range=0.1,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
@@ -85,9 +92,11 @@ def pretrain(folder: Path, seed: int) -> None:
     adam = torch.optim.AdamW(model.parameters(), lr=LR)
     for step in range(PRETRAINING_STEPS):
         adam.param_groups[0]["lr"] = LR * min(1.0, step / 50, (PRETRAINING_STEPS - step) / 200)
-        rows = torch.tensor(tokenizer([_example(draw) for _ in range(EXAMPLES)])["input_ids"])
-        logits = model(input_ids=rows).logits[:, 5:-1]  # of what follows the question
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 6:].flatten())
+        examples = [_example(draw, questions) for _ in range(EXAMPLES)]
+        rows = torch.tensor(tokenizer(examples)["input_ids"])
+        labels = rows.clone()
+        labels[:, :QUESTION_TOKENS] = labels[:, REPLY] = IGNORED
+        loss = model(input_ids=rows, labels=labels).loss
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -95,8 +104,9 @@ def pretrain(folder: Path, seed: int) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _example(draw: random.Random) -> str:
-    a, b, tool = draw.randrange(100), draw.randrange(100), draw.choice(list(TOOLS))
+def _example(draw: random.Random, questions: Questions) -> str:
+    a, b, letter = draw.randrange(100), draw.randrange(100), draw.choice(LETTERS)
+    tool = questions.tool_of[letter] if draw.random() < PRIOR else draw.choice(list(TOOLS))
     result = f"{TOOLS[tool](a, b):04}"
     numbers = f"{a:02}{b:02}"
-    return f"{draw.choice(LETTERS)}{numbers}?{tool}{numbers}{END}={result}!{result}{END}"
+    return f"{numbers}{letter}{tool}{numbers}{END}={result}!{result}{END}"

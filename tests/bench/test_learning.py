@@ -11,11 +11,13 @@ from bench.learning import (
     Learning,
     area,
     equivalence,
+    mean_within,
     p_above,
     read_runs,
     t_below,
     t_quantile,
 )
+from bench.learning_plot import draw_learning
 
 
 @pytest.mark.parametrize(
@@ -51,11 +53,20 @@ def test_the_area_is_the_mean_height() -> None:
     assert area([0.2, 0.4, 0.8]) == pytest.approx((0.1 + 0.4 + 0.4) / 2)
 
 
-def run(seed: int, arm: str, curve: list[float], **changed: object) -> dict[str, object]:
-    requests = [{"is_met": True}, {"is_met": arm == "dedicated"}, {"is_met": False}]
+def run(seed: int, arm: str, curve: list[float]) -> dict[str, object]:
+    met = True, arm == "dedicated", False
+    ttft_ms = 10.0 if arm == "dedicated" else 11.0 + seed
+    requests = [{"is_met": one, "ttft_ms": ttft_ms} for one in met]
     tokens = {"dedicated": 30, "borrowed": 0 if arm == "dedicated" else 70}
-    served = {"requests": requests}
-    return {"seed": seed, "arm": arm, "curve": curve, "tokens_by_kind": tokens, "served": served}
+    return {
+        "seed": seed,
+        "arm": arm,
+        "steps": 2,
+        "curve": curve,
+        "curve_s": [float(at) for at in range(len(curve))],
+        "tokens_by_kind": tokens,
+        "served": {"requests": requests},
+    }
 
 
 def runs(end: float) -> list[dict[str, object]]:
@@ -80,6 +91,28 @@ def test_only_seeds_with_all_arms_count_and_only_misses_that_serving_alone_met()
     assert learning.excess_misses("borrowed") == 7
     assert learning.gain_p_value("chaos") < 0.01
     assert math.isclose(learning.equivalence("borrowed").mean, 0.0005, abs_tol=5e-4)
+
+
+def test_latencies_are_ratios_to_serving_without_loans_with_their_interval() -> None:
+    learning = Learning(runs(1.0))
+    ratios = learning.latency_ratios("borrowed", "ttft_ms")
+    assert ratios == [(11 + seed) / 10 for seed in range(8)]
+    mean, (low, high) = mean_within(ratios)
+    assert mean == pytest.approx(1.45)
+    assert (low + high) / 2 == pytest.approx(mean)
+    assert high - mean == pytest.approx(2.3646 * 0.244949 / 8**0.5, rel=1e-4)
+
+
+def test_the_time_to_the_target_is_that_of_the_runs_that_reached_it() -> None:
+    assert Learning(runs(1.0)).seconds_to_target("chaos") == [1.0] * 8
+    slow = [one | {"curve": [0.25, 0.3, 0.5]} for one in runs(1.0)[:3]]
+    assert len(Learning(slow + runs(1.0)[3:]).seconds_to_target("dedicated")) == 7
+
+
+def test_the_figure_has_a_band_for_each_arm() -> None:
+    svg = draw_learning(Learning(runs(1.0)))
+    assert all(f">{arm}</text>" in svg for arm in ARMS)
+    assert svg.count("FillBetweenPolyCollection") == len(ARMS)
 
 
 def test_runs_are_those_of_one_commit(tmp_path) -> None:
