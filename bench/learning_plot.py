@@ -9,6 +9,8 @@ from bench.learning import ARMS, Learning, mean_within
 from rose.demo.plot_style import DEDICATED, ROLLOUTS, STYLE, WARNING, as_svg
 
 COLOURS: Final = dict(zip(ARMS, (DEDICATED, ROLLOUTS, WARNING), strict=True))
+# Curves of the same seeds coincide if no token differs; then each line shows beneath the next.
+WIDTHS: Final = dict(zip(ARMS, (6.0, 3.5, 1.2), strict=True))
 
 
 def draw_learning(learning: Learning) -> str:
@@ -21,7 +23,8 @@ def draw_learning(learning: Learning) -> str:
             points = [mean_within(rewards) for rewards in zip(*curves, strict=True)]
             last = learning.of(arm)[0]["steps"]
             steps = [last * at / (len(points) - 1) for at in range(len(points))]
-            axis.plot(steps, [mean for mean, _ in points], color=colour, label=arm)
+            means = [mean for mean, _ in points]
+            axis.plot(steps, means, color=colour, linewidth=WIDTHS[arm], label=arm)
             lows, highs = zip(*(interval for _, interval in points), strict=True)
             axis.fill_between(steps, lows, highs, color=colour, alpha=0.2, linewidth=0)
         axis.set(xlabel="steps of the trainer", ylabel="held-out reward", ylim=(0, 1))
