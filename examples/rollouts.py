@@ -83,9 +83,11 @@ async def roll_out(scheduler: ElasticRolloutScheduler, trajectory: int) -> int:
     return resumed
 
 
-async def main() -> None:
-    """Roll out on a dedicated and a borrowed worker; the latter is revoked and granted again."""
-    path = Path(tempfile.mkdtemp(), "rollouts")  # where a restarted scheduler would continue from
+async def main(path: Path) -> None:
+    """Roll out on a dedicated and a borrowed worker; the latter is revoked and granted again.
+
+    A restarted scheduler would continue from the store at `path`.
+    """
     async with ElasticRolloutScheduler(store=FileStore(path)) as scheduler:
         can = Capabilities(SEATS, prefill_tokens_per_s=1e5, decode_step_ms=1e3 * STEP_S)
         workers = [CountingWorker(n, kind, scheduler) for n, kind in enumerate(WorkerKind)]
@@ -100,4 +102,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(Path(folder, "rollouts")))

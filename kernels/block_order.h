@@ -13,14 +13,15 @@ namespace rose::kernels {
 // its CTA may wait for their words. `newest` is the last number taken, ~0 at first.
 ROSE_DEVICE u64 take_block(u64* newest) { return atomic_add(newest, 1) + 1; }
 
-// What is known of the end of a block's payload: at first nothing, then the words of its payload,
-// with kWordsOnly, and finally the end.
+// The row of the offset table that will hold the end of a block's payload has three values, one
+// after the other: kNothing; kWordsOnly plus the number of words of the payload; the end.
 constexpr u64 kNothing = ~u64{0};
 constexpr u64 kWordsOnly = u64{1} << 63;
 
-// Reserves the payload of block `number`, whose words lane 0 has, and returns to lane 0 where it
-// begins. `offset` is the block's in the table of offsets; the next one is the end. Waits for the
-// blocks before. All lanes of one warp call it.
+// Reserves the payload of block `number`, and returns its start to lane 0, which must pass the
+// number of words. `offset` points to the start of the payload in the offset table, and offset[1]
+// is its end. Waits until all earlier blocks have their numbers of words. All lanes of one warp
+// call this.
 ROSE_DEVICE u64 reserve(u64* offset, u64 number, u32 words) {
   const u32 lane = threadIdx.x % kWarp;
   if (lane == 0) store_relaxed(&offset[1], kWordsOnly | words);

@@ -19,24 +19,6 @@ ROSE_DEVICE void atomic_min(u64* least, u64 number) {
   atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(number));
 }
 
-// As load_relaxed() of device.h.
-ROSE_DEVICE u64 load_relaxed(const u64* number) {
-#ifdef __CUDACC__
-  return *static_cast<const volatile u64*>(number);
-#else
-  return __atomic_load_n(number, __ATOMIC_RELAXED);
-#endif
-}
-
-// Writes a number that other threads may read meanwhile.
-ROSE_DEVICE void store_relaxed(u64* at, u64 number) {
-#ifdef __CUDACC__
-  *static_cast<volatile u64*>(at) = number;
-#else
-  __atomic_store_n(at, number, __ATOMIC_RELAXED);
-#endif
-}
-
 // Sums over the lower warps, for each warp of the largest CTA, and the sum over all warps.
 struct ScanShared {
   u64 before[kWarp + 1];

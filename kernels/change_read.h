@@ -88,7 +88,8 @@ ROSE_DEVICE bool is_tail_clear(const u32* words, u32 end) {
 
 constexpr u32 kSections = 9;
 
-// Returns the end of a section of a GAP or BITMAP block; a multiple of 32 if there is none.
+// Returns the end of a section of a GAP or BITMAP block. For a section that the block does not
+// have, returns a multiple of 32.
 ROSE_DEVICE u32 end_of_section(const ChangeLayout& layout, u32 section) {
   const ChangeCounts& counts = layout.counts;
   const auto end_of_high = [](const EliasFano& code) { return code.high_at + code.high_bits; };

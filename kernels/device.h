@@ -48,12 +48,22 @@ ROSE_HD inline u32 floor_log2(u32 number) {
 #endif
 }
 
-// Reads a word that other threads may write at the same time. Returns a value that the word had.
-ROSE_DEVICE u32 load_relaxed(const u32* word) {
+// Reads a number that other threads may write at the same time. Returns a value that it had.
+template <typename Number>
+ROSE_DEVICE Number load_relaxed(const Number* at) {
 #ifdef __CUDACC__
-  return *static_cast<const volatile u32*>(word);  // relaxed in PTX's memory model
+  return *static_cast<const volatile Number*>(at);  // relaxed in PTX's memory model
 #else
-  return __atomic_load_n(word, __ATOMIC_RELAXED);
+  return __atomic_load_n(at, __ATOMIC_RELAXED);
+#endif
+}
+
+// Writes a number that other threads may read at the same time.
+ROSE_DEVICE void store_relaxed(u64* at, u64 number) {
+#ifdef __CUDACC__
+  *static_cast<volatile u64*>(at) = number;
+#else
+  __atomic_store_n(at, number, __ATOMIC_RELAXED);
 #endif
 }
 

@@ -63,7 +63,7 @@ class TurnQueue {
   void image(Image& image) {
     image(order_, waits_);
   }
-  // True if the queue has `turns` turns, `unstarved` of which have not starved.
+  // True if the queue has `turns` turns, and `unstarved` turns that have not starved.
   bool is_sound(std::size_t turns, std::size_t unstarved) const noexcept {
     return order_.size() == turns && waits_.size() == unstarved;
   }

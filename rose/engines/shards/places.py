@@ -19,7 +19,7 @@ def views_of(
 
     Args:
         parameters: tensors by parameter name; only the storage of a tensor matters.
-        places: from `Plan.places` or `Plan.sent_from`.
+        places: views of each tile, as `Plan.places` and `Plan.sent_from` return them.
 
     Raises:
         InvalidArgument: a parameter is missing, or a view exceeds its storage.

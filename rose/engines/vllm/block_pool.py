@@ -116,9 +116,9 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
     Args:
         lane: lane of the tenant.
         num_gpu_blocks: number of blocks configured in vLLM, including the null block.
-        enable_caching: whether the prefix cache is on.
+        enable_caching: True to keep prefixes in the cache.
         hash_block_size: tokens per hash.
-        enable_kv_cache_events: whether `take_events` returns KV cache events.
+        enable_kv_cache_events: True to record KV cache events for `take_events`.
         metrics_collector: vLLM's collector of block metrics; None: no metrics.
         medium: name of the memory in events.
         options: further arguments of vLLM's `BlockPool`, which differ between versions.

@@ -66,7 +66,8 @@ def read_settings(additional_config: object) -> Mapping[str, Any]:
     """Return rose's settings in vLLM's `additional_config`.
 
     Raises:
-        Unavailable: there are none, because vLLM was started without rose's command.
+        Unavailable: `additional_config` has no settings of rose, because vLLM was started without
+            rose's command.
     """
     found = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     if not isinstance(found, Mapping):

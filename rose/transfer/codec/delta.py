@@ -128,9 +128,14 @@ class Delta:
         return self.entries.nbytes + self.payload.nbytes
 
     @property
+    def changed_by_block(self) -> npt.NDArray[np.uint64]:
+        """Return the number of elements that change in each block, as the table says."""
+        return (self.entries >> np.uint64(4)) & np.uint64(0xFFFFF)
+
+    @property
     def changed(self) -> int:
         """Return the number of elements that change."""
-        return int(((self.entries >> np.uint64(4)) & np.uint64(0xFFFFF)).sum())
+        return int(self.changed_by_block.sum())
 
     def to_bytes(self) -> bytes:
         """Return the frame: a header with checksums, the table, the payload."""

@@ -173,7 +173,7 @@ class GpuBackend:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """List the changes of a delta with one launch, which checks each block."""
         _check_size(delta, base)
-        changed = (delta.entries >> np.uint64(4) & np.uint64(0xFFFFF)).astype(np.int64)
+        changed = delta.changed_by_block.astype(np.int64)
         total = int(changed.sum())
         if total > delta.count or not self._codec.checks_deltas:
             _core.delta_check(delta)
