@@ -130,7 +130,8 @@ class Delta:
     @property
     def changed_by_block(self) -> npt.NDArray[np.uint64]:
         """Return the number of elements that change in each block, as the table says."""
-        return (self.entries >> np.uint64(4)) & np.uint64(0xFFFFF)
+        changed: npt.NDArray[np.uint64] = (self.entries >> np.uint64(4)) & np.uint64(0xFFFFF)
+        return changed
 
     @property
     def changed(self) -> int:
