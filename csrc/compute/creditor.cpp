@@ -27,7 +27,7 @@ Creditor::~Creditor() { stop(); }
 Status Creditor::start() noexcept {
   if (thread_.joinable()) return Status::invalid_argument("the creditor was started already");
   stopping_.store(false);
-  gate_->set_low_water(config_.max_segments / 2);
+  gate_->set_low_water(config_.low_water());
   try {
     thread_ = std::thread{[this] { run(); }};
   } catch (const std::system_error& error) {
@@ -66,7 +66,7 @@ Nanoseconds Creditor::look() noexcept {
   request.outstanding = was_open ? gate_->credit_left() : 0;
   request.passed = gate_->passed();
   request.now_ns = clock_->now_ns();
-  if (request.outstanding > config_.max_segments / 2) return config_.poll_ns;
+  if (request.outstanding > config_.low_water()) return config_.poll_ns;
 
   const CreditDecision decision = policy_->decide(request);
   if (decision.segments == 0) {

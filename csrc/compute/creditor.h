@@ -45,6 +45,10 @@ struct CreditorConfig {
   std::uint32_t max_segments{8};   // the quantum: maximum credit
   Nanoseconds poll_ns{5'000'000};  // maximum sleep between two looks
   bool has_credit{true};           // false: only the open bit limits rollouts (for comparisons)
+
+  // Credit at which the borrower wakes the creditor. It covers the wake-up, so the borrower does
+  // not wait; a higher value would wake more often, and each wake-up costs about 50 us at a gate.
+  std::uint32_t low_water() const noexcept { return max_segments / 4; }
 };
 
 // 1. The credit is at most max_segments ahead of the started segments, whatever the policy decides.

@@ -13,7 +13,7 @@ ShapeName: TypeAlias = Literal["step", "chunk"]
 _SEARCH_SHARE: Final = 0.25
 # Share of idle time for probes otherwise. Rollouts lose this time; it keeps scores recent, and
 # detects when the machine becomes faster.
-RENEWAL_SHARE: Final = 0.02
+RENEWAL_SHARE: Final = 0.005
 # Factor on the search share after a round without effect, because the next round is less likely to
 # help.
 _NEXT_ROUND: Final = 0.5
@@ -46,7 +46,7 @@ class ProbeRation:
     """Decides when a probe runs, and its shape. Pure; the caller reads the clock and counters.
 
     The law: between two calls of `due` on an idle device the ration grows by at most a quarter of
-    the time between them, or by 2 % of it while quanta are granted. A probe starts only while the
+    the time between them, or by 0.5 % of it while quanta are granted. A probe starts only while the
     ration is above zero. So probes take at most this share of idle time, plus the saved ration,
     plus one probe.
 

@@ -258,8 +258,8 @@ class RolloutLane:
 
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:
         while True:
-            self._renew()
             with self._reporting:
+                self._loans.renew()
                 verdict = attempt(timeout_ms=_LOOK_UP_MS)
             if verdict == Verdict.PASSED:
                 self.passes += 1

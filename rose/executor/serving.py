@@ -468,6 +468,14 @@ class ServingLane:
                 return StepBatch(decode, context, prefill)
         return None
 
+    def begin_probing(self) -> None:
+        """Start to count idle time for probes, from the next call of `probe_due`.
+
+        Call this if `probe_due` was not called for a while, so that this time earns no probes.
+        """
+        with self.safety, self._lock:
+            self._probes.stepped()
+
     # ---- memory ---------------------------------------------------------------------------------
 
     def ensure(self, blocks: int) -> bool:

@@ -50,31 +50,31 @@ def test_while_a_shape_is_refused_probes_of_it_take_a_quarter_of_idle_time() -> 
     assert device.probed_ns == pytest.approx(0.25 * device.idle_ns, rel=0.1)
 
 
-def test_while_quanta_are_granted_probes_of_both_shapes_take_a_fiftieth() -> None:
+def test_while_quanta_are_granted_probes_of_both_shapes_take_half_a_percent() -> None:
     device = Device(probe_ms=100)
-    device.run(LENDING, for_s=1000)
+    device.run(LENDING, for_s=4000)
     assert abs(device.probed["step"] - device.probed["chunk"]) <= 1
-    assert device.probed_ns == pytest.approx(0.02 * device.idle_ns, rel=0.1)
+    assert device.probed_ns == pytest.approx(0.005 * device.idle_ns, rel=0.1)
 
 
 def test_a_segment_that_is_too_long_is_no_reason_to_search() -> None:
     device = Device(probe_ms=100)
-    device.run(replace(LENDING, binding=None), for_s=1000, is_refused=True)
-    assert device.probed_ns == pytest.approx(0.02 * device.idle_ns, rel=0.1)
+    device.run(replace(LENDING, binding=None), for_s=4000, is_refused=True)
+    assert device.probed_ns == pytest.approx(0.005 * device.idle_ns, rel=0.1)
 
 
 def test_each_round_that_changed_nothing_halves_the_share_down_to_that_of_renewal() -> None:
     device = Device(probe_ms=100, wanted=10)
     seen = replace(LENDING, binding="step")
     shares = []
-    for _ in range(2000):
+    for _ in range(8000):
         seen = device.run(seen, for_s=0.1, is_refused=True)
         if not shares or shares[-1] != device.ration.share:
             shares.append(device.ration.share)
-    assert shares == [0.25, 0.125, 0.0625, 0.03125, 0.02]
+    assert shares == [0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.005]
     # A quantum ends the search, and the next refusal begins it anew.
     seen = device.run(replace(seen, granted=6), for_s=0.1)
-    assert device.ration.share == 0.02
+    assert device.ration.share == 0.005
     device.run(seen, for_s=0.1, is_refused=True)
     assert device.ration.share == 0.25
 

@@ -102,7 +102,7 @@ class Rig:
         )
         SimulatedProber(self.model, self.creditor, device)
         # As the creditor's thread would: it is played here.
-        self.gate.set_low_water(policy.max_segments // 2)
+        self.gate.set_low_water(policy.max_segments // 4)
         self.threads: list[Future[None]] = []
         self.engine = ServingEngine(requests, device)
         self.slo = slo

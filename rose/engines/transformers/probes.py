@@ -55,6 +55,7 @@ class Prober:
     def start(self) -> None:
         """Start the thread that probes on the lane's demand."""
         self._stop.clear()
+        self._lane.begin_probing()
         self._thread = Thread(self._run, name="rose-prober", on_failure=self._lane.safety.report)
         self._thread.start()
 
