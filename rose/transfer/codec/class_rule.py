@@ -17,8 +17,7 @@ from rose.transfer.codec.tensor import TensorBits, bits_of, check_pair
 
 SAMPLED_BLOCKS: Final = 64
 _BLOCK: Final = BLOCK_ELEMENTS[0]
-# STRAT is worth a second pass over the weights only if a delta shrinks below this
-# share of its size.
+# STRAT is worth the extra time of coding only if a delta shrinks below this share of its size.
 _WORTH: Final = 0.98
 
 # Columns of the histogram (csrc/transfer/class_histogram.h): first the number of elements; then the

@@ -1,7 +1,7 @@
 """The commit: turns the weights into a staged version tile by tile, or restores them.
 
 A commit that succeeds goes CHECKING -> APPLYING -> COMMITTED: the weights have the trainer's
-digest. If the base differs, CHECKING -> ROLLED_BACK, and nothing was touched. After any later fault,
+digest. If the base differs, CHECKING -> ROLLED_BACK, and nothing was touched. After a later fault,
 APPLYING -> UNDOING -> ROLLED_BACK: the original bits are restored exactly and identified by their
 digests, even if they were not the expected base. If the undo fails too, UNDOING -> QUARANTINED:
 nobody may use the weights.
