@@ -1,8 +1,8 @@
 """The shelf: the kept updates of one chain, which receivers request and wait for.
 
 The functions that choose the updates to keep are pure. They treat an update as an edge from a
-version to a later version; a *path* is a chain of edges. An edge whose end has no path to the newest
-version is useless and not kept.
+version to a later version; a *path* is a chain of edges. An edge whose end has no path to the
+newest version is useless and not kept.
 """
 
 import threading
