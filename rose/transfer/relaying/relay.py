@@ -132,8 +132,8 @@ class Relay(Shelf):
             OutOfMemory: the store has no room for a manifest.
         """
         self._send_reports()
-        # Ask first, but without a wait if an earlier round left chunks to fetch. A restarted upstream
-        # may serve chunks at another address, which its answer states.
+        # Ask first, but without a wait if an earlier round left chunks to fetch. After a restart,
+        # upstream may serve chunks at another address, which its answer states.
         self._learn(self._offered(0 if self._to_land else timeout_s))
         self._has_surveyed = True
         self._land()
