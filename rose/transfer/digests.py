@@ -35,7 +35,7 @@ def _mixed(x: int) -> int:
 
 
 def digest_sum(parts: Iterable[Digest]) -> Digest:
-    """Return the sum of keyed digests."""
+    """Return the sum of keyed digests, modulo 2^64 in each half."""
     first = second = 0
     for one, other in parts:
         first += one
@@ -44,12 +44,12 @@ def digest_sum(parts: Iterable[Digest]) -> Digest:
 
 
 class TileDigests:
-    """Digests of a set of tiles, and their sum. Updates do not read the tiles again.
+    """Digests of a set of tiles, and their total, which `update` adjusts without reading a tile.
 
     Not thread-safe.
 
     Args:
-        parts: digest of each tile: of all tiles, or of those that a receiver subscribes to.
+        parts: digests by tile, of all tiles or of the tiles that a receiver subscribes to.
     """
 
     def __init__(self, parts: Mapping[int, Digest]) -> None:

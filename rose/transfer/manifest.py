@@ -116,9 +116,9 @@ class Manifest:
         layout: layout id of `Tiles`.
         tile_count: number of tiles of the layout.
         count: number of elements of the layout.
-        chunks: chunks of the changed tiles, or in a snapshot of the requested tiles, ascending.
-        tile_digests: digest of every tile after this version is applied; () in manifests that are
-            neither announcements nor snapshots.
+        chunks: chunks of the changed tiles, ascending; a snapshot has those of the requested tiles.
+        tile_digests: digest of every tile after this version is applied; only in announcements and
+            snapshots, otherwise ().
         mac: MAC of `fingerprint` with a key that relays do not have; b"" without a key.
         format: format number of this message.
     """
@@ -201,7 +201,7 @@ class Manifest:
         return sum(chunk.changed for chunk in self.chunks)
 
     def fingerprint(self) -> bytes:
-        """Return the SHA-256 of the manifest as bytes without `mac`; see docs/protocol.md."""
+        """Return the SHA-256 of the encoded manifest without its MAC; see docs/protocol.md."""
         # Imported here, because that module imports this module.
         from rose.transfer.wire.manifest_message import to_bytes  # noqa: PLC0415
 

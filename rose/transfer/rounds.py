@@ -54,14 +54,17 @@ class Rounds(Closing):
         self._thread.start()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; return whether it has. True if the thread itself calls."""
+        """Wait for the thread to end; return whether it has.
+
+        Return True at once if called by that thread itself.
+        """
         if self._thread is threading.current_thread():
             return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop after the current round, and join the thread unless the thread itself calls."""
+        """Stop after the current round, and join the thread unless called by that thread."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()

@@ -16,7 +16,7 @@ class Source(Protocol):
     """Versions for a receiver or a relay. One thread calls it."""
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait for versions newer than `after_n`; return the manifests still kept, oldest first.
+        """Wait for a version above `after_n`; return the kept manifests of such versions, in order.
 
         Args:
             after_n: number of the newest known version; -1 for none.
@@ -46,19 +46,21 @@ class Source(Protocol):
         ...
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield (tile, frame) of the wanted chunks, in any order; frame None if no longer kept.
+        """Yield (tile, frame) of each wanted chunk, in any order.
 
-        The caller must check each frame against its chunk.
+        A frame is None if the source no longer keeps it. The caller must check each frame against
+        its chunk.
 
         Raises:
-            Unavailable: the publisher cannot be reached, or broke off; earlier frames stay usable.
+            Unavailable: the publisher cannot be reached, or the connection broke; earlier frames
+                stay usable.
             DeadlineExceeded: nothing arrived for too long.
             CorruptData: the answer is invalid.
         """
         ...
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Report the digest of a version at a receiver, and whether it matches the trainer's.
+        """Report a receiver's digest after version `n`, and whether it is the trainer's digest.
 
         Raises:
             InvalidArgument: the name of the receiver is too long.

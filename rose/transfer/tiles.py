@@ -14,8 +14,8 @@ from rose.transfer.codec.operations import delta_apply, digest
 from rose.transfer.digests import Digest, TileDigests
 from rose.units import MIB, ceil_div
 
-# If every element of such a tile changes, its frame is a few hundred bytes larger than the tile,
-# far below `CHUNK_BYTES_MAX`.
+# Largest size of a tile. If all its elements change, its frame is a few hundred bytes larger than
+# the tile, far below `CHUNK_BYTES_MAX`.
 TILE_BYTES: Final = 2 * MIB
 TILE_ELEMENTS: Final = TILE_BYTES // 2
 # The digest works on 64-bit words: four elements of 16 bits.
@@ -30,7 +30,8 @@ class Tile:
 
     Args:
         index: index among the tiles.
-        first: number of elements in all earlier tiles; in a row, the index of the first element.
+        first: number of elements in all earlier tiles. If the weights are one row, this is the
+            index of the tile's first element.
         count: number of elements, > 0.
         width: bits per element.
     """
@@ -49,7 +50,8 @@ class Tile:
 class Tiles:
     """All tiles of the weights.
 
-    Publisher and receivers must have equal tiles: two objects are equal if their layout ids are.
+    Publisher and receivers must have equal tiles. Two `Tiles` are equal if they have the same
+    layout id.
 
     Args:
         counts: number of elements of each tile.
@@ -151,7 +153,7 @@ class ShardViews:
     A tile that the rank stores several times has several views.
 
     Args:
-        places: views of each tile, at least one: NumPy arrays or torch tensors with strides >= 0.
+        places: views by tile, at least one each: NumPy arrays or torch tensors with strides >= 0.
             Not copied.
     """
 
@@ -183,7 +185,7 @@ class ShardViews:
                     delta_apply(view, delta, undo=not undo)
 
     def digest(self, tile: int) -> Digest:
-        """Return the digest of a tile; if its views differ, the sum of their digests."""
+        """Return the digest of a tile; if its views differ, the sum of their distinct digests."""
         found = {digest(view) for view in self._at(tile)}
         if len(found) == 1:
             return next(iter(found))

@@ -460,7 +460,7 @@ def test_damage_stops_at_the_relay() -> None:
     manifest = world.relay.wait_manifests(2, 0)[0]
     for chunk in manifest.chunks:
         assert world.relay.held(manifest.key, chunk.tile) is None
-    with pytest.raises(CorruptData, match="damaged 2 times"):
+    with pytest.raises(CorruptData, match="undamaged in 2 attempts"):
         world.relay.chunk(manifest.key, manifest.chunks[0].tile)
     world.far.spoiled = 0
     one.follow(3)

@@ -17,7 +17,7 @@ from rose.transfer.codec.tensor import CPU, TensorBits
 if TYPE_CHECKING:  # It imports torch.
     from rose.transfer.codec.gpu import GpuBackend
 
-# Top-k sends an element that this many packs in a row have left unsent.
+# Top-k sends a changed element, however small the change, after this many packs without it.
 AGE_LIMIT: Final = 255
 
 ISAS: Final = ("portable", "avx2", "avx512")
@@ -84,7 +84,7 @@ class HostBackend:
         base_digests: Sequence[tuple[int, int] | None],
         threads: int = 1,
     ) -> list[Delta]:
-        """Pack every tensor, or none."""
+        """Pack all tensors; on an error, restore the shadows that are packed already."""
         deltas: list[Delta] = []
         with ExitStack() as undo:
             for one, other, base in zip(new, shadow, base_digests, strict=True):
@@ -129,7 +129,7 @@ class HostBackend:
         age_limit: int = AGE_LIMIT,
         threads: int = 1,
     ) -> int:
-        """Return the smallest size threshold that sends at most `budget` elements."""
+        """Return the lowest threshold for change sizes that sends at most `budget` elements."""
         return _core.topk_threshold(
             new,
             shadow,
@@ -205,7 +205,10 @@ def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:
 
 
 def lowered_isa(wanted: str | None) -> str | None:
-    """Return the instruction set that honours the limit `wanted`; None for the machine's best."""
+    """Return the instruction set to use: `wanted` if this machine has it, else None.
+
+    None stands for the best of this machine, which is then below `wanted`, or has no limit.
+    """
     if wanted is None:
         return None
     if wanted not in ISAS:

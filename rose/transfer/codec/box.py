@@ -13,11 +13,11 @@ _SEARCH_STEPS: Final[Any] = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Elements in row-major order; equal boxes list the same bytes in the same order.
+    """Memory layout of elements in row-major order. Equal boxes list the same bytes in one order.
 
     Args:
         address: address of the first element.
-        shape: sizes of the dimensions, all > 1 and as few as possible; (0,) without elements.
+        shape: sizes of the dimensions, all > 1 and as few as possible; (0,) if it is empty.
         strides: bytes from one index to the next, per dimension.
     """
 

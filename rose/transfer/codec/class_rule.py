@@ -1,7 +1,7 @@
-"""The choice of a class rule: the exponents of each class, and how each class lists its sizes.
+"""The choice of a class rule for STRAT: exponents of each class, and how it lists its sizes.
 
-The rule that needs the fewest bits for a sample of both versions wins. So the choice adapts to
-learning rate, weight scale and step count without knowing them.
+The candidate that encodes a sample of the old and new weights in the fewest bits is chosen. So the
+choice adapts to learning rate, weight scale and step count without knowing them.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,12 @@ from rose.transfer.codec.tensor import TensorBits, bits_of, check_pair
 
 SAMPLED_BLOCKS: Final = 64
 _BLOCK: Final = BLOCK_ELEMENTS[0]
-# STRAT is worth a second pass over the weights only if a delta shrinks below this
-# share of its size.
+# STRAT is worth the extra time of coding only if a delta shrinks below this share of its size.
 _WORTH: Final = 0.98
 
-# Columns of the histogram (csrc/transfer/class_histogram.h): the number of elements; all changes,
-# counted by the bit length of size - 1, 0 to 32; changes of size 2 or more, counted by the bit
-# length of size - 2.
+# Columns of the histogram (csrc/transfer/class_histogram.h): first the number of elements; then the
+# number of changes by the bit length of size - 1, from 0 to 32; then the number of changes of size
+# 2 or more by the bit length of size - 2, from 0 to 32.
 _WIDTHS: Final = 33
 _ALL: Final = slice(1, 1 + _WIDTHS)
 _FEW: Final = slice(1 + _WIDTHS, 1 + 2 * _WIDTHS)
@@ -46,10 +45,10 @@ class ChangeHistogram:
     """Changes in a sample, counted by old exponent and by size.
 
     Args:
-        shift: bits of an element below its exponent.
+        shift: number of bits of an element below its exponent.
         width: bits of an element.
-        blocks: delta blocks in the sample.
-        rows: (2^exponent_bits, columns) float64 counts.
+        blocks: number of delta blocks in the sample.
+        rows: (2^exponent_bits, columns) float64 counts; the first index is the old exponent.
     """
 
     shift: int
@@ -66,7 +65,7 @@ def class_rule(new: Any, shadow: Any) -> ClassRule | None:
     tensors are only read.
 
     Returns:
-        The rule; None where STRAT would save less than 2 %, and for int8, which has no exponent.
+        The rule; None if STRAT would save less than 2 %, and for int8, which has no exponent.
 
     Raises:
         InvalidArgument: shape, dtype or device of the tensors differ.
@@ -135,7 +134,7 @@ def _plain_bits(histogram: ChangeHistogram) -> float:
     elements, changed = whole[0, 0, 0], whole[0, 0, _ALL].sum()
     sizes = [_sizes_bits(whole, histogram, is_all=one)[0][0, 0] for one in (False, True)]
     # Each section of a block ends with half a word of padding on average. Positions and signs are
-    # two sections; listed sizes add three, and one word for their shape. STRAT pads only once.
+    # two sections. Listed sizes add three, and a word that describes them. STRAT pads only once.
     has_sizes = whole[0, 0, _FEW].any()
     rest = changed + min(sizes) + histogram.blocks * (32 + (3 * 16 + 32) * has_sizes)
     positions = float(_elias_fano_bits(elements, changed))
@@ -143,7 +142,7 @@ def _plain_bits(histogram: ChangeHistogram) -> float:
 
 
 def _places_bits(classes: Numbers, histogram: ChangeHistogram) -> Numbers:
-    """Return the bits of positions, signs and the number of changes."""
+    """Return how many bits each class takes for positions, signs and the number of changes."""
     elements, changed = classes[..., 0], classes[..., _ALL].sum(-1)
     ranks = np.minimum(_elias_fano_bits(elements, changed), elements)
     bits: Numbers = ranks + changed + _gamma_bits(changed, histogram)
@@ -153,12 +152,15 @@ def _places_bits(classes: Numbers, histogram: ChangeHistogram) -> Numbers:
 def _sizes_bits(
     classes: Numbers, histogram: ChangeHistogram, *, is_all: bool
 ) -> tuple[Numbers, npt.NDArray[np.int64]]:
-    """Return the fewest bits for the sizes of each class, and the magnitude width for them."""
+    """Return the fewest bits for the sizes of each class, and the magnitude width that gives them.
+
+    With `is_all` a class lists every size, otherwise only sizes other than 1.
+    """
     changed = classes[..., _ALL].sum(-1)
     by_width = classes[..., _ALL if is_all else _FEW]
     listed = by_width.sum(-1)
     widths = np.arange(histogram.width)
-    # A size that needs more than m bits is large.
+    # A size that needs more bits than the magnitude width is large.
     large = listed[..., None] - by_width.cumsum(-1)[..., : histogram.width]
     bits = listed[..., None] * widths + histogram.width * large
     bits += _elias_fano_bits(listed[..., None], large)
@@ -172,7 +174,10 @@ def _sizes_bits(
 
 
 def _elias_fano_bits(universe: Numbers, count: Numbers) -> Numbers:
-    """Return the bits of an Elias-Fano list, from sums over blocks that are assumed alike."""
+    """Estimate the bits of one Elias-Fano list per block.
+
+    `universe` and `count` are sums over the blocks, which are assumed to be alike.
+    """
     some = np.maximum(count, 1)
     low = np.floor(np.log2(np.maximum(universe / some, 1)))
     bits: Numbers = np.where(count > 0, count + universe / 2**low + count * low, 0.0)
@@ -180,6 +185,6 @@ def _elias_fano_bits(universe: Numbers, count: Numbers) -> Numbers:
 
 
 def _gamma_bits(count: Numbers, histogram: ChangeHistogram) -> Numbers:
-    """Return the bits of a gamma-coded number per block; `count` is the sum of the numbers."""
+    """Estimate the bits of one gamma-coded number per block; `count` is the sum of the numbers."""
     bits: Numbers = histogram.blocks * (2 * np.log2(count / histogram.blocks + 1) + 1)
     return bits

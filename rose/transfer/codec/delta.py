@@ -42,13 +42,14 @@ def _frozen(name: str, array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.
 class ClassRule:
     """Rule by which STRAT sorts elements into eight classes, by their old exponents.
 
-    The class of an element is ((old >> shift) mod 2^exponent_bits) - origin, clamped to 0 to 7.
+    The class of an element with the old bits `old` is
+    ((old >> shift) mod 2^exponent_bits) - origin, clamped to 0 to 7.
 
     Args:
-        shift: bits below the exponent.
-        exponent_bits: bits of the exponent.
-        origin: exponent of class 0, 0 to 255.
-        all_mask: bit c is 1 if class c lists every size, 0 if it lists only sizes other than 1.
+        shift: number of bits below the exponent.
+        exponent_bits: number of bits of the exponent.
+        origin: highest exponent of class 0, 0 to 255.
+        all_mask: bit c is 1 if class c lists the size of every change, 0 if only sizes above 1.
         magnitude_bits: width of a magnitude in bits, for each of the eight classes.
     """
 
@@ -77,9 +78,9 @@ class Delta:
     """The difference between two versions of a flat array of 8, 16 or 32-bit elements.
 
     Args:
-        count: elements of the array.
-        block_elements: elements of a delta block, 65,536 or 16,384.
-        width: bits of an element.
+        count: number of elements of the array.
+        block_elements: number of elements of a delta block, 65,536 or 16,384.
+        width: bits per element.
         entries: (blocks,) uint64, the block table.
         payload: (words,) uint32, words of all blocks in table order.
         base_digest: digest of the base array, with first index 0 and seed 0.

@@ -49,7 +49,7 @@ def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: T
         try:
             return np.from_dlpack(thing)  # its flags say whether it is writable
         except (BufferError, RuntimeError):
-            pass  # NumPy has no bf16 and no fp8; torch does, and explains any other failure
+            pass  # NumPy has no bf16 and no fp8, but torch has; torch also explains other failures
     torch = torch_with(kind in _GPU)
     offer = _Offer(thing)
     device = torch.device("cuda", index) if kind in _GPU else None
@@ -69,7 +69,7 @@ def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: T
 
 
 def _current(stream: Any, device: Any) -> Any:
-    """Make `stream` torch's current stream, so that it waits for the other library's work."""
+    """Make `stream` torch's current stream, so that `stream` waits for the other library's work."""
     if stream is None or device is None:
         return nullcontext()
     from rose.kernels.streams import on_stream  # noqa: PLC0415
@@ -106,7 +106,7 @@ class _Versioned(ctypes.Structure):
 
 
 def _is_writable(capsule: Any) -> bool:
-    """Return True if a capsule declares itself writable; capsules before DLPack 1.0 cannot."""
+    """Return True if a capsule declares itself writable, which needs DLPack 1.0 or later."""
     read = ctypes.pythonapi.PyCapsule_GetPointer
     read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     try:

@@ -105,8 +105,8 @@ class GpuBackend:
     def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
         """Apply on the device, which checks each block, and wait for the result.
 
-        A delta that is marked as checked is queued without a wait. With `verify`, the call first
-        waits for the digest of the weights.
+        A delta that is marked as checked is queued without a wait, except with `verify`: then the
+        call waits for the digests.
         """
         self.delta_apply_all([weights], [delta], [""], undo=undo, verify=verify)
 
@@ -121,8 +121,9 @@ class GpuBackend:
     ) -> None:
         """Apply deltas to tensors of one GPU, all or none, with one copy.
 
-        With `verify`, the embedded kernels sum up how the digests change, and a sum that differs
-        from that of the delta undoes the call. The Triton twins digest the weights first.
+        With `verify`, the embedded kernels measure how the digest of each tensor changes. If a
+        delta states another change, all deltas are undone. The Triton twins digest the weights
+        first.
         """
         for one, delta, name in zip(weights, deltas, names, strict=True):
             with about(name):
@@ -143,7 +144,7 @@ class GpuBackend:
             wrong = None if sums is None else _first_wrong(_pairs(sums), deltas, undo=undo)
             if bad == -1 and wrong is None:
                 return
-            # The sound blocks have changed. Undoing restores them, whatever the bad blocks contain.
+            # The sound blocks are applied. Undoing restores them, whatever the bad blocks contain.
             self._codec.delta_apply_all(weights, tables, blocks, undo=not undo)
         if wrong is not None and bad == -1:
             with about(names[wrong]):
@@ -161,7 +162,7 @@ class GpuBackend:
         age_limit: int = AGE_LIMIT,
         threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> int:
-        """Return the smallest size threshold that sends at most `budget` elements."""
+        """Return the lowest threshold for change sizes that sends at most `budget` elements."""
         with on_stream(self._stream, new.device):
             least = self._codec.topk_threshold(
                 new, shadow, budget=budget, ages=ages, age_limit=age_limit
@@ -177,7 +178,7 @@ class GpuBackend:
         total = int(changed.sum())
         if total > delta.count or not self._codec.checks_deltas:
             _core.delta_check(delta)
-        # The number of changes before each block, and no bad block.
+        # The number of changes before each block, then -1: no bad block yet.
         numbers = np.append(np.cumsum(changed) - changed, -1)
         with on_stream(self._stream, base.device):
             entries, offsets, there, payload = _sent([delta], base, [numbers])[0]
@@ -259,7 +260,7 @@ def _start(*, undo: bool) -> str:
 def _first_wrong(
     changes: Sequence[tuple[int, int]], deltas: Sequence[Delta], *, undo: bool
 ) -> int | None:
-    """Return the first delta whose digests differ by something else than the change."""
+    """Return the index of the first delta whose stated digests contradict the measured change."""
     for at, (change, delta) in enumerate(zip(changes, deltas, strict=True)):
         before, after = delta.base_digest, delta.digest
         if undo:
@@ -310,7 +311,7 @@ def _sent(
     One copy sends them all.
 
     Raises:
-        CorruptData: a block table adds up to another number of words than its payload has.
+        CorruptData: the block sizes of a table do not add up to the size of its payload.
     """
     offsets = []
     for delta in deltas:

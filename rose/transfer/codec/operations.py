@@ -1,6 +1,6 @@
 """The delta codec: pack changes, apply and undo them, and compare digests.
 
-Every function works on bits: shape and dtype have no effect, except in top-k, which measures
+Every function works on bits: shape and dtype do not affect results, except in top-k, which measures
 changes of bf16. A tensor may be a slice of a larger tensor, with any strides >= 0; its elements are
 taken in row-major order. The formats are in `docs/protocol.md`.
 
@@ -66,14 +66,14 @@ def delta_pack(
     """Pack the difference between `new` and `shadow`, and make `shadow` equal to `new`.
 
     Two mappings with the same names pack all their tensors in one call. The tensors must be on one
-    device and share no memory. On a GPU the launches follow each other without a wait. One copy
-    fetches all deltas, which share its memory, and the call temporarily takes as much device memory
+    device and share no memory. On a GPU the launches follow each other without a wait, and one copy
+    fetches all deltas into one shared array. The call temporarily takes as much device memory
     as all tensors together.
 
     Args:
         new: the fresh weights; or a mapping of names to tensors.
         shadow: weights that the receiver holds; written in place. On an error it is unchanged.
-        block_elements: 65,536, or 16,384 where more than about 1 % changes.
+        block_elements: elements per delta block: 65,536, or 16,384 if more than about 1 % changes.
         threads: CPU threads; any number makes the same delta.
         base_digest: digest of the shadow if known, such as the digest of the previous delta. Then
             only changed elements are digested, which is faster. It is not verified: a wrong value
@@ -140,9 +140,9 @@ def delta_apply(
         weights: tensor that is changed in place; or a mapping of names to tensors.
         delta: delta to apply; or a mapping of names to deltas.
         undo: whether to undo the delta, which restores the original bits.
-        verify: refuse weights that are not the base of the delta, or with `undo` its result. Only
-            the words that the delta changes are read and verified; a GPU without the embedded
-            kernels reads all. On a GPU the call waits for the stream.
+        verify: whether to refuse weights that are not the base of the delta, or with `undo` its
+            result. Only the words that the delta changes are read and verified; a GPU without the
+            embedded kernels reads all. On a GPU the call waits for the stream.
         stream: GPU stream.
 
     Raises:
@@ -175,7 +175,7 @@ def delta_check(delta: Delta) -> None:
     """Check that a delta can be applied to weights of its size.
 
     Raises:
-        CorruptData: it is not well formed; the message names the block.
+        CorruptData: the delta is not well formed; the message names the block.
     """
     _core.delta_check(delta)
 
@@ -220,9 +220,9 @@ def topk_pack(
     """Pack only the largest changes, within a budget, and apply them to `shadow`.
 
     Unsent changes stay differences between `new` and `shadow`, so the next delta can send them. The
-    delta's digest is the digest of `shadow` after packing: of the weights that the receiver will
-    have. So `shadow` is the behaviour policy of its rollouts, against which importance weights are
-    computed.
+    delta's digest is the digest of `shadow` after packing, and of the receiver's weights after it
+    applies the delta. So `shadow` is the behaviour policy of the receiver's rollouts, against which
+    importance weights are computed.
 
     Args:
         new: the fresh weights, bf16 or its bits.
@@ -231,8 +231,8 @@ def topk_pack(
             at all. Changes below the smallest normal number are sent only at the age limit.
         least: smallest change to send, > 0, rounded down to bf16. Pass exactly one of `budget` and
             `least`.
-        ages: uint8 in the shape of `new`, zeros at first: how many packs in a row have left each
-            element unsent; updated in place. None to send by size alone.
+        ages: uint8 in the shape of `new`, zeros at first: number of consecutive packs that left an
+            element's change unsent; updated in place. None to choose by size alone.
         age_limit: age at which a change is sent whatever its size, even beyond the budget.
         block_elements: see `delta_pack`.
         threads: see `delta_pack`.

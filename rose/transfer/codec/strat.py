@@ -32,8 +32,8 @@ def strat_pack(
         delta: delta from `delta_pack`.
         weights: base weights of the delta. Other weights give a wrong encoding without an error.
         rule: class rule from `class_rule`.
-        is_after: whether `weights` are the result of the delta, not its base, as a shadow is after
-            packing.
+        is_after: whether `weights` are the result of the delta instead of its base. After packing,
+            the shadow is the result.
         threads: CPU threads, 1 to 64; any number makes the same encoding.
 
     Returns:
@@ -165,7 +165,7 @@ def _row(name: str, tensor: Any, delta: Delta) -> npt.NDArray[Any]:
     row = host_row(bits_of(name, tensor))
     if (len(row), 8 * row.itemsize) != (delta.count, delta.width):
         raise InvalidArgument(
-            f"{name} must have the {delta.count} elements of {delta.width} bits of the delta, "
+            f"{name} must have {delta.count} elements of {delta.width} bits like the delta, "
             f"got {len(row)} of {8 * row.itemsize}"
         )
     return row

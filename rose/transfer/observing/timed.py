@@ -39,8 +39,8 @@ class TimedSource(SourceAround):
 
     Args:
         source: source of the versions.
-        timeline: timeline for a "wire" span per pull, and for the "stage" span around these spans,
-            which the callback of `staged` adds.
+        timeline: timeline that gets a "wire" span for each pull. The callback of `staged` adds a
+            "stage" span that begins with the first pull of the version.
     """
 
     def __init__(self, source: Source, timeline: Timeline) -> None:

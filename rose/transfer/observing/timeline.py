@@ -68,7 +68,7 @@ class Timeline:
             self.add(name, begin_ns, **arguments)
 
     def add(self, name: str, begin_ns: int, end_ns: int | None = None, **arguments: Any) -> None:
-        """Add a span of this thread from `begin_ns` to `end_ns`, by default now."""
+        """Add a span of this thread from `begin_ns` to `end_ns`, by default until now."""
         end_ns = self.clock.now_ns() if end_ns is None else end_ns
         one = Span(name, begin_ns, end_ns, threading.get_native_id(), arguments)
         with self._lock:
@@ -102,8 +102,8 @@ class Timeline:
 def merged(contents: Sequence[tuple[str, bytes]]) -> bytes:
     """Merge traces of several processes of one machine.
 
-    Two processes may have the same pid: one after the other, or in different containers. Then every
-    process but the first gets a new pid.
+    Two processes may have the same pid, if one ran after the other or in another container. Then
+    every process but the first gets a new pid.
 
     Args:
         contents: (name for messages, content) of each file.

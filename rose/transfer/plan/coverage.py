@@ -18,7 +18,7 @@ class Coverage:
 
     Args:
         shards: the map with one name per tied tensor, and no piece twice.
-        ties: canonical name of a tensor, by each of its other names.
+        ties: maps each other name of a tied tensor to its canonical name.
         elements: number of elements of all tensors.
         held: number of elements that at least one rank holds.
         unheld: number of elements that no rank holds, by tensor.
@@ -48,10 +48,10 @@ def check_coverage(
 
     Args:
         shards: map to check.
-        is_source: whether each element of a tensor that is not computed must be held by some rank.
+        is_source: whether some rank must hold each element, except elements of computed tensors.
         storages: number of elements of every parameter of every rank; pieces must describe all of
             them. None if unknown.
-        buffers: parameters that no piece has to describe, like computed parameters.
+        buffers: parameters that no piece needs to describe; computed parameters need none either.
         known: preferred names for tied tensors.
 
     Raises:

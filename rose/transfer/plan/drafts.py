@@ -44,11 +44,11 @@ def refine(
         source: ranks of the trainer; together they must hold every element of all tensors that are
             not computed.
         replicas: ranks of the engines, with any layouts.
-        tile_elements: largest number of elements of a tile; lower where it exceeds `TILE_BYTES`.
+        tile_elements: largest number of elements of a tile; `TILE_BYTES` limits a tile too.
 
     Returns:
         The source with one name per tied tensor, the replicas with the source's names, and the
-        tiles, by tensor name, then offset.
+        tiles, ordered by tensor name, then offset.
 
     Raises:
         InvalidArgument: a map is unsound; a replica needs a tensor, shape, part or dtype that the

@@ -18,7 +18,8 @@ from rose.transfer.plan.storage import Storage
 
 FORMAT: Final = 1
 PLAN_FORMAT: Final = 3
-# A map of 256 ranks with flat shards of 120 B parameters takes 40 MiB, and its plan takes 100 MiB.
+# A map of 256 ranks with flat shards of 120 billion parameters takes 40 MiB, and its plan takes
+# 100 MiB.
 FILE_BYTES_MAX: Final = 512 << 20
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class ShardFile:
         shards: pieces of its ranks.
         storages: (rank, parameter, elements) of every storage; None if unknown.
         buffers: parameters that are in no checkpoint.
-        ties: canonical name of a tensor, by each of its other names; only for a source.
+        ties: maps each other name of a tied tensor to its canonical name; only for a source.
         converts: pairs (dtype on the wire, dtype in the engine) that a replica converts by itself.
         format: format number of the file.
     """

@@ -43,7 +43,7 @@ class Plan:
     def layout_id(self) -> str:
         """Return the layout id, 64 hex digits; tile digests of equal layouts are comparable.
 
-        A plan computes its properties at each access.
+        Like every property of a plan, it is computed at each access.
         """
         return layout_id(self.tiles)
 

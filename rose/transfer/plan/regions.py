@@ -23,7 +23,7 @@ def whole(shape: tuple[int, ...]) -> Region:
 
 
 def moved(view: LocalView, held: Region, part: Region) -> LocalView:
-    """Return the view of `part` of a region, given the view of the region."""
+    """Return the view of the box `part`, given the view of the region `held` that contains it."""
     steps = zip(view.strides, held.offset, part.offset, strict=True)
     ahead = sum(stride * (at - first) for stride, first, at in steps)
     return LocalView(view.parameter, view.offset + ahead, view.strides)

@@ -1,4 +1,4 @@
-"""The route of every tile: its contributor, its landings and its receivers."""
+"""The route of every tile: its contributor, the relays where it lands, and its receivers."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -104,6 +104,9 @@ def _sends(draft: Draft, landings: tuple[Landing, ...]) -> int:
 
 
 def _weight(draft: Draft, sends: int) -> int:
-    """Return the cost of a tile to its contributor; a tile without receivers is packed too."""
+    """Return the cost of a tile to its contributor.
+
+    A tile without receivers counts as sent once, because it is packed too.
+    """
     size_bytes = draft.region.count * width_of(draft.tensor, draft.dtype) / 8
     return max(1, round(size_bytes * _PARTS_PER_BYTE)) * max(1, sends)

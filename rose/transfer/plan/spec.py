@@ -83,7 +83,7 @@ class LocalView:
     strides: tuple[int, ...]
 
 
-# Tiles in a rank's memory: by tile, each view with the shape of the tile's region.
+# Places of tiles in a rank's memory: for each tile its views, each with the shape of its region.
 Places: TypeAlias = Mapping[int, tuple[tuple[LocalView, tuple[int, ...]], ...]]
 
 
@@ -109,8 +109,9 @@ class ShardMap:
 
     Args:
         pieces: pieces of all ranks. Ranks may hold the same region; a rank may hold it twice.
-        computed: tensors whose parameters a loader computes with a transform that is not a view,
-            each with the reason. No piece describes them, so they cannot be changed in place.
+        computed: tensors whose parameters a loader computes with a transform that is not a view;
+            maps the name to the reason. No piece describes such a tensor, so it cannot be changed
+            in place.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -129,9 +130,9 @@ class SourceRanks:
 
     Args:
         cluster: cluster of the ranks.
-        ties: canonical name of a tensor, by each of its other names. Names that share a storage
-            need not be listed. Copies that the trainer keeps equal must be listed, such as the
-            embedding at both ends of a pipeline.
+        ties: maps each other name of a tied tensor to its canonical name. Names that share a
+            storage need not be listed. Copies that the trainer keeps equal must be listed, such as
+            the embedding at both ends of a pipeline.
     """
 
     cluster: str

@@ -1,4 +1,4 @@
-"""The elements of the ranks' memory that a shard map describes, each at most once."""
+"""The elements of the ranks' memory that a shard map describes; none may be described twice."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias

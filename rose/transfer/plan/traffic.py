@@ -18,7 +18,7 @@ class Traffic:
 
     Args:
         crossing: bytes over each link between clusters.
-        fan_out: bytes to receivers inside each cluster.
+        fan_out: bytes sent inside each cluster, by its relays or by source ranks.
         sent: bytes that each source rank sends.
         relayed: bytes that each relay sends.
         landed: bytes that each relay receives.

@@ -57,9 +57,9 @@ class Contributor:
         shadow: shadow weights; only this object may change them.
         tiles: all tiles of the weights.
         owned: indices of the tiles to send, ascending; None for all.
-        encoding: "strat" sends about a quarter fewer bytes, but contributor and receiver each make
-            a second pass over the weights, which pays on slow links. Over loopback, "gap" is
-            faster.
+        encoding: "strat" sends about a quarter fewer bytes, but packing takes longer, and to decode
+            a delta the receiver reads the whole tile. That pays on slow links; over loopback, "gap"
+            is faster.
         threads: CPU threads.
         selections: selection by tile, for bf16 tiles; of all other tiles every change is sent.
 
@@ -135,7 +135,7 @@ class Contributor:
 
         Args:
             tiles: indices of owned tiles.
-            undone: deltas by tile to undo first, for each version, the latest version first.
+            undone: deltas to undo first, by tile, one mapping per version; the latest first.
         """
         for tile in tiles:
             bits = host_row(bits_of("shadow", self._shadow.bits(tile)))

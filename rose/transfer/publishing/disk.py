@@ -54,7 +54,7 @@ class HostDisk:
         return sorted(name for name in found if not name.startswith("."))
 
     def read(self, name: str, first: int = 0, nbytes: int | None = None) -> bytes:
-        """Return bytes of a file from `first` on: up to `nbytes`, by default to its end."""
+        """Return bytes of a file from offset `first`: up to `nbytes`, by default to its end."""
         try:
             with (self._directory / name).open("rb") as file:
                 file.seek(first)
@@ -77,7 +77,7 @@ class HostDisk:
         self._run(path, change, take_back=lambda: path.unlink(missing_ok=True))
 
     def extend(self, name: str, first: int, parts: Sequence[bytes]) -> None:
-        """Truncate a file at `first` and append; the system decides when this reaches the disk."""
+        """Truncate a file at offset `first` and append; the system decides when this is on disk."""
         path = self._directory / name
 
         def change() -> None:

@@ -104,7 +104,7 @@ class DiskStore(MemoryStore):
         return frame
 
     def forget(self, key: UpdateKey) -> None:
-        """Remove the file; if that fails, the update still counts as gone, and a retry follows."""
+        """Remove the file; if that fails, the update counts as gone, and the next call retries."""
         super().forget(key)
         with self._changing:
             with self._lock:
@@ -121,7 +121,7 @@ class DiskStore(MemoryStore):
             return [self._files[key].manifest for key in sorted(self._files)]
 
     def tiles(self, key: UpdateKey) -> frozenset[int]:
-        """Return the tiles of an update with stored frames."""
+        """Return the tiles of an update whose frames are stored."""
         with self._lock:
             file = self._files.get(key)
             return frozenset(() if file is None else file.places)
@@ -156,7 +156,7 @@ class DiskStore(MemoryStore):
             super().forget(old.key)
 
     def _open(self, name: str) -> None:
-        """Index a file; remove it if it is damaged from the start."""
+        """Index a file; remove it if its header is damaged or its name is wrong."""
         if not name.endswith(_SUFFIX):
             return
         content = self._disk.read(name)

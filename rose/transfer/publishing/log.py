@@ -53,7 +53,8 @@ class TransferStatistics:
         versions: published versions, without the opening.
         snapshots: snapshots made.
         sent_bytes: bytes of all chunks sent.
-        dense_bytes: bytes that whole weights would take, once per receiver and reported version.
+        dense_bytes: bytes that whole weights would take at 2 bytes per element, once per receiver
+            and reported version.
     """
 
     versions: int = 0
@@ -67,7 +68,7 @@ class _Counts:
     """Counts of one version. They are kept for thousands of versions, unlike manifests.
 
     Args:
-        dense_bytes: bytes of whole weights; 0 for the opening.
+        dense_bytes: bytes of whole weights, at 2 bytes per element; 0 for the opening.
         answered: names of receivers that have reported the version.
     """
 
@@ -78,8 +79,8 @@ class _Counts:
 class VersionLog(Shelf):
     """Stores manifests and chunks, forgets the oldest, and counts the bytes that it sends.
 
-    It keeps the last `versions_max` versions with the merged deltas among them, and of the merged
-    deltas that begin earlier the last `merged_max` of each length. The opening always stays.
+    It keeps the last `versions_max` versions and the merged deltas among them. Of merged deltas
+    that begin earlier, it keeps the last `merged_max` of each length. The opening always stays.
 
     Any thread may call. The lock guards counts and snapshots, and is held only briefly; one thread
     at a time appends.
@@ -87,7 +88,7 @@ class VersionLog(Shelf):
     Args:
         versions_max: number of versions to keep, at least 1.
         bytes_max: bytes of all chunks to keep, snapshots included.
-        merged_max: merged deltas of each length to keep that begin before those versions.
+        merged_max: number of merged deltas to keep from before those versions, for each length.
         store: store of the chunks, by default in memory. Updates that an earlier process left in it
             are served until a publisher opens the log.
     """

@@ -21,7 +21,8 @@ from rose.transfer.publishing.log import VersionLog
 from rose.units import GIB
 
 LEVELS_MAX: Final = 20
-# Limit in bytes for deltas that wait for their other half; beyond it, the largest are dropped.
+# Limit in bytes for queued versions, of which the oldest are dropped, and also for deltas that wait
+# for their other half, of which the largest are dropped.
 WAITING_BYTES_MAX: Final = 2 * GIB
 _LOOK_S: Final = 10.0
 
@@ -213,7 +214,7 @@ class MergerThread(Merger, Closing):
 
     def __init__(self, log: VersionLog, signing: Signing) -> None:
         super().__init__(log, signing)
-        self._bell = threading.Event()  # set when a version is queued, or at the end
+        self._bell = threading.Event()  # set when a version is queued, and at `close`
         self._is_closed = False
         self._thread = Thread(self._run, name="rose-merger", on_failure=self._broke)
         self._thread.start()

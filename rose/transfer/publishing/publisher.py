@@ -231,7 +231,8 @@ class Publisher:
             tiles: indices of the tiles, ascending, each once; may be empty.
 
         Returns:
-            The manifest, and frames by tile; None if the log lacks a version.
+            The manifest, and frames by tile; None if the log lacks a version since then, or a
+            later version cannot be undone.
 
         Raises:
             InvalidArgument: a tile does not exist.
@@ -272,7 +273,7 @@ class Publisher:
         return manifest, {chunk.tile: frame for chunk, frame in made}
 
     def _whole(self, tiles: Sequence[int], past: Past) -> list[tuple[Chunk, bytes]] | None:
-        """Return tiles of a past version; None if the log lacks a version since then.
+        """Return tiles of a past version; None if a later version is missing or cannot be undone.
 
         Raises:
             Unavailable: an earlier publish was interrupted.

@@ -26,7 +26,7 @@ class Selection:
 
     Args:
         share: largest fraction of a tile's elements to send, > 0 and <= 1.
-        least: smallest change to send, in the weights' own unit, > 0.
+        least: smallest absolute change of an element to send, > 0.
         age_limit: number of versions, 1 to 255, after which an unsent element is sent however
             small its change is.
     """

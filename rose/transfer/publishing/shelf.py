@@ -1,8 +1,8 @@
 """The shelf: the kept updates of one chain, which receivers request and wait for.
 
-The choice of updates to keep is pure. It sees updates as edges from a version to a later version; a
-*path* is a chain of edges. An edge whose end has no path to the newest version is useless and not
-kept.
+The functions that choose the updates to keep are pure. They treat an update as an edge from a
+version to a later version; a *path* is a chain of edges. An edge whose end has no path to the
+newest version is useless and not kept.
 """
 
 import threading
@@ -51,7 +51,7 @@ class Limits:
 
     Args:
         versions_max: number of last versions among which all edges are kept; at least 1.
-        merged_max: merged edges of each length to keep that begin before those versions.
+        merged_max: number of merged edges to keep from before those versions, for each length.
         bytes_max: bytes of all chunks.
     """
 
@@ -114,11 +114,10 @@ def to_forget(
 ) -> list[UpdateKey]:
     """Choose the updates to forget so that a log keeps its limits; return them ascending.
 
-    Single edges that begin before the last `versions_max` versions are too old. So are merged edges
-    that begin there, except the last `merged_max` of each length. To make room, edges with the
-    lowest base are dropped first, since no path from a later version uses them. Edges of the
-    cheapest path from the opening are dropped last: a worker that was away for long may still have
-    the opening.
+    Edges that begin before the last `versions_max` versions are too old, except the last
+    `merged_max` merged edges of each length. To make room, edges with the lowest base are dropped
+    first, since no path from a later version uses them. Edges of the cheapest path from the opening
+    are dropped last: a worker that was away for long may still have the opening.
     """
     kept = connected(_young(edges, limits, newest_n), newest_n)
     if sum(edge.nbytes for edge in kept) > limits.bytes_max:
@@ -144,8 +143,8 @@ def _within(
 ) -> list[Edge]:
     way = None if opening_n is None else path(edges, opening_n, newest_n)
     anchored = {edge.key for edge in way or ()}
-    # In the order of dropping. Of edges with one base the shortest comes first, since longer edges
-    # bring a receiver at that base further.
+    # In the order of dropping. Of edges with the same base the shortest comes first, since a longer
+    # edge brings a receiver at that base further.
     order = sorted(edges, key=lambda one: (one.key in anchored, one.key.base_n, one.key.n))
     left = sum(edge.nbytes for edge in edges)
     going = 0

@@ -73,7 +73,7 @@ class MemoryStore:
             return [self._updates[key][0] for key in sorted(self._updates)]
 
     def tiles(self, key: UpdateKey) -> frozenset[int]:
-        """Return the tiles of an update with stored frames."""
+        """Return the tiles of an update whose frames are stored."""
         with self._lock:
             update = self._updates.get(key)
             return frozenset(() if update is None else update[1])

@@ -106,7 +106,10 @@ def _entrance(held: Held, known: Sequence[Manifest], subscription: Subscription)
 
 
 def as_held(manifest: Manifest, held: Held) -> Manifest:
-    """Turn a manifest into a mere change of name, for a receiver that has the bits already."""
+    """Return a manifest without chunks, for a receiver that already has the version's bits.
+
+    Committing that manifest only gives the weights the version's name.
+    """
     return replace(
         manifest,
         base=held.version,

@@ -1,9 +1,10 @@
 """The commit: turns the weights into a staged version tile by tile, or restores them.
 
-CHECKING -> APPLYING -> COMMITTED, with the trainer's digest; that state is final. If the base
-differs, CHECKING -> ROLLED_BACK, and nothing was touched. After any later fault, APPLYING ->
-UNDOING -> ROLLED_BACK: the original bits are restored exactly and identified by their digests, even
-if they were not the expected base. If that fails too, QUARANTINED: nobody may use the weights.
+A commit that succeeds goes CHECKING -> APPLYING -> COMMITTED: the weights have the trainer's
+digest. If the base differs, CHECKING -> ROLLED_BACK, and nothing was touched. After a later fault,
+APPLYING -> UNDOING -> ROLLED_BACK: the original bits are restored exactly and identified by their
+digests, even if they were not the expected base. If the undo fails too, UNDOING -> QUARANTINED:
+nobody may use the weights.
 """
 
 from collections.abc import Sequence
@@ -116,7 +117,8 @@ class Commit:
         self._is_seed = manifest.is_snapshot
         self._tiles = range(manifest.tile_count) if subscribed is None else subscribed
         self._after = {chunk.tile: chunk.digest for chunk in manifest.chunks}
-        # A snapshot may have been requested because these digests are wrong, so it reads all tiles.
+        # A snapshot may have been requested because these digests are wrong, so its commit does not
+        # use them and reads all tiles.
         self._digests = None if self._is_seed else digests
         self._kept = digests
         self._read: dict[int, Digest] = {}
@@ -255,7 +257,7 @@ class Commit:
     def _apply(self, tile: int, delta: Delta) -> None:
         if self._is_seed:
             delta = _from_base(delta, self._target.bits(tile))
-        if delta.rule is not None:  # STRAT: the receiver staged it without the base
+        if delta.rule is not None:  # STRAT: staged without access to the base
             delta = self._unpacked(tile, delta)
         # Recorded first: a target that fails may have changed the tile.
         self._touched.append((tile, None))

@@ -67,7 +67,7 @@ class Puller:
         """Fetch a version and return it; None if it is no longer kept or `stop` was set.
 
         Raises:
-            CorruptData: a chunk arrived damaged in every attempt.
+            CorruptData: a chunk was missing or damaged in every attempt.
             Unavailable: the source failed.
             DeadlineExceeded: the source sent nothing for too long.
         """
@@ -88,8 +88,8 @@ class Puller:
             fault = next(iter(faults.items()), None)
         if fault is not None:
             raise CorruptData(
-                f"tile {fault[0]} of {manifest.version} arrived damaged {self._retries + 1} times: "
-                f"{fault[1]}"
+                f"tile {fault[0]} of {manifest.version} did not arrive undamaged in "
+                f"{self._retries + 1} attempts: {fault[1]}"
             )
         return StagedVersion(
             manifest, tuple((chunk.tile, self._pulled[chunk.tile]) for chunk in wanted)
@@ -136,7 +136,7 @@ class Puller:
 
     @contextmanager
     def _readers(self) -> Iterator[Callable[[Frame, Chunk, Tile], "_Reading"]]:
-        """Yield a function that starts to read a frame; it returns a function for the result."""
+        """Yield a function that starts to validate a frame and returns a getter of the delta."""
         if self._threads == 1:
             yield lambda *frame: partial(sound_delta, *frame)
             return

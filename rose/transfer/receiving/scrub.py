@@ -19,10 +19,10 @@ class Scrub:
     Args:
         weights: weights in use.
         digests: expected digests. Commits keep them up to date, so that a scrub may go on across
-            versions. The scrub replaces them with the actual digests for the next commit.
+            versions. The scrub replaces wrong ones by the actual digests, for the next commit.
         clock: clock of the budget.
-        repair: for engines that compute on a copy of the weights: makes the copy of a tile equal
-            to the tile, and returns whether it differed.
+        repair: function for engines that compute on a copy of the weights: it makes the copy of a
+            tile equal to the tile, and returns whether the copy differed.
     """
 
     def __init__(

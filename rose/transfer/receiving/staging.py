@@ -1,4 +1,4 @@
-"""Staging: a receiver's version, the choice of the next version, and its fetch.
+"""Staging: keeps a receiver's version, chooses its next version, and fetches that.
 
 It has no thread, so that tests can try every order of events; `Receiver` gives it a thread.
 """
@@ -57,9 +57,9 @@ MOVES: Final = frozenset(
 
 ReadTile: TypeAlias = Callable[[int], Any]
 
-# Reports that wait for an unreachable publisher; the oldest are dropped.
+# Most reports that wait for an unreachable publisher; beyond this number the oldest are dropped.
 REPORTS_MAX: Final = 64
-# Pulls in which an offered version lacks a chunk before it counts as no longer kept.
+# An offered version that lacks a chunk in this many pulls counts as no longer kept.
 MISSES_MAX: Final = 4
 
 
@@ -133,11 +133,12 @@ class Staging:
         self._staged: StagedVersion | None = None
         self._reports: deque[tuple[int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
         self._versions = self._snapshots = self._repaired = self._given_up = 0
-        self._missing: tuple[UpdateKey | None, int] = (None, 0)  # last incomplete update, its pulls
-        # Lowest version whose snapshot would help; None while deltas do. Set by the thread of
-        # `round`, and by a report while that thread is idle.
+        # Last update with a missing chunk, and the number of its pulls.
+        self._missing: tuple[UpdateKey | None, int] = (None, 0)
+        # Lowest version whose snapshot would help; None while deltas suffice. Set by the thread of
+        # `round`, by `repair`, and by `report` while that thread is idle.
         self._snapshot_from: int | None = None
-        # Version to which the weights may be repaired after a delta did not fit them.
+        # Version to which `round` tries to repair weights that are corrupted or do not fit a delta.
         self._repair_at: Version | None = None
 
     # ---- the engine's side
@@ -362,7 +363,7 @@ class Staging:
         at_least_n: int = NOTHING_KNOWN,
         is_repair: bool = False,
     ) -> bool:
-        """Ask for a version's digests and stage the differing tiles; return whether it could."""
+        """Ask for a version's digests and stage the differing tiles; return whether both worked."""
         survey = self._snapshot(n, ())
         if survey is None or (named is not None and survey.version != named):
             return False
@@ -443,7 +444,7 @@ class Staging:
     def _stage(self, manifest: Manifest, held: Held) -> None:
         """Fetch a version that was chosen for `held`; do nothing if the weights changed meanwhile.
 
-        Without this check a receiver with some tiles would not notice that the base differs.
+        Without this check a receiver with only some tiles would not notice that the base differs.
         """
         with self._lock:
             if self._held is not held:

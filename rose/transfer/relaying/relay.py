@@ -68,8 +68,10 @@ class Relay(Shelf):
     pass unchanged, signatures included. While upstream cannot be reached, kept versions are still
     served. The lock guards counts and reports, and is not held during calls to other objects.
 
-    A relay fetches updates from before its first round only on request. Merged deltas do not cross
-    the link: the relay makes them from local updates, and compares them with their manifests.
+    A relay fetches updates from before its first round only on request. To catch up after an outage
+    it fetches the updates with the fewest bytes, merged deltas included. It makes all other merged
+    deltas from local updates, and checks them against their manifests. Where that fails, it fetches
+    their chunks on request.
 
     Args:
         upstream: source used by the thread that calls `round`.
@@ -130,8 +132,8 @@ class Relay(Shelf):
             OutOfMemory: the store has no room for a manifest.
         """
         self._send_reports()
-        # Ask first even if an earlier round left chunks to fetch, but then without a wait: after a
-        # restart upstream may serve its chunks at another address, which its answer states.
+        # Ask first, but without a wait if an earlier round left chunks to fetch. After a restart,
+        # upstream may serve chunks at another address, which its answer states.
         self._learn(self._offered(0 if self._to_land else timeout_s))
         self._has_surveyed = True
         self._land()
@@ -196,7 +198,7 @@ class Relay(Shelf):
         return known is not None and known.version == manifest.version
 
     def _forget_run(self) -> None:
-        """Drop all data with version numbers as keys: they mean other weights in another run."""
+        """Drop all data keyed by version number: in another run a number means other weights."""
         self._to_land, self._to_merge, self._awaiting = [], [], {}
         self._frames.forget_below()
         self._whole.forget_below()
@@ -400,7 +402,8 @@ class Relay(Shelf):
     def _known(self, key: UpdateKey) -> Manifest | None:
         """Return the manifest with the chunks of a key; wait if its version is not here yet.
 
-        One caller at a time waits, so requests for versions that never appear do not block others.
+        One caller at a time waits, and others fail at once. So requests for versions that never
+        appear do not occupy all threads.
 
         Raises:
             Unavailable: upstream has not offered that version yet.

@@ -87,7 +87,7 @@ class RelayFrames:
                     fetched.append(chunk)
             is_known = True
         finally:
-            if not is_known:  # after any failure: nobody fetches these chunks, so nobody may wait
+            if not is_known:  # nobody will fetch these chunks: end all waits for them
                 self._fail(key, mine, Unavailable("the fetch was interrupted"))
         return fetched, others
 
@@ -125,7 +125,7 @@ class RelayFrames:
             RoseError: entering `turn` failed.
             Unavailable: the source failed; received frames are kept.
             DeadlineExceeded: nothing arrived for too long; received frames are kept.
-            CorruptData: a chunk arrived damaged in every attempt.
+            CorruptData: a chunk was missing or damaged in every attempt.
         """
         pending = {chunk.tile: chunk for chunk in chunks}
         came: dict[int, bytes | None] = {}
@@ -137,8 +137,8 @@ class RelayFrames:
                         self._attempt(source, manifest, pending, came)
             if pending:
                 error = CorruptData(
-                    f"tile {min(pending)} of {manifest.version} arrived damaged "
-                    f"{self._retries + 1} times"
+                    f"tile {min(pending)} of {manifest.version} did not arrive undamaged in "
+                    f"{self._retries + 1} attempts"
                 )
                 raise error
         except RoseError as met:

@@ -96,10 +96,10 @@ class RelaySet:
     Manifests come from any relay. A chunk is requested from the landing relay of its tile, which
     fetched it in advance; all relays send at the same time. After a failure the chunk is requested
     from another relay, which then fetches it from upstream. A failed relay is skipped for a while.
-    So is a relay whose frames differ from a signed manifest, or whose manifests are not signed; its
-    answers are dropped.
+    A relay is also skipped, and its answers are dropped, if a frame differs from the signed
+    manifest or its manifests are not signed.
 
-    One thread calls it, except `break_off`.
+    One thread uses it; any thread may call `break_off`.
 
     Args:
         relays: relays of the cluster.
@@ -135,7 +135,7 @@ class RelaySet:
         """Wait for versions of one relay; after an empty answer the next call asks the next relay.
 
         So a relay that is stuck, or offers only old versions, does not block the receiver. With
-        timeout 0, return the offers of all relays: they may keep different updates to one version.
+        timeout 0, return the offers of all relays, which may keep different updates to one version.
         """
 
         def ask(relay: int) -> list[Manifest]:

@@ -11,8 +11,8 @@ from rose.units import GIB
 
 # Limit for whole tiles, in bytes.
 WHOLE_BYTES_MAX: Final = GIB
-# Enough for one snapshot per rank of a cluster whose ranks join at the same time. Their fields
-# (chunks and tile digests) take at most about 600 MB.
+# Enough for one snapshot per rank of a cluster whose ranks join at the same time. FIELDS_MAX limits
+# all their chunks and tile digests, which then take at most about 600 MB.
 SNAPSHOTS_MAX: Final = 64
 FIELDS_MAX: Final = 1 << 22
 # Snapshots without tiles, which only give a version's digests.

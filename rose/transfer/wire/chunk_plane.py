@@ -23,9 +23,9 @@ from rose.units import MIB
 
 STREAMS: Final = 4
 TIMEOUT_S: Final = 10.0
-# Limit for bytes in flight, which arrive in the frames that are yielded; a higher limit makes a
-# loopback slower. More chunks are requested once an eighth has arrived: the other 56 MiB keep
-# 10 Gb/s busy at a latency of 40 ms.
+# Limit for bytes in flight. They arrive directly in the frames that are yielded, and a higher limit
+# is slower over loopback. More chunks are requested once an eighth has arrived: the other 56 MiB
+# keep a link of 10 Gb/s busy at a latency of 40 ms.
 AHEAD_BYTES: Final = 64 * MIB
 AHEAD_CHUNKS: Final = 1024
 _MS_PER_S: Final = 1000.0
@@ -165,7 +165,7 @@ _WORLD: Final = (RoseError, MemoryError)
 class ChunkServer:
     """Serves the chunks of a log until it is closed.
 
-    A thread of the core moves the bytes; a Python thread only finds the frames.
+    A thread of the core moves the bytes; Python threads only find the frames.
 
     Args:
         served: shelf with the chunks.

@@ -1,4 +1,4 @@
-"""Security for gRPC: ports and channels, with certificates on both sides or on loopback."""
+"""Security for gRPC: ports and channels with certificates on both sides, or on loopback without."""
 
 from pathlib import Path
 from typing import Any, Final

@@ -136,7 +136,7 @@ def as_digest(content: bytes) -> Digest:
 
 
 def digests_bytes(digests: Sequence[Digest]) -> bytes:
-    """Return digests as a column.
+    """Return digests as one column, 16 bytes each.
 
     Raises:
         InvalidArgument: a part is not a 64-bit number.

@@ -1,7 +1,8 @@
 """Messages between receivers, relays and publishers, as checked protobuf.
 
 The values are dataclasses; `rose/transfer/wire/proto/weights.proto` defines the bytes. Received
-bytes become such a value or are refused: protobuf objects never leave this module.
+bytes become such a value or are refused. Protobuf objects stay in this module and
+`manifest_message`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -105,8 +106,8 @@ class WaitRequest:
     Args:
         after_n: number of the newest known version.
         timeout_ms: longest wait, in milliseconds.
-        after_base_n: set to continue a partial reply, without a wait: base of the last update in
-            that reply, which leads to `after_n`.
+        after_base_n: base of the last update in a partial reply, which leads to `after_n`; requests
+            the rest of that reply, without a wait. None in a first request.
     """
 
     after_n: int
@@ -137,7 +138,7 @@ class ManifestsReply:
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """Report the result of a version."""
+    """Report the result of a receiver's attempt to commit version `n`."""
 
     receiver: str
     n: int

@@ -12,7 +12,7 @@ from rose.transfer.wire import messages
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, streamed
 
-# One publisher, and its successor while calls of the first end.
+# Calls at a time: room for a publisher, and for its successor while calls of the first end.
 _CALLS_MAX: Final = 4
 
 # Function that returns a rank's tiles by the name of a step or of a checkpoint that all ranks know.

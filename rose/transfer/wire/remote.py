@@ -104,7 +104,7 @@ class RemoteSource:
         return reply
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Ask the server to wait, and for further pages while there are any."""
+        """Ask the server to wait for versions, and request further pages while there are any."""
         request = messages.WaitRequest(after_n, int(timeout_s * 1000))
         reply = self._manifests("Wait", request, timeout_s + self._timeout_s)
         manifests = list(reply.manifests)

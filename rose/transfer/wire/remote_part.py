@@ -1,4 +1,4 @@
-"""The part of another rank, for the publisher: it sends its frames, and keeps its weights."""
+"""The part of another rank, as the publisher sees it: the rank packs, and sends only its frames."""
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -210,7 +210,7 @@ class RemotePart(Closing):
 
     def _sound(self, tile: int, frame: bytes) -> Delta:
         if tile not in self.digests:
-            raise CorruptData(f"the part at {self._address} sent tile {tile}, of another rank")
+            raise CorruptData(f"the part at {self._address} sent tile {tile} of another rank")
         delta = Delta.from_bytes(frame)
         at = self._tiles[tile]
         if (delta.count, delta.width) != (at.count, at.width) or delta.rule is not None:
@@ -231,7 +231,7 @@ class RemotePart(Closing):
         tiles: Sequence[int] = (),
         waits: bool = False,
     ) -> Any:
-        """Start a call; with `waits` also to a rank that does not listen yet."""
+        """Start a call; with `waits`, it also waits for a rank that does not listen yet."""
         numbers = (self._session, self._number, self._kept)
         ask = messages.encode(messages.PartAsk(*numbers, layout, label, tuple(tiles)))
         try:

@@ -15,7 +15,7 @@ from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, unary
 from rose.units import MIB
 
-# Half of a message's limit: one manifest alone is never more than the other half.
+# Half of a reply's limit. A single manifest that is larger gets a page of its own.
 PAGE_BYTES: Final = 32 * MIB
 # Largest encoded sizes: of a manifest without columns, of a chunk, of a digest.
 _HEADER_BYTES: Final = 2048

@@ -23,7 +23,7 @@ _CODES: Final = (
 
 
 class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a call; a call without the token gets none.
+    """Finds the handler of a call, and refuses calls without the token.
 
     Args:
         token: token to require.
@@ -87,7 +87,7 @@ def _abort_with(error: RoseError, context: Any) -> NoReturn:
     """End a call with an error of rose as a gRPC status."""
     codes = (code for kind, code in _CODES if isinstance(error, kind))
     context.abort(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
-    raise error  # abort has raised
+    raise error  # never reached, because `abort` raises
 
 
 def _host(peer: str) -> str:
@@ -188,7 +188,7 @@ class TokenServer(Closing):
                 ("grpc.max_send_message_length", reply_bytes_max),
                 ("grpc.so_reuseport", 0),  # a second server on a port must be an error
             ),
-            # gRPC counts a call for a moment after its end, so there is room for two per thread.
+            # gRPC counts a call for a moment after its end: room for two such calls per thread.
             maximum_concurrent_rpcs=room + 2 * calls_max,
         )
         with ExitStack() as undo:
