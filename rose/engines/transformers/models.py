@@ -83,7 +83,7 @@ def load_model(name: str, *, seed: int, device: str = "cpu") -> PreTrainedModel:
 
     Args:
         name: a preset, or a directory with `config.json` and weights; nothing is downloaded.
-        seed: seed of a preset's random weights, the same on every device.
+        seed: seed of a preset's random weights, which are the same on every device.
         device: device of the weights.
 
     Raises:

@@ -36,7 +36,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
     def schedule_batch(
         self, token_budget: int, cache_budget: int
     ) -> tuple[list[FutureRequestState], bool, int, int]:
-        """Schedule as FIFO does; if nothing fits, preempt the youngest, and finally idle.
+        """Schedule as FIFO does; if nothing fits, preempt the youngest request, and finally idle.
 
         If nothing fits, stock code returns None, and a processor that cannot offload then fails the
         loop and every request.
@@ -64,7 +64,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         return batch or [], fast, query, read
 
     def _try_to_meet_safety_margin(self) -> bool:
-        """Provide the margin for new requests: grow first, then drop old cache.
+        """Provide the margin of free memory for new requests: grow first, then drop old cache.
 
         Stock code measures the margin against a pool that never grows, and drops all of the cache.
         """

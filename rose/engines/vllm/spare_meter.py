@@ -20,7 +20,7 @@ class SpareMeter:
         self._slab_ns = 0
 
     def _spare_slabs(self) -> int:
-        """Return the slabs beyond what serving could need within a revocation's deadline."""
+        """Return how many slabs exceed what serving could need within a revocation's deadline."""
         lender = self._device.lender
         slack = lender.supply.slack_blocks(self._device.arbiter.snapshot())
         return max(0, min(lender.lendable_slabs, slack // lender.kv.blocks_per_slab))
