@@ -1,4 +1,4 @@
-"""Keeping turns from workers: all turns during a pause, else turns that need other weights."""
+"""Holds turns back from workers: all turns in a pause, otherwise turns that need other weights."""
 
 from collections.abc import Callable
 from functools import partial

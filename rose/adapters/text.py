@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 
 
 class StreamedText:
-    """Text of one sequence in pieces, which together are the text of all tokens.
+    """Decodes one sequence piece by piece; the pieces together are the text of all tokens.
 
     Args:
         tokenizer: tokenizer that decodes the tokens; None: all text is empty.

@@ -19,7 +19,7 @@ from transformers import (
 from rose.errors import InvalidArgument, Unavailable
 
 _VOCABULARY: Final = 4096
-_CHARACTERS: Final = 128  # vocabulary of the environments' texts
+_CHARACTERS: Final = 128  # vocabulary of the texts in the demo's environments
 _HEAD: Final = 64
 
 

@@ -1,7 +1,8 @@
-"""Counter-based sampling: a token depends only on its request and position.
+"""Counter-based sampling: the noise depends only on the request's seed and the token's position.
 
 The noise of a token is a hash of (seed, position in the whole sequence, token id). Neither the
-batch, nor the worker, nor a repeated step changes it: a turn that moves continues identically.
+batch, nor the worker, nor a repeated step changes the noise, so a turn that moves to another worker
+continues identically.
 """
 
 import math

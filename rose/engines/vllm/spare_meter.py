@@ -38,8 +38,8 @@ class SpareMeter:
         """Return the figures since the start.
 
         Returns:
-            Seconds observed; share of time without a request, 0 to 1; bytes that could be lent now,
-            in the mean over time, and at least.
+            Seconds observed; share of time without a request, 0 to 1; bytes that could be lent:
+            now, on average over time, and at the minimum.
         """
         self.note(is_idle=self._is_idle)
         observed_ns = max(1, self._noted_ns - self._began_ns)

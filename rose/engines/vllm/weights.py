@@ -72,7 +72,7 @@ class Follower(Protocol):
 
 
 Follow: TypeAlias = Callable[[str, str, Callable[[Layout], Tensors]], Follower]
-"""Follows a publisher. Takes its address, its token, and a function from layout to tensors."""
+"""Follows a publisher, given its address, its token, and a function from layout to tensors."""
 
 
 @dataclass
