@@ -16,7 +16,7 @@ _MEASURED_STEPS: Final = 4
 
 
 class LaunchCounter(TorchDispatchMode):  # type: ignore[misc]
-    """While active, estimates the kernel launches of each segment in one thread, rather too high.
+    """While active, estimates the kernel launches of each segment in one thread, erring high.
 
     Every operator that is not a view counts as `_LAUNCHES_OF_OPERATOR` launches. Operators in
     compiled code and in replayed graphs are not counted: an engine that uses these must call

@@ -57,11 +57,11 @@ class Writes:
             yield from row
 
     def settle(self) -> None:
-        """Mark as computed each copied tensor whose place was also written by another operation.
+        """Mark copied tensors as computed if a write that is no copy also changes their place.
 
-        A copy is lost if a later operation changes its place. If an earlier operation wrote values
-        of a computed tensor there, loading that tensor again would overwrite the copy. Each newly
-        marked tensor may affect others, so the search repeats.
+        A copy is lost if such a write comes later. If the write comes earlier, from a computed
+        tensor, loading that tensor again would overwrite the copy. An earlier constant does no
+        harm. Each newly marked tensor may affect others, so the search repeats.
         """
         while True:
             found = {name: why for row in self._of.values() for name, why in self._spoiled(row)}
