@@ -84,7 +84,7 @@ class TrlWeightTransfer:
         self._call("GET", "/weight_versions")
 
     def pause(self) -> None:
-        """Pause the service, and return once no worker generates. Sequences continue later."""
+        """Pause the service, and return once no worker generates; `resume` continues sequences."""
         self._call("POST", "/pause?mode=keep")
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:

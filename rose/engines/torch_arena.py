@@ -53,7 +53,7 @@ class CudaArenaMemory:
 
 
 class ActivationArena:
-    """Lets steps allocate device memory; once it is sealed, a step that enlarges it fails.
+    """Lets steps allocate device memory; once the arena is sealed, a step that enlarges it fails.
 
     Life: WARMING → `seal` → SEALED. While WARMING, run the largest batches that will occur. Growth
     is detected at the end of a step. That step and all later ones fail, because an arena never

@@ -36,7 +36,7 @@ from rose.units import ceil_div
 
 # Alignment of a block in bytes, the same as that of transformers' sectors.
 _ALIGNMENT: Final = 128
-# Compaction pays off if the ratio slabs in use ÷ slabs that their blocks would fill is above this.
+# Compaction pays off above this ratio of slabs in use to slabs that the same blocks would fill.
 _HELD_OVER_NEEDED: Final = 1.1
 
 

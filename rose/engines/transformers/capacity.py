@@ -59,7 +59,7 @@ class CacheCapacity:
 
     @property
     def is_shut_out(self) -> bool:
-        """False: there is no gate."""
+        """False, because this engine has no gate."""
         return False
 
 

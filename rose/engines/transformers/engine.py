@@ -395,7 +395,7 @@ def stock_engine(
     Args:
         model: causal language model.
         config: configuration, as for the other engines.
-        cache_blocks: size of its private cache, in blocks of `page_tokens` tokens.
+        cache_blocks: size of the engine's private cache, in blocks of `page_tokens` tokens.
         processor: class of the step loop; a subclass may stop between two steps by its own rules.
     """
     manager = _manager(model, config)

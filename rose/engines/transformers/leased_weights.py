@@ -20,7 +20,7 @@ class LeasedWeights:
     parameters keep shape and device, but have no memory.
 
     Args:
-        model: model on one device; its tensors become the host copy.
+        model: model on one device; this object changes the memory of its parameters.
         lane: lane of the borrower that will run the model.
         live: live weights of the model, on the host; their changes are written to the slabs too.
         device: device that runs the steps; None for the model's present device.
@@ -87,7 +87,7 @@ class LeasedWeights:
         return flat.view(self._host[at].dtype).view(self._host[at].shape)
 
     def close(self) -> None:
-        """Return every slab and leave the model with the host copy, after its loop has ended."""
+        """Return every slab, and give the model the host copy. Call after its loop has ended."""
         self.lease.unpin()
         self.lease.close()
         for parameter, host in zip(self._parameters, self._host, strict=True):

@@ -66,7 +66,7 @@ def _tiny_policy() -> PreTrainedModel:
 
 
 def _micro_policy() -> PreTrainedModel:
-    """Build 2 layers of 64 over characters: it learns in seconds."""
+    """Build 2 layers of 64 over characters: a policy that learns in seconds."""
     return _qwen3(layers=2, heads=1, vocabulary=_CHARACTERS)
 
 

@@ -68,7 +68,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         stream: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Build the stock processor; the loop thread moves to its cores at the first step."""
+        """Build the stock processor; the loop thread moves to `cores` at the first step."""
         super().__init__(**kwargs)
         self.clock = clock
         self.commits = CommitQueue(clock)
