@@ -34,7 +34,7 @@ class Board(DriverWatch):
         return sequence is None or version is None or sequence.ask.versions.fits(version)
 
     def versions(self) -> dict[int, int]:
-        """Return version → number of workers that have it, in order of versions."""
+        """Return the number of workers by version of their weights, the oldest version first."""
         held = sorted(self.workers.values())
         return {version: held.count(version) for version in dict.fromkeys(held)}
 

@@ -1,7 +1,8 @@
 """Bodies of HTTP requests.
 
-Unknown fields are refused. Workers sample from the full distribution. So a field that would change
-the distribution, such as `top_p`, may only have its neutral value.
+Unknown fields are refused, except in `UpdateBody`. Workers sample from the full distribution. So a
+field that would change the distribution, such as `top_p`, may only have its neutral value. The same
+holds for fields of features that workers do not have, such as `tools`.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -31,12 +32,12 @@ _SEED_MAX: Final = 1 << 64
 
 
 def _neutral(*values: Any) -> Any:
-    """Return the type of a field whose value must be one of `values`, or null."""
+    """Return the type of a field whose value must be null or one of `values`."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in values:
             shown = " or ".join(map(repr, values)) or "null"
-            raise ValueError(f"must be {shown}: workers sample from the full distribution")
+            raise ValueError(f"must be {shown}: workers support no other value")
         return value
 
     return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [*values, None]})]
@@ -234,7 +235,7 @@ class ChatBody(Sampled):
 
 
 class TokenSampling(SamplingFields):
-    """Sampling of `/inference/v1/generate`."""
+    """Sampling parameters of `/inference/v1/generate`."""
 
     max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = _TOKENS_DEFAULT
     # With 0 and with 1 the answer has only the logprob of the sampled token.
@@ -260,7 +261,7 @@ class GenerateBody(_Body):
 
 
 class SglangSampling(SamplingFields):
-    """Sampling of `/generate`."""
+    """Sampling parameters of `/generate`."""
 
     max_new_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = _TOKENS_DEFAULT_SGLANG
     sampling_seed: Annotated[int, Field(ge=-_SEED_MAX, le=_SEED_MAX)] | None = None
@@ -301,7 +302,10 @@ class StartBody(_Body):
 
 
 class UpdateBody(BaseModel):
-    """Body of `/update_weights`; its fields are passed to the weight source."""
+    """Body of `/update_weights`.
+
+    The content of `update_info` and all other fields are passed to the weight source.
+    """
 
     model_config = ConfigDict(extra="allow")
 

@@ -144,7 +144,7 @@ def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -
 
     @app.post("/update_weights")
     async def update(body: UpdateBody) -> dict[str, Any]:
-        """Add an update to the started version. If none was started, the update is a version."""
+        """Add an update to the started version; if none was started, commit it as a version."""
         needs_source()
         version = await updates.update({**(body.model_extra or {}), **body.update_info})
         return {"message": "updated", "weight_version": version}

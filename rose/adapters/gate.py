@@ -1,4 +1,4 @@
-"""Keeping turns from workers: all turns during a pause, else turns that need other weights."""
+"""Holds turns back from workers: all turns in a pause, otherwise turns that need other weights."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ _NO_TOKENS: Final = ((), (), ())
 
 
 class GatedWorker:
-    """A worker behind a gate, which queues turns during a pause and refuses turns it may not run.
+    """A worker behind a gate, which queues turns in a pause and refuses turns that do not fit.
 
     The scheduler's core knows neither pauses nor the versions that a request accepts. A refused
     turn ends as INTERRUPTED, so the core places it on another worker. Only the event loop's thread

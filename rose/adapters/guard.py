@@ -56,7 +56,7 @@ def error_body(status: int, message: str, there: dict[int, int] | None = None) -
     Args:
         status: HTTP status.
         message: one sentence for the user.
-        there: version → number of workers, if the error is about versions.
+        there: number of workers by version of their weights, if the error is about versions.
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     error: dict[str, Any] = {

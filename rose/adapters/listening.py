@@ -38,7 +38,7 @@ async def listening(
 
     Args:
         app: application of `rollout_app`.
-        address: HOST:PORT; port 0 picks a free port. Without `tls` it must be on loopback.
+        address: HOST:PORT; port 0 picks a free port. Without `tls` the host must be on loopback.
         tls: PEM files of a certificate and its key.
 
     Raises:

@@ -37,7 +37,7 @@ def seed_of(seed: int | None, place: int, draw: random.Random) -> int:
 
     Args:
         seed: the client's seed; None: a random seed.
-        place: index of the sequence in its request, so that its sequences get different seeds.
+        place: index of the sequence in its request. The sequences of a request get different seeds.
         draw: source of random seeds.
     """
     if seed is None:
@@ -50,7 +50,7 @@ class SequenceInFlight:
     """One sequence of a request, with its tokens so far. For the event loop's thread only.
 
     Args:
-        number: number of its trajectory in the scheduler.
+        number: number of the sequence's trajectory in the scheduler.
         ask: the client's request for this sequence.
         changed: function to call after each change.
     """

@@ -156,7 +156,7 @@ class RolloutService:
             raise
 
     def versions(self) -> dict[int, int]:
-        """Return version of the weights → number of workers that have it."""
+        """Return the number of workers by version of their weights."""
         return self._board.versions()
 
     def metrics(self) -> SchedulerMetrics:

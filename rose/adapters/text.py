@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 
 
 class StreamedText:
-    """Text of one sequence in pieces, which together are the text of all tokens.
+    """Decodes one sequence piece by piece; the pieces together are the text of all tokens.
 
     Args:
         tokenizer: tokenizer that decodes the tokens; None: all text is empty.
@@ -48,8 +48,8 @@ class StreamedText:
     def add(self, tokens: Sequence[int], *, is_last: bool) -> str:
         """Return the text that new tokens add.
 
-        If the text ends with an incomplete character, it is returned together with later tokens,
-        unless `is_last`.
+        If the new text ends with an incomplete character, return no text now, and all of it
+        together with the text of later tokens. With `is_last`, return it in any case.
         """
         if self._tokenizer is None:
             return ""

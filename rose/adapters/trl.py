@@ -20,7 +20,8 @@ from rose.units import NS_PER_S
 _POLL_S: Final = 0.02
 _ANSWER_S: Final = 60.0
 _COMPLETION_S: Final = 3600.0
-# No worker is registered or has the weights yet, or too many sequences are in flight.
+# Statuses after which a request is repeated: no worker has the weights yet (409), too many
+# sequences are in flight (429), or no worker is registered (503).
 _TEMPORARY: Final = frozenset({409, 429, 503})
 _RETRY_S: Final = 0.2
 _REQUESTS: Final = 64
@@ -83,7 +84,7 @@ class TrlWeightTransfer:
         self._call("GET", "/weight_versions")
 
     def pause(self) -> None:
-        """Pause the service, and return once no worker generates. Sequences continue later."""
+        """Pause the service, and return once no worker generates; `resume` continues sequences."""
         self._call("POST", "/pause?mode=keep")
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
@@ -211,7 +212,8 @@ class TrlRollouts:
 
     After each step of the trainer, its new weights are published before the next completions, and
     only workers with these weights generate. Reward functions also get `turns`, the texts of the
-    model's turns, and `staleness`, the age of the oldest token in versions.
+    model's turns, and `staleness`, the number of versions by which the oldest token is behind the
+    newest weights.
 
     Args:
         transfer: object that publishes the trainer's weights to the workers.

@@ -36,7 +36,7 @@ class VersionRange:
         return self.at_least is None or version >= self.at_least
 
     def conflict(self, there: Iterable[int]) -> VersionConflict:
-        """Return the error that names this range and the versions `there`, which workers have."""
+        """Return an error that names this range, and the versions `there` that workers have."""
         rules = [f"exactly {self.exact}"] if self.exact is not None else []
         rules += [f"at least {self.at_least}"] if self.at_least is not None else []
         found = ", ".join(map(str, sorted(set(there)))) or "none"

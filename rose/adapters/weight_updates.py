@@ -38,10 +38,11 @@ class WeightUpdates:
         self._infos = []
 
     async def update(self, info: Mapping[str, Any]) -> int | None:
-        """Add an update to the started version. If none was started, the update is a version.
+        """Add an update to the started version; if none was started, commit it as a version.
 
         Returns:
-            Number of the version that this update was; None if it was added to a started version.
+            Number of the version that the workers committed; None if the update was only added to
+            the started version.
         """
         if self._infos is not None:
             self._infos.append(info)

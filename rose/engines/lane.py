@@ -14,7 +14,7 @@ class KVLane(Protocol):
         ...
 
     def ensure(self, blocks: int) -> bool:
-        """Try to make at least `blocks` blocks free; return whether they are."""
+        """Try to make at least `blocks` blocks free; return True if that many are free."""
         ...
 
     def alloc(self, blocks: int) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""The number of launches in a segment, which bounds how far a host may run ahead of its stream."""
+"""Counts kernel launches per segment, which bound how far a host may run ahead of its stream."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,21 +8,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rose.executor import RolloutLane
 
-# Assumed launches of an operator. A sort or an indexed write launches more, but the average over a
-# segment rarely exceeds two.
+# Assumed kernel launches per operator. A sort or an indexed write launches more, but the average
+# over a segment rarely exceeds two.
 _LAUNCHES_OF_OPERATOR: Final = 2
-# Steps to measure: they include a prefill and some decode steps.
+# Number of measured steps, enough for a prefill and some decode steps.
 _MEASURED_STEPS: Final = 4
 
 
 class LaunchCounter(TorchDispatchMode):  # type: ignore[misc]
-    """Computes an upper estimate of the launches of each segment while it is active, in one thread.
+    """While active, estimates the kernel launches of each segment in one thread, erring high.
 
-    Every operator that is not a view counts. Operators in compiled code and in replayed graphs are
-    not counted: an engine that uses these must call `RolloutLane.set_launches` itself.
+    Every operator that is not a view counts as `_LAUNCHES_OF_OPERATOR` launches. Operators in
+    compiled code and in replayed graphs are not counted: an engine that uses these must call
+    `RolloutLane.set_launches` itself.
 
     Args:
-        passes: returns a number that changes at each gate.
+        passes: function that returns a number that changes at each gate.
     """
 
     def __init__(self, passes: Callable[[], int]) -> None:
@@ -47,9 +48,9 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[misc]
 
 
 class LaunchMeasurement:
-    """Counts launches in a borrower's first steps; then its host may run ahead.
+    """Counts kernel launches in a borrower's first steps; then the host may run ahead of its GPU.
 
-    For the loop thread. Without gates in a stream there is nothing to measure.
+    For the loop thread. If the lane's gates stop the host, nothing is measured.
     """
 
     def __init__(self, lane: RolloutLane) -> None:

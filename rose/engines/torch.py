@@ -79,7 +79,7 @@ def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callabl
         A function that removes the gates.
 
     Raises:
-        InvalidArgument: an invalid `every`, or a model without such layers.
+        InvalidArgument: `every` is invalid, or the model has no layers to gate.
     """
 
     def gate(_module: nn.Module, _inputs: object) -> None:
@@ -122,8 +122,8 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
         graphs: segments in order, at least one.
 
     Returns:
-        A function that runs the step in the current stream, which must be `rollout.stream`; it
-        raises what `RolloutLane.gate` raises.
+        A function that runs the step in the current stream, which must be `rollout.stream`. The
+        function raises the errors of `RolloutLane.gate`.
 
     Raises:
         InvalidArgument: there are no graphs.
@@ -153,11 +153,12 @@ def captured_gates(
         rollout: lane that will launch the graph.
         model: module whose layers are gated, as by `gate_layers`.
         every: layers per segment, as for `gate_layers`.
-        stream: handle of the stream under capture; None for the lane's.
+        stream: handle of the stream under capture; None for the lane's stream.
 
     Raises:
-        InvalidArgument: an invalid `every`, or a model without such layers.
-        Unavailable: the lane's gates stop the host; see `RolloutLane.has_stream_gates`.
+        InvalidArgument: `every` is invalid, or the model has no layers to gate.
+        Unavailable: the lane's gates stop the host, so a graph cannot contain them; see
+            `RolloutLane.has_stream_gates`.
     """
 
     def add(_module: nn.Module, _inputs: object) -> None:
@@ -172,10 +173,10 @@ def captured_gates(
 
 
 def gated_graph(rollout: RolloutLane, captured: torch.cuda.CUDAGraph) -> CudaGraph:
-    """Make a captured torch graph with gates launchable by `RolloutLane.launch`.
+    """Convert a captured torch graph, which contains gates, for `RolloutLane.launch`.
 
     Args:
-        rollout: lane whose gates were captured.
+        rollout: lane whose gates the graph contains.
         captured: graph made with `keep_graph=True`; must live as long as the result.
 
     Raises:
@@ -196,8 +197,8 @@ def as_tensor(array: KVArray, device: torch.device) -> torch.Tensor:
 def stream_of(handle: int, device: torch.device) -> torch.cuda.Stream:
     """Wrap one of rose's streams for torch.
 
-    torch's own pool reuses its 32 streams, so serving could share a stream with a borrower that is
-    stopped at a gate.
+    Streams of torch's own pool would not do: torch hands out its 32 streams again and again, so
+    serving could get the stream of a borrower that is stopped at a gate.
     """
     return torch.cuda.ExternalStream(handle, device=device)
 

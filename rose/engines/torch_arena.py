@@ -1,8 +1,8 @@
-"""The borrower's activations in a fixed arena: after warm-up it gets no more device memory.
+"""A fixed arena for the borrower's activations: after a warm-up the arena never grows.
 
-Pool and certificates do not know of memory that a borrower allocates. So its steps use a private
-pool of torch's caching allocator, which may grow during a warm-up with the largest batches, but not
-later.
+Neither the KV pool nor a certificate counts memory that a borrower allocates. So the borrower's
+steps use a private pool of torch's caching allocator, which may grow during a warm-up with the
+largest batches, but not later.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class ArenaMemory(Protocol):
         ...
 
     def size_bytes(self) -> int:
-        """Return the device memory that was taken so far, used or not."""
+        """Return the bytes of device memory that were taken so far, whether in use or not."""
         ...
 
 
@@ -42,27 +42,27 @@ class CudaArenaMemory:
         self._pool = torch.cuda.MemPool()
 
     def inside(self) -> AbstractContextManager[None]:
-        """Make this thread's allocations use the pool; other threads' do not use it."""
+        """Make this thread's allocations use the pool; allocations of other threads do not."""
         inside: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool, self._device)
         return inside
 
     def size_bytes(self) -> int:
-        """Return the sum of the pool's segments."""
+        """Return the total size of the pool's segments in bytes."""
         segments = torch.cuda.memory_snapshot(self._pool.id)
         return sum(int(one["total_size"]) for one in segments)
 
 
 class ActivationArena:
-    """Lets steps allocate in their arena; once sealed, refuses a step that enlarged it.
+    """Lets steps allocate device memory; once the arena is sealed, a step that enlarges it fails.
 
-    Life: WARMING → `seal` → SEALED. While WARMING, run the largest batches that will come. Growth
-        is detected when the step ends, and that step and all later ones fail: an arena never
-        shrinks, because a device frees memory only when all its streams are idle, including
-        serving's. Drop the borrower to free its arena. KV and weights are in slabs and do not
-        count. Only the thread that runs the steps uses an arena.
+    Life: WARMING → `seal` → SEALED. While WARMING, run the largest batches that will occur. Growth
+    is detected at the end of a step. That step and all later ones fail, because an arena never
+    shrinks: a device frees memory only when all its streams, including serving's, are idle. Drop
+    the borrower to free its arena. KV and weights are in slabs and do not count. Only the thread
+    that runs the steps uses an arena.
 
     Args:
-        memory: memory of the borrower.
+        memory: device memory for the borrower's activations.
         limit_bytes: largest size, also while WARMING.
 
     Raises:

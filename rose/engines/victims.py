@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# Four numbers: 1 if a step in flight would be aborted; tokens to recompute; age of the oldest
-# request; and the slab's own number, for a total order.
+# Cost of losing a slab: whether a step in flight would be aborted; tokens to recompute; age of the
+# oldest request; and the slab's own number, for a total order.
 Cost: TypeAlias = tuple[bool, int, float, int]
 
 
@@ -30,12 +30,13 @@ def order_of_loss(
 ) -> list[int]:
     """Return all slabs, the cheapest to lose first.
 
-    Each slab is the cheapest once those before it are gone: a request that has lost a slab loses
-    nothing more with the next. A step in flight is spared while there are other slabs; then the
-    fewest tokens count, then the newest requests go first.
+    Each slab is the cheapest one after the loss of the slabs before it: once a request has lost one
+    slab, losing another costs it nothing. Slabs of a step in flight come last. Among the others,
+    those with the fewest tokens to recompute come first, and among equals those of the newest
+    requests.
 
     Args:
-        users: requests with KV in each slab, by slab; each is in `progress`.
+        users: for each slab, the requests with KV in it; each request must be in `progress`.
         progress: loss by request.
     """
     slabs_of: dict[str, list[int]] = {}

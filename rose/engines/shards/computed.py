@@ -27,8 +27,9 @@ _PREFIX: Final = "host:"
 class ComputedTensors:
     """A host copy of some tensors, as in the checkpoint, and a way to load changes into the model.
 
-    A delta changes the copies; `load` passes them to the model's own loader; `undo` restores every
-    bit that this load wrote. Call between two steps, on one thread; nobody else writes the model.
+    A delta changes the copies; `load` passes the copies to the model's own loader; `undo` restores
+    every bit that the last `load` wrote. Call the methods between two steps, on one thread; nobody
+    else may write the model meanwhile.
 
     Every write that torch dispatches is recorded, whether its tensor is registered or not. Two
     kinds of changes cannot be undone: writes outside torch's dispatch (by a kernel that gets an
@@ -37,9 +38,10 @@ class ComputedTensors:
     Args:
         model: model that the loader writes.
         load_weights: loader of (name, tensor) pairs; must accept a subset of the tensors.
-        named: current elements of exactly these tensors; copied.
-        ends: ends of a `LoaderTrace`: `load` then passes only changed tensors, and those that end
-            in the same parameters. None: every `load` passes all tensors.
+        named: tensors of the checkpoint by name, with their current elements; copied.
+        ends: `LoaderTrace.ends`, the parameters that depend on each tensor. `load` then passes only
+            changed tensors, and tensors on which the same parameters depend. None: every `load`
+            passes all tensors.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class ComputedTensors:
         return {_PREFIX + name: one for name, one in self._host.items()}
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """Return the pieces of a rank: one for each host copy with elements."""
+        """Return the pieces of a rank: one for each host copy that is not empty."""
         return tuple(
             whole(name, look_of(one), _PREFIX + name, rank=rank)
             for name, one in self._host.items()
@@ -76,10 +78,10 @@ class ComputedTensors:
         return storages_of(self.parameters, rank=rank)
 
     def completed(self, shards: ShardMap) -> ShardMap:
-        """Return a map with these tensors on the host of every rank.
+        """Return `shards` with pieces for these tensors too, on the host of every rank.
 
         Raises:
-            InvalidArgument: a tensor is not a computed one in the map.
+            InvalidArgument: one of these tensors is not in `shards.computed`.
         """
         for name in self._host:
             if name not in shards.computed:
@@ -97,7 +99,7 @@ class ComputedTensors:
         return ShardMap({**shards.tensors, **specs}, shards.pieces + pieces, computed)
 
     def load(self, changed: Iterable[str] | None = None) -> None:
-        """Pass copies to the loader: all, or those needed after a change of the tensors `changed`.
+        """Pass all copies to the loader or, if `changed` names tensors, only those that it needs.
 
         The previous load can no longer be undone. If the loader fails or replaces a parameter, the
         model is restored.
@@ -124,7 +126,7 @@ class ComputedTensors:
         self._saved.restore()
 
     def settle(self) -> None:
-        """Drop the bits saved by the last load."""
+        """Drop the bits that `undo` would restore, so that the last load becomes final."""
         self._saved = CopyBeforeWrite()
 
     def _feed(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -133,7 +135,7 @@ class ComputedTensors:
             yield name, self._host[name].clone()
 
     def _needed(self, changed: Iterable[str] | None) -> list[str]:
-        """Return the changed tensors, and all that end in the same parameters."""
+        """Return the changed tensors, and all tensors on which the same parameters depend."""
         if changed is None or not self._ends:
             return list(self._host)
         needed = set(changed)
@@ -143,7 +145,8 @@ class ComputedTensors:
             )
         while True:
             places = {place for name in needed for place in self._ends.get(name, ())}
-            # A tensor has no known ends if the loader read its elements: it is always loaded.
+            # If the loader read a tensor's elements, the parameters that depend on this tensor are
+            # unknown. So the tensor is always loaded.
             more = {
                 name
                 for name in self._host

@@ -16,15 +16,16 @@ from rose.engines.shards.storages import (
 
 
 class CopyBeforeWrite(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
-    """Copies tensors to the host before they are written, while it is active, on one thread.
+    """While active, copies tensors to the host before operations of its thread overwrite them.
 
-    Tensors that the code creates itself are not saved.
+    Tensors that are created while it is active are not saved.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[tuple[int, torch.dtype, Look], tuple[torch.Tensor, torch.Tensor]] = {}
-        # Addresses of the code's own storages. One that is freed can only be reused by the code.
+        # Addresses of storages that were created while this mode was active. If such a storage is
+        # freed, only another new storage can get its address.
         self._made: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -40,11 +41,11 @@ class CopyBeforeWrite(TorchDispatchMode):  # type: ignore[misc]  # torch is not 
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the saved bits."""
+        """Return the size of the saved tensors in bytes."""
         return sum(int(before.nbytes) for _, before in self._kept.values())
 
     def restore(self) -> None:
-        """Restore everything, the last write first."""
+        """Restore all saved tensors, the last saved one first."""
         for tensor, before in reversed(self._kept.values()):
             tensor.copy_(before)
         self._kept.clear()

@@ -19,17 +19,18 @@ from rose.transfer.plan import Piece, ShardMap, TensorSpec
 
 
 def shard_map_of_dtensors(named: Mapping[str, Any], *, rank: int, mesh: Any = None) -> ShardMap:
-    """Return the map of all ranks of a trainer, from the view of one rank.
+    """Return the map of all ranks of a trainer, computed from the tensors of one rank.
 
-    The parameters of pieces are local tensors: pass `{name: one.to_local()}` to `views_of`. Names
-    that share a storage are tied, as in `shard_map_of`.
+    The pieces refer to local tensors: pass `{name: one.to_local()}` to `views_of`. Names that share
+    a storage are tied, as in `shard_map_of`.
 
     Args:
         named: DTensors and plain tensors, by canonical name.
         rank: rank of the caller.
-        mesh: DeviceMesh of all ranks, with dimension names. Tensors on a part of its dimensions are
-            replicated along the others, as when FSDP2 wraps modules without TP; plain tensors are
-            replicated everywhere. None: the map has only the ranks of each tensor's own mesh.
+        mesh: DeviceMesh of all ranks, with dimension names. A tensor that is distributed along only
+            some of the mesh's dimensions is replicated along the others, as when FSDP2 wraps
+            modules without TP; plain tensors are replicated everywhere. None: the map has only the
+            ranks of each tensor's own mesh.
 
     Raises:
         InvalidArgument: a tensor is a partial sum, does not match its placements, does not start at
@@ -70,7 +71,7 @@ def _spread(name: str, tensor: Any, parameter: str, mesh: Any) -> tuple[Piece, .
 
 
 def _extended(name: str, placements: list[Placement], own: Any, mesh: Any) -> list[Placement]:
-    """Return placements for all dimensions of a mesh, from those of some dimensions."""
+    """Return placements for all dimensions of `mesh`, from those for the dimensions of `own`."""
     names = (own.mesh_dim_names or ("",)) if own is not None else ()
     every = mesh.mesh_dim_names or ()
     if [one for one in every if one in names] != list(names):
@@ -83,7 +84,7 @@ def _extended(name: str, placements: list[Placement], own: Any, mesh: Any) -> li
 
 
 def _placement(name: str, placement: Any) -> Placement:
-    """Convert a placement of torch; the strided one has no public name there."""
+    """Convert a placement of torch, which has no public name for its strided shard."""
     if (split_factor := getattr(placement, "split_factor", None)) is not None:
         return StridedShard(placement.dim, int(split_factor))
     if placement.is_shard():
@@ -106,5 +107,6 @@ def _check_local(name: str, local: torch.Tensor, pieces: list[Piece]) -> None:
     if local.numel() and (not local.is_contiguous() or look_of(local).offset):
         raise InvalidArgument(
             f"{name} is a view of another tensor (offset {look_of(local).offset}, strides "
-            f"{tuple(local.stride())}), unknown to other ranks: call shard_map_of on each rank"
+            f"{tuple(local.stride())}), which is unknown to other ranks: call shard_map_of on each "
+            "rank"
         )

@@ -1,4 +1,4 @@
-"""The effect of view operations on a tensor, as boxes in canonical coordinates."""
+"""The effect of view operations on a tensor, as boxes in the coordinates of the checkpoint."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ BOXES_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A strided view of a storage: its index i is the storage's element offset + sum(i * strides).
+    """A strided view: its index i is element offset + sum(i * strides) of a storage.
 
     Args:
-        offset: index of the first element.
+        offset: index of the first element in the storage.
         shape: number of elements, per dimension.
         strides: elements from one index to the next, per dimension; >= 0.
     """
@@ -26,17 +26,20 @@ class Look:
 
     @property
     def last(self) -> int:
-        """Return the largest element of the storage that the view may reach."""
+        """Return the largest index in the storage that the view may reach."""
         steps = zip(self.shape, self.strides, strict=True)
         return self.offset + sum((size - 1) * stride for size, stride in steps)
 
     def may_meet(self, other: "Look") -> bool:
-        """Return True if their spans overlap, also if the columns of one matrix alternate."""
+        """Return True if the index ranges of both views overlap, even if they share no element.
+
+        For example, the even columns of a matrix may meet the odd columns.
+        """
         return self.offset <= other.last and other.offset <= self.last
 
 
 class Placed(NamedTuple):
-    """A box of a tensor, and its place, as in `Piece`."""
+    """A box of a tensor, and its place in a parameter's storage, as in `LocalView`."""
 
     region: Region
     offset: int
@@ -52,7 +55,7 @@ class _Axis(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A part still to be cut: first element in the tensor and in the target, and its axes."""
+    """A part of a copy: its first element in the tensor and in the target, and its axes."""
 
     first: int
     at: int
@@ -68,10 +71,10 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def boxes_of(shape: Sequence[int], seen: Look, held: Look) -> list[Placed] | None:
-    """Return the boxes of a tensor and their places, if view `seen` was copied to view `held`.
+    """Return the boxes that a copy from view `seen` to view `held` covers, and their places.
 
     The boxes are exact for any `seen`: a part that is not a box (every second row, the end of one
-    row and the start of the next, a diagonal) is cut into parts that are.
+    row and the start of the next, a diagonal) is cut into boxes.
 
     Args:
         shape: shape of the tensor; `seen` is a view of its elements in row-major order.
@@ -100,18 +103,19 @@ def boxes_of(shape: Sequence[int], seen: Look, held: Look) -> list[Placed] | Non
 
 
 class _Canonical:
-    """Coordinates of a tensor: an element is a number with one digit per dimension."""
+    """Coordinates of a tensor: an element's flat index, as a number with a digit per dimension."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
         self._steps = row_major(shape)
-        # Dimensions of size 1 have no digit: their step equals another's.
+        # Dimensions of size 1 have no digit, because their step equals that of another dimension.
         self._wide = [at for at, size in enumerate(shape) if size > 1]
 
     def joined(self, part: _Part) -> _Part:
         """Drop axes of one element, and merge two axes if one stride covers both.
 
-        Two axes stay separate if the merged one would leave its dimension: `cut` separated them.
+        Two axes stay separate if the merged axis would extend beyond its dimension, because `cut`
+        would separate them again.
         """
         axes: list[_Axis] = []
         for axis in sorted(part.axes, key=lambda one: one.step, reverse=True):
@@ -163,14 +167,17 @@ class _Canonical:
         return at is not None and self._digit(first, at) + axis.size <= self._shape[at]
 
     def _each(self, part: _Part, number: int) -> Iterator[_Part]:
-        """Cut an axis into its elements; stop at one more than `BOXES_MAX`."""
+        """Cut an axis into its elements; stop after `BOXES_MAX` + 1 parts, which are too many."""
         axis = part.axes[number]
         rest = part.axes[:number] + part.axes[number + 1 :]
         for index in range(min(axis.size, BOXES_MAX + 1)):
             yield _Part(part.first + index * axis.step, part.at + index * axis.to, rest)
 
     def _carried(self, part: _Part, number: int, at: int) -> Iterator[_Part]:
-        """Cut an axis that leaves its dimension: the end of one row, whole rows, and a start."""
+        """Cut an axis that extends beyond its dimension.
+
+        The parts are the end of the first row, whole rows, and the start of the last row.
+        """
         axis, size = part.axes[number], self._shape[at]
         rest = part.axes[:number] + part.axes[number + 1 :]
         head = (size - self._digit(part.first, at)) % size

@@ -1,4 +1,4 @@
-"""Layout of a Megatron-Core decoder: fused, on tensor, pipeline and expert parallel ranks."""
+"""Layout of a Megatron-Core decoder: its fused parameters on all parallel ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from rose.transfer.plan import ShardMap, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class MegatronModel:
-    """A decoder of the Llama and Qwen families, and its distribution.
+    """A decoder of the Llama and Qwen families, and its distribution over ranks.
 
-    Rank (stage * ep + expert group) * tp + slice holds a slice of a stage; all expert groups hold
-    the same non-expert tensors. Canonical names are those of transformers.
+    The rank with the number (stage * ep + expert group) * tp + slice holds one tensor parallel
+    slice of one pipeline stage. All expert groups hold the same non-expert tensors. Canonical names
+    are those of transformers.
 
     Args:
         stage_layers: number of layers of each pipeline stage.
@@ -22,13 +23,13 @@ class MegatronModel:
         kv_heads: number of key and value heads; query groups, in Megatron's terms.
         head: size of a head.
         ffn: inner size of the MLP, or of an expert.
-        vocabulary: number of token ids; rows are padded to a multiple of `vocabulary_multiple` *
-            tp.
+        vocabulary: number of token ids; the embedding's rows are padded to a multiple of
+            `vocabulary_multiple` * tp.
         experts: number of experts per layer; 0 for a dense model.
         tp: number of tensor parallel ranks.
         ep: number of expert parallel groups.
-        vocabulary_multiple: `make_vocab_size_divisible_by`.
-        is_tied: whether the output layer is the embedding.
+        vocabulary_multiple: Megatron's `make_vocab_size_divisible_by`.
+        is_tied: whether the output layer shares the weights of the embedding.
         has_qkv_bias: whether Q, K and V have biases, as in Qwen2.
         has_qk_norm: whether Q and K have norms, as in Qwen3.
         are_experts_stacked: whether a rank's experts share one parameter.
@@ -73,14 +74,14 @@ class MegatronModel:
 
     @property
     def padded_vocabulary(self) -> int:
-        """Return the rows of the embedding on all ranks, including padding."""
+        """Return the number of rows of the embedding over all ranks, including padding."""
         each = self.vocabulary_multiple * self.tp
         return -(-self.vocabulary // each) * each
 
 
 @dataclass(frozen=True, slots=True)
 class MegatronLayout:
-    """The places of all tensors.
+    """The places of a checkpoint's tensors on all ranks.
 
     Args:
         shards: map of all ranks.

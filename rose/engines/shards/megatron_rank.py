@@ -1,4 +1,4 @@
-"""The parameters of one rank of Megatron-Core, and the checkpoint's tensors in each."""
+"""The parameters of one Megatron-Core rank, and the checkpoint tensors that each contains."""
 
 import math
 from collections.abc import Mapping
@@ -102,7 +102,7 @@ class MegatronRank:
                 self._perceptron(expert, to, f".weight{at}", at=0)
 
     def _perceptron(self, of: str, to: str, suffix: str, *, at: int) -> None:
-        """Place a gated MLP; `at` is its index if a parameter holds several."""
+        """Place a gated MLP; `at` is its index in a parameter that holds several MLPs, else 0."""
         rows = self._model.ffn // self._model.tp
         size = rows * self._model.hidden
         first = f"{to}.linear_fc1{suffix}"

@@ -29,7 +29,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StridedShard:
-    """Ranks hold one chunk of each of several chunks, as FSDP2 does with a TP shard.
+    """Each rank holds one part of every first-level chunk, as when FSDP2 divides shards of TP.
 
     Args:
         dim: dimension of the tensor.
@@ -135,7 +135,7 @@ def _joined(runs: Iterator[_Run]) -> list[_Run]:
 
 
 def _pieces(name: str, runs: list[list[_Run]], rank: int, parameter: str) -> Iterator[Piece]:
-    """Yield the boxes of a local tensor with these indices of each dimension."""
+    """Yield the pieces of a local tensor that holds the indices `runs` of each dimension."""
     strides = row_major([sum(run.size for run in row) for row in runs])
     placed = [
         list(zip(row, itertools.accumulate((one.size for one in row), initial=0), strict=False))

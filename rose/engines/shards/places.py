@@ -13,16 +13,16 @@ from rose.transfer.plan import LocalView, Places
 def views_of(
     parameters: Mapping[str, torch.Tensor], places: Places
 ) -> dict[int, tuple[torch.Tensor, ...]]:
-    """Return views of the tiles' places; nothing is copied.
+    """Return for each tile views of the parameters at the tile's places; nothing is copied.
 
     Changing a view changes the parameter, without autograd noticing.
 
     Args:
         parameters: tensors by parameter name; only the storage of a tensor matters.
-        places: views of each tile, as `Plan.places` and `Plan.sent_from` return them.
+        places: places of each tile, as `Plan.places` and `Plan.sent_from` return them.
 
     Raises:
-        InvalidArgument: a parameter is missing, or a view exceeds its storage.
+        InvalidArgument: a parameter is missing, or a view is malformed or exceeds its storage.
     """
     return {
         tile: tuple(_view(parameters, view, shape) for view, shape in row)

@@ -46,10 +46,10 @@ def whole(name: str, held: Look, parameter: str, *, rank: int) -> Piece:
 
 
 def joined(maps: Iterable[ShardMap]) -> ShardMap:
-    """Merge maps of parts of a group, such as one per rank.
+    """Merge the maps of parts of a group of ranks, such as one map per rank.
 
-    A tensor computed on one rank counts as computed on all: the pieces of others are dropped, so
-    that every rank gets the tensor in the same way.
+    A tensor that is computed on one rank counts as computed on all ranks: the pieces of the other
+    ranks are dropped, so that every rank gets the tensor in the same way.
 
     Raises:
         InvalidArgument: two maps disagree on a tensor.

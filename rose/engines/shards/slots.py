@@ -1,4 +1,4 @@
-"""A model's tensors, recorded while a loader runs that may replace them."""
+"""A record of a model's tensors, made before a loader runs, because the loader may replace them."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ class _Slot(NamedTuple):
 class Slots:
     """Records every parameter and buffer of a model: the objects, and their memory.
 
-    Torch dispatches operations on a tensor, but not `module.weight = other` and `parameter.data =
-    other`.
+    Torch dispatches operations on tensors, but not the assignments `module.weight = other` and
+    `parameter.data = other`. A comparison with the record finds these.
 
     Args:
-        model: model to record; not copied.
+        model: model whose tensors are recorded; they are not copied.
     """
 
     def __init__(self, model: nn.Module) -> None:

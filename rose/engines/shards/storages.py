@@ -31,7 +31,7 @@ def dtype_of(tensor: torch.Tensor) -> str:
 
 
 def elements_of(tensor: torch.Tensor) -> int:
-    """Return the number of elements of the tensor's dtype in its storage."""
+    """Return how many elements of the tensor's dtype fit in its storage."""
     return int(tensor.untyped_storage().nbytes()) // int(tensor.element_size())
 
 

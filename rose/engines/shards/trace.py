@@ -16,22 +16,24 @@ from rose.engines.shards.writes import Write, Writes
 from rose.errors import RoseError
 from rose.transfer.plan import LocalView, Piece, ShardMap, TensorSpec
 
-# A model's own loader: `load_weights` of vLLM and SGLang.
+# A model's own loader, such as `load_weights` in vLLM and SGLang.
 Loader: TypeAlias = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderTrace:
-    """Where one rank's loader puts the tensors of a checkpoint.
+    """The places at which one rank's loader stores the tensors of a checkpoint.
 
     Args:
-        shards: map, without tensors that the rank has no part of.
-        ends: parameters that depend on each computed tensor, as far as it was followed.
-        skipped: tensors that the loader accepted and put nowhere, such as other stages' layers.
+        shards: shard map; it omits tensors of which the rank has no part.
+        ends: for each computed tensor, the parameters that depend on it, as far as the trace could
+            follow the tensor.
+        skipped: tensors that the loader accepted and stored nowhere, such as layers of other
+            stages.
         storages: number of elements of every parameter and buffer, by rank and name.
-        excused: parameters that hold more than copies: buffers, parameters that a loader partly
-            fills with a constant, such as padding rows, and ends of computed tensors. Pieces must
-            describe all other parameters completely.
+        excused: parameters that need not be described completely by pieces: buffers, parameters
+            that depend on computed tensors, and parameters that the loader partly fills with a
+            constant, such as padding rows.
     """
 
     shards: ShardMap
@@ -47,8 +49,9 @@ def trace_loader(
     """Find where a model's own loader puts each element of a checkpoint.
 
     The loader runs with tensors that have a shape and no elements. Copies into parameters and
-    buffers are recorded and not executed, so the model keeps its bits and may serve meanwhile, on
-    any device including "meta". Attributes that a loader sets on modules are not undone.
+    buffers are recorded and not executed, so the model keeps its bits and may serve meanwhile. The
+    model may be on any device, including "meta". Attributes that a loader sets on modules are not
+    undone.
 
     Tensors that are only cut, permuted and copied get exact pieces. All others are *computed*: the
     loader converts their dtype, applies an operation that is not a view, or reads their elements.
@@ -56,7 +59,7 @@ def trace_loader(
     Args:
         model: model whose parameters are written.
         load_weights: loader of (name, tensor) pairs; runs once, and once more for each tensor whose
-            elements it asks for.
+            elements it tries to read.
         tensors: tensors of the checkpoint.
         rank: rank of the pieces.
 
@@ -152,7 +155,7 @@ class _Follower:
                 computed = tracer.writes.computed
                 return {name: computed[name] for name in tracer.raised}
             # Access to elements from Python (`numpy`, `tolist` and others) is not dispatched. On a
-            # tensor without elements it raises one of these two.
+            # tensor without elements such access raises a RuntimeError or a TypeError.
             if not feed.last or not isinstance(error, (RuntimeError, TypeError)):
                 raise
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"

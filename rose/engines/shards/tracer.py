@@ -39,15 +39,15 @@ class Untraceable(RoseError):
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
-    """Sees every operation of one thread while it is active, and lets no parameter be changed.
+    """While active, intercepts every operation of one thread and keeps parameters unchanged.
 
     Traced tensors are on the device "meta", where an operation computes only shapes and strides, so
-    views are torch's own. A copy into a parameter is recorded and not executed. Any other operation
-    makes the traced tensor a *computed* one; its result is followed as far as possible, to find the
-    parameters that depend on it.
+    torch itself computes their views. A copy into a parameter is recorded and not executed. Any
+    other operation, except a view, makes the traced tensor a *computed* one. The operation's result
+    is followed as far as possible, to find the parameters that depend on the tensor.
 
     Args:
-        parameters: tensors to guard, by name; each storage once.
+        parameters: parameters and buffers to keep unchanged, by name; each storage once.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -57,7 +57,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         self._homes = {storage_of(one): name for name, one in parameters.items()}
         self._traced: dict[int, str] = {}
         self._made_of: dict[int, frozenset[str]] = {}
-        # The storages above are known by address. Kept alive, so that no address is used again.
+        # The maps above identify storages by address. These tensors stay alive, so that no new
+        # storage gets such an address.
         self._alive: list[torch.Tensor] = []
 
     def trace(self, spec: TensorSpec) -> torch.Tensor:
@@ -84,7 +85,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         self.writes.add(Write(home, look_of(before), names, "assignment"))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Execute harmless operations, and record the others."""
+        """Record operations that read traced elements or write parameters; execute the others."""
         kwargs = kwargs or {}
         if is_view(func):
             return self._view(func, args, kwargs)
@@ -112,7 +113,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         return self._made_of.get(storage, frozenset())
 
     def _read(self, args: Any, kwargs: Any, written: list[torch.Tensor]) -> frozenset[str]:
-        """Return the names that an operation reads; a parameter that it changes does not count."""
+        """Return the traced tensors that an operation reads, not counting parameters it writes."""
         homes = {id(one) for one in written if storage_of(one) in self._homes}
         read = [one for one in tensors_in(args, kwargs) if id(one) not in homes]
         return frozenset().union(*map(self._names, read))
@@ -133,7 +134,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
             names = self._names(args[0])
             if func is not _ATEN.view.default or not names or not _is_meta(args[0]):
                 raise
-            # With the copy that `_SAME` omitted, this would be a view.
+            # If the copy that `_SAME` omits had been made, this would be a view.
             self.writes.compute(names, "reshape that is not a view")
             return self._reshape(args[0], args[1], names)
         if isinstance(seen, torch.Tensor) and seen.element_size() != args[0].element_size():
@@ -192,14 +193,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         return made
 
     def _reshape(self, tensor: torch.Tensor, shape: Any, names: frozenset[str]) -> torch.Tensor:
-        """Return a reshaped tensor, in place of a copy that was not made."""
+        """Return a new tensor of `shape`, which stands for the copy that stock torch would make."""
         made = torch.empty_like(tensor, memory_format=torch.contiguous_format).view(shape)
         self._taint(made, names)
         return made
 
 
 def _why_no_copy(to: torch.Tensor, of: torch.Tensor) -> str | None:
-    """Return why a copy does not keep all elements as they are; None if it does.
+    """Return the reason why a copy converts or repeats elements; None if it does not.
 
     Raises:
         InvalidArgument: the shapes do not fit together.

@@ -11,11 +11,12 @@ class Write:
     """One write of a loader into a parameter.
 
     Args:
-        parameter: name of its storage.
-        held: view of the parameter that is written.
+        parameter: name of the parameter.
+        held: view of the parameter's storage to which the loader wrote.
         names: tensors from whose elements the written values come; empty for a constant.
         operation: name of the writing operation.
-        seen: view of the one tensor whose elements were copied unchanged; None otherwise.
+        seen: if the written values are an unchanged copy, the copied view of the one tensor in
+            `names`; None otherwise.
     """
 
     parameter: str
@@ -30,7 +31,7 @@ class Writes:
     """All writes of a loader so far.
 
     Args:
-        computed: for each tensor that is not only copied, the reason.
+        computed: for each tensor that is not only copied, the reason why it counts as computed.
     """
 
     computed: dict[str, str] = field(default_factory=dict)
@@ -56,10 +57,11 @@ class Writes:
             yield from row
 
     def settle(self) -> None:
-        """Find copied tensors whose place has other writes too, and mark them as computed.
+        """Mark copied tensors as computed if a write that is no copy also changes their place.
 
-        A copy is lost if its place was changed later, and loading a computed tensor again would
-        overwrite later copies. Each newly marked tensor may affect others, so the search repeats.
+        A copy is lost if such a write comes later. If the write comes earlier, from a computed
+        tensor, loading that tensor again would overwrite the copy. An earlier constant does no
+        harm. Each newly marked tensor may affect others, so the search repeats.
         """
         while True:
             found = {name: why for row in self._of.values() for name, why in self._spoiled(row)}
@@ -80,5 +82,5 @@ class Writes:
                     yield from ((name, why) for name in write.names)
 
     def _is_copy(self, write: Write) -> bool:
-        """Return True if `write` copies a tensor that is only copied."""
+        """Return True if `write` copies a tensor that does not count as computed."""
         return write.seen is not None and write.names.isdisjoint(self.computed)

@@ -1,9 +1,11 @@
 """The KV cache of continuous batching, over slabs of rose's pool.
 
-A cache of transformers is one flat tensor that is addressed by ids of sectors only. A tenant's
-tensor is a view of the pool, and its `CachePool` allocates from rose's block allocator, so a slab
-changes owner without copying a byte. A *block* here is rose's: transformers calls it a sector. What
-transformers calls a block is a *page* here: `blocks_per_sector` of them make a block.
+A *block* here is a block of rose, which transformers calls a sector. A *page* here is a block of
+transformers; `blocks_per_sector` pages make a block.
+
+A cache of transformers is one flat tensor that is addressed by sector ids only. Here the tensor of
+a tenant is a view of the pool, and its `CachePool` allocates from rose's block allocator, so a slab
+changes owner without copying a byte.
 """
 
 import copy
@@ -34,7 +36,7 @@ from rose.units import ceil_div
 
 # Alignment of a block in bytes, the same as that of transformers' sectors.
 _ALIGNMENT: Final = 128
-# Compaction pays above this ratio: slabs in use ÷ slabs that their blocks would fill.
+# Compaction pays off above this ratio of slabs in use to slabs that the same blocks would fill.
 _HELD_OVER_NEEDED: Final = 1.1
 
 
@@ -43,7 +45,7 @@ def block_geometry(
 ) -> KVGeometry:
     """Return the geometry of a model's KV with one block size for all groups of layers.
 
-    It is read from a cache of one block, so it follows transformers' own rules.
+    The geometry is read from a cache of one block, so it follows transformers' own rules.
 
     Args:
         config: configuration of the model; several attention types are allowed.
@@ -55,7 +57,8 @@ def block_geometry(
         cache.bytes_per_sector // allocator.bytes_per_block * allocator.tokens_per_page
         for allocator in cache.cache_allocators.values()
     )
-    # With several types a block belongs to one at a time, so blocks have no common layer count.
+    # With several attention types, a block belongs to one type at a time. The types may have
+    # different numbers of layers, so a block counts as one layer.
     layers = config.num_hidden_layers if len(cache.cache_allocators) == 1 else 1
     return KVGeometry(
         layers=layers,
@@ -109,7 +112,7 @@ def _one_block_cache(
 
 
 class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ships no types
-    """A `PagedAttentionCache` whose prefixes belong to the current weights."""
+    """A `PagedAttentionCache` that shares only prefixes computed with the current weights."""
 
     def __init__(self, **kwargs: Any) -> None:
         # Requests whose blocks must not be shared: they have KV of old weights, or are private.
@@ -117,7 +120,7 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         super().__init__(**kwargs)
 
     def renew(self, version: int) -> None:
-        """Stop sharing the blocks written so far with requests admitted from now on.
+        """Hide all blocks written so far from requests that are admitted from now on.
 
         Running requests keep their blocks and go on; blocks that they complete later are not shared
         either, because these depend on old ones.
@@ -125,7 +128,7 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         Args:
             version: version of the new weights.
         """
-        del version  # All old prefixes are dropped, so none needs a version.
+        del version  # All old prefixes are dropped, so no prefix needs a version.
         self.evict_cached_blocks()
         for allocator in self.cache_allocators.values():
             self._unshared.update(allocator.block_table)
@@ -134,11 +137,11 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         self.pool.try_to_free_sectors()
 
     def keep_private(self, request_id: str) -> None:
-        """Never share blocks of a request that will be submitted."""
+        """Never share the blocks of this request, which will be submitted next."""
         self._unshared.add(request_id)
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """Free as stock does; if the request returns, its blocks are new and may be shared."""
+        """Free as stock code does. A request that is queued again gets new, sharable blocks."""
         super().free_blocks(request_id, no_cache=no_cache)
         self._unshared.discard(request_id)
 
@@ -161,9 +164,9 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
 class SlabCache(VersionedCache):
     """A `PagedAttentionCache` over the slabs of one tenant.
 
-    All types of attention share the blocks of one geometry, or each has a group of the lane.
-    Rose's allocator keeps a borrower's prefixes, in a namespace per version of the weights.
-    Serving's prefixes count as blocks in use, so that they are not lent.
+    All types of attention share the blocks of one geometry, or each type has its own group of the
+    lane. Rose's allocator keeps a borrower's prefixes, in a namespace per version of the weights.
+    Serving's prefixes count as blocks in use, so that their slabs are not lent.
     """
 
     def __init__(
@@ -180,8 +183,8 @@ class SlabCache(VersionedCache):
 
         Args:
             lane: lane of the tenant.
-            model: identity of the model among those that use the lane.
-            version: version of its weights.
+            model: name that tells this model from others that use the lane.
+            version: version of the model's weights.
             config: configuration of the model.
             continuous_batching_config: resolved configuration.
             kwargs: further arguments of the stock cache.
@@ -195,7 +198,8 @@ class SlabCache(VersionedCache):
         self._lay_out()
         self.cache_tensor = self._tensors[0]
         self.num_sectors = max(len(rows) for rows in self._rows) - 2
-        # Constant, and enough for all memory that could be the tenant's: IO tensors depend on it.
+        # This number never changes, because the sizes of IO tensors depend on it. It covers all
+        # memory that the tenant could ever have.
         lendable = self.spaces[0].lendable_bytes
         self.num_blocks = lendable // sum(
             allocator.bytes_per_block for allocator in self.cache_allocators.values()
@@ -221,7 +225,7 @@ class SlabCache(VersionedCache):
         found = [space.geometry.block_bytes for space in self.spaces]
         check(found == needed, f"the lane's blocks have {found} bytes, the cache needs {needed}")
         self._tensors = [as_tensor(space.flat(), self.device) for space in self.spaces]
-        # By space: row i is block i.
+        # One matrix per space; its row i is block i.
         self._rows = [
             tensor.view(-1, size) for tensor, size in zip(self._tensors, found, strict=True)
         ]
@@ -244,7 +248,7 @@ class SlabCache(VersionedCache):
     # ---- room
 
     def compute_free_capacity(self, relative: bool = True) -> int | float:
-        """Return free bytes, or their share of the tenant's memory, not of the whole view.
+        """Return the free bytes or, if `relative`, their share of the memory that the tenant has.
 
         Groups share all free memory; the result is the most that one group could have.
         """
@@ -266,10 +270,11 @@ class SlabCache(VersionedCache):
     def can_store_request_tokens(
         self, state: RequestState, request_len: int, dry_run: bool = False
     ) -> bool:
-        """Request more blocks from rose, then drop prefix cache, before refusing.
+        """Allocate blocks for a request's tokens; return False if there is too little memory.
 
-        Idle slabs of a borrower may be taken at any moment, so free blocks count only after they
-        were allocated.
+        Before it returns False, this method requests more blocks from rose and drops cached
+        prefixes. Idle slabs of a borrower may be taken at any moment, so free blocks count only
+        after they were allocated. With `dry_run`, only count the free blocks.
         """
         allocators = self.cache_allocators.values()
         needed = [
@@ -285,7 +290,7 @@ class SlabCache(VersionedCache):
         return True
 
     def make_free(self, share: float) -> bool:
-        """Try to have `share` of the tenant's memory free: grow first, then drop old cache."""
+        """Try to free `share` of the tenant's memory, 0 to 1: grow first, then drop old cache."""
         groups = len(self.spaces)
         of_space = [
             math.ceil(share * space.allocator.capacity_blocks / groups) for space in self.spaces
@@ -307,7 +312,7 @@ class SlabCache(VersionedCache):
         return self._has_free(blocks) or self._evict_oldest(blocks)
 
     def _evict_oldest(self, blocks: Sequence[int]) -> bool:
-        """Drop cached prefix blocks, oldest first, until there is room; False if there is none."""
+        """Drop cached prefix blocks, oldest first, until there is room; False if that fails."""
         for allocator in self.cache_allocators.values():
             for block in list(allocator.ledger.cached_blocks):
                 if self._has_free(blocks):
@@ -325,7 +330,7 @@ class SlabCache(VersionedCache):
     # ---- prefixes
 
     def renew(self, version: int) -> None:
-        """Renew as `VersionedCache`; a borrower's prefixes get another namespace."""
+        """Renew as `VersionedCache` does; a borrower's prefixes get another namespace."""
         if self._ledger is None:
             super().renew(version)
             return
@@ -334,7 +339,11 @@ class SlabCache(VersionedCache):
         self._ledger.renew(version)
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """Match as stock does, and take references at once, since idle slabs may be taken back."""
+        """Match a prompt with cached blocks as stock code does.
+
+        For a borrower, references to the blocks are taken at once, because serving may take the
+        slabs of unused blocks at any moment.
+        """
         if self._ledger is None:
             return int(super().search_prefix_match(request_id, prompt_ids))
         (allocator,) = self.cache_allocators.values()
@@ -355,7 +364,7 @@ class SlabCache(VersionedCache):
     # ---- slabs
 
     def blocks_of(self, request_id: str) -> list[int]:
-        """Return the blocks with pages of `request_id`, in all groups, with repetitions."""
+        """Return the blocks with pages of `request_id`; two spaces may have the same block id."""
         return [block for of_space in self.blocks_by_space([request_id]) for block in of_space]
 
     def blocks_by_space(self, request_ids: Sequence[str]) -> list[set[int]]:
@@ -391,10 +400,10 @@ class SlabCache(VersionedCache):
     def move(
         self, slabs: Sequence[int] | None, *, bytes_max: int, settle: Callable[[], None]
     ) -> int:
-        """Move KV out of `slabs`, or compact it, with `move_blocks`; between two steps.
+        """Move KV out of `slabs`, or compact it, with `move_blocks`. Call between two steps.
 
         Args:
-            slabs: slabs to empty; None for the sparsest.
+            slabs: slabs to empty; None for the sparsest slabs.
             bytes_max: most bytes to copy.
             settle: function that waits until a copy is complete.
 
@@ -414,9 +423,10 @@ class SlabCache(VersionedCache):
 
     @property
     def is_sparse(self) -> bool:
-        """True if blocks in use occupy notably more slabs than they and the cached ones would fill.
+        """True if over 1.1 times as many slabs are in use as used and cached blocks would fill.
 
-        Compaction overwrites cached prefixes, which turns need when they return from their tools.
+        Cached blocks count, because compaction would overwrite cached prefixes, and turns that
+        return from a tool need these.
         """
         held = sum(int(space.allocator.slabs_in_use) for space in self.spaces)
         needed = sum(

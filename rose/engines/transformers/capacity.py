@@ -8,8 +8,8 @@ from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.executor import RolloutLane
 from rose.units import NS_PER_MS
 
-# Retry interval of growth after a refusal: short enough to follow the end of serving's burst, long
-# enough that serving's process seldom has to decide.
+# Retry interval of growth after a refusal: short enough to grow soon after the end of serving's
+# burst, long enough that serving's process seldom has to decide.
 _ASK_AGAIN_MS: Final = 100.0
 
 
@@ -34,7 +34,7 @@ class Capacity(Protocol):
 
     @property
     def is_shut_out(self) -> bool:
-        """True if no step could run for too long, so that capacity is useless."""
+        """True if steps were refused for so long that capacity is useless."""
         ...
 
 
@@ -59,7 +59,7 @@ class CacheCapacity:
 
     @property
     def is_shut_out(self) -> bool:
-        """False: there is no gate."""
+        """False, because this engine has no gate."""
         return False
 
 
@@ -73,7 +73,7 @@ class LaneCapacity:
         self._pressures = processor.pressures
         self._rooms = processor.rooms
         self._ask_after_ns = 0
-        # A token has KV in every group. Memory freed behind a window is not counted.
+        # A token has KV in every group. Memory freed behind a sliding window is not counted.
         self._slab_tokens = int(
             1
             / sum(
@@ -84,7 +84,7 @@ class LaneCapacity:
 
     @property
     def tokens_max(self) -> int:
-        """Tokens in the most slabs that the lane can get, minus the slabs of the weights."""
+        """Tokens that fit in all slabs that the lane can get, except the slabs of the weights."""
         weights = self._processor.weights
         taken = 0 if weights is None else weights.slabs_max
         return max(0, self._lane.slabs_max() - taken) * self._slab_tokens
@@ -104,7 +104,7 @@ class LaneCapacity:
         return len(frozenset(self._lane.slabs()) - taken) * self._slab_tokens
 
     def has_regrown(self) -> bool:
-        """Request one more slab, at intervals; True if it was lent, or if all slabs are lent.
+        """Request one more slab, at intervals; return True if the lane got it, or has all slabs.
 
         Weights that were evicted get their slabs first.
         """

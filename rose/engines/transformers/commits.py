@@ -11,8 +11,8 @@ from rose.transfer.receiving.commit import CommitState
 from rose.units import NS_PER_MS
 
 # Handling of running requests when the weights change: keep their KV, so that a request may span
-# versions; recompute KV from all their tokens under the new weights; or abort them, to be requested
-# again by their owners.
+# versions; recompute KV from all their tokens under the new weights; or abort them, so that their
+# owners can request them again.
 InFlight: TypeAlias = Literal["keep", "recompute", "abort"]
 IN_FLIGHT: Final = ("keep", "recompute", "abort")
 
@@ -21,7 +21,7 @@ class Slices(Protocol):
     """An engine's view of a commit, such as `rose.transfer.receiving.commit.Commit`."""
 
     def step(self) -> bool:
-        """Do one slice; False when the commit is over."""
+        """Run one slice; return False when the commit is over."""
         ...
 
     def abandon(self) -> object:
@@ -41,9 +41,9 @@ class Committed:
     Args:
         version: current version of the engine.
         is_match: whether the new weights are the trainer's, and in use.
-        is_quarantined: whether the weights are of no version, so that no step runs on them.
-        pause_ms: time from the end of the last step, or from the call if the engine was idle, until
-            steps may run again.
+        is_quarantined: whether the weights match no version, so that no step runs on them.
+        pause_ms: time until steps may run again, from the end of the last step or, if the engine
+            was idle, from the call that queued the commit.
     """
 
     version: int
@@ -60,10 +60,10 @@ class PendingCommit:
     """A queued commit.
 
     Args:
-        slices: the transaction.
+        slices: the commit itself, which runs in slices.
         version: version after a successful commit.
         on_done: called with the result, in the loop thread.
-        called_ns: time of the call.
+        called_ns: time of the call that queued the commit.
     """
 
     slices: Slices
@@ -75,7 +75,8 @@ class PendingCommit:
 class CommitQueue:
     """The commits of one engine, in the order of their calls.
 
-    Any thread may `add`; the rest is for the loop thread, or for a thread that has joined it.
+    Any thread may call `add`. All other methods are for the loop thread, or for a thread that has
+    joined it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -105,7 +106,7 @@ class CommitQueue:
         self._pause_began_ns = self._clock.now_ns()
 
     def advance(self) -> bool:
-        """Run one slice of the first commit; False when it is over."""
+        """Run one slice of the first commit; return False when the commit is over."""
         return self._pending[0].slices.step()
 
     def settle(self, version: int) -> tuple[PendingCommit, Committed]:

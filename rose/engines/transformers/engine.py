@@ -54,17 +54,19 @@ class EngineConfig:
         page_tokens: tokens per page of the cache.
         max_batch_tokens: most tokens per step; bounds a prefill chunk and so a step's length.
         max_requests_per_batch: most requests per step.
-        spare_share: share of memory kept free for running requests before new ones are admitted;
-            without it they take blocks from each other and are prefilled again.
+        spare_share: share of memory, from 0 to 1, that must be free for running requests before a
+            new request is admitted. If it is too small, running requests take blocks from each
+            other and are prefilled again.
         prefix_cache: whether to keep full blocks of finished requests for reuse.
         sampling: whether to sample by each request's `Sampling` and report logprobs; otherwise
             every token is the most likely one, without a logprob.
         version: version of the model's initial weights.
         inflight: handling of running requests when the weights change: "keep" their KV, "recompute"
             it under the new weights, or "abort" them with the output so far.
-        move_bytes: most KV that a borrower copies between two steps, so that slabs become empty
-            without stopping a request; costs time of the quantum, and of serving if it waits.
-        cores: CPU cores that are the device; None does not pin threads.
+        move_bytes: most bytes of KV that a borrower copies between two steps, so that slabs become
+            empty without stopping a request. The copy lengthens the quantum, and delays serving if
+            serving waits for the quantum's end.
+        cores: CPU cores that form the device; None: threads are not pinned.
         clock: time source.
     """
 
@@ -179,16 +181,17 @@ class Engine:
         self.manager.background_thread_status.release_pause()
 
     def commit(self, commit: Slices, *, version: int, on_done: OnCommitted) -> None:
-        """Change the weights at the next step boundary; any thread may call, without waiting.
+        """Queue a change of the weights for the next step boundary; any thread may call this.
 
-        The loop thread runs the slices, and no step until they are over. A borrower runs them in
-        quanta, with a gate after each, so serving waits for one slice at most. Commits run in the
-        order of their calls; unfinished ones are abandoned when the engine stops.
+        The loop thread runs all slices of the commit before the next step. A borrower runs them in
+        quanta, with a gate between two slices, so serving waits for one slice at most. Commits run
+        in the order of their calls; unfinished ones are abandoned when the engine stops.
 
         Args:
             commit: transaction over the live weights of this engine's model.
             version: version after a successful commit.
-            on_done: called once with the result, in the loop thread or in one that calls `stop`.
+            on_done: called once with the result, in the loop thread or in the thread that calls
+                `stop`.
 
         Raises:
             Unavailable: the generation thread is stopping or has died.
@@ -204,7 +207,7 @@ class Engine:
 
     @property
     def is_quarantined(self) -> bool:
-        """True if the weights are of no version, so that no step runs."""
+        """True if the weights match no version, so that no step runs."""
         return self.processor.commits.is_quarantined
 
     @property
@@ -229,7 +232,7 @@ class Engine:
 
     @property
     def busy_ns(self) -> int:
-        """Time of running steps since the start, in nanoseconds."""
+        """Total duration of all steps since the start, in nanoseconds."""
         return self.processor.busy_ns
 
     @property
@@ -349,7 +352,7 @@ def _slab_cache(
 
 
 def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
-    """Return the geometry that an engine of `model` needs from its lane.
+    """Return the KV layout that the lane of an engine of `model` must have.
 
     Raises:
         Unavailable: the installed transformers is not supported.
@@ -363,10 +366,11 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
 
 
 def kv_groups(model: PreTrainedModel, config: EngineConfig) -> tuple[KVGeometry, ...]:
-    """Return the geometry of each attention group of `model`, for a borrower's lane.
+    """Return the KV layout of each attention group of `model`, for a borrower's lane.
 
     A uniform model has one group, and the same lane as with `kv_geometry`. Other models waste less
-    memory with groups, because a unit that all groups can share may be many blocks of each.
+    memory with one layout per group, because a block that all groups can share may be as large as
+    many pages of each group.
 
     Raises:
         Unavailable: the installed transformers is not supported.
@@ -386,12 +390,12 @@ def stock_engine(
     cache_blocks: int,
     processor: Callable[..., DeviceProcessor] = DeviceProcessor,
 ) -> Engine:
-    """Build an engine with transformers' own cache and scheduler: the baseline.
+    """Build an engine with transformers' own cache and scheduler, as a baseline.
 
     Args:
         model: causal language model.
         config: configuration, as for the other engines.
-        cache_blocks: size of its private cache, in blocks of `page_tokens` tokens.
+        cache_blocks: size of the engine's private cache, in blocks of `page_tokens` tokens.
         processor: class of the step loop; a subclass may stop between two steps by its own rules.
     """
     manager = _manager(model, config)
@@ -403,14 +407,14 @@ def stock_engine(
 def serving_engine(
     model: PreTrainedModel, lane: ServingLane, config: EngineConfig, *, probes: bool = True
 ) -> Engine:
-    """Build an engine whose steps `lane` protects and whose KV is in rose's pool.
+    """Build serving's engine: `lane` protects its steps, and its KV is in rose's pool.
 
     Args:
         model: causal language model.
         lane: lane made with `kv_geometry(model, config)`.
         config: configuration, as for the other engines.
         probes: whether the idle engine runs probes, which provide evidence for certificates;
-            otherwise nothing is lent until enough requests were measured.
+            otherwise nothing is lent until enough steps of users' requests were measured.
     """
     manager = _manager(model, config)
     cache = _slab_cache(lane, manager, config)
@@ -441,13 +445,14 @@ def rollout_engine(
     When serving needs slabs, requests are preempted and later continue at their last token.
 
     Args:
-        model: causal language model, not the serving one.
+        model: causal language model; must not be serving's model object.
         lane: lane made with `kv_geometry(model, config)`, or with `kv_groups` for several groups.
         config: configuration, as for the other engines.
         layers_per_segment: decoder layers between two gates; see `gate_layers`.
         weights: weights of `model` that are loaded into slabs of the lane on demand; None if the
             weights stay in place.
-        arena: memory of the forward pass; `warm_up` seals it.
+        arena: arena for the activations of the forward pass, sealed by `warm_up`; None: the forward
+            pass allocates without a limit.
     """
     manager = _manager(model, config)
     cache = _slab_cache(lane, manager, config)

@@ -1,4 +1,4 @@
-"""The capacity grants that a worker reports: whether it accepts turns, and of how many tokens."""
+"""The capacity grants that a worker reports: how many tokens of KV its turns may use, if any."""
 
 from dataclasses import dataclass, field
 from typing import Final

@@ -1,4 +1,4 @@
-"""The version check: rose overrides internals of transformers, so it verifies them first."""
+"""Checks the version of transformers, because rose overrides internals of transformers."""
 
 import inspect
 from importlib.metadata import version

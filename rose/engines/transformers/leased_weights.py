@@ -1,4 +1,4 @@
-"""A borrower's parameters: views of slabs while it works, of host memory otherwise."""
+"""A borrower's parameters: views of leased slabs while steps run, and a copy on the host."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,20 +15,20 @@ from rose.executor.weights import WeightsState
 class LeasedWeights:
     """Keeps a model's weights on the host, and loads them into leased slabs on demand.
 
-    Make it before the engine that runs the model, and after its live weights. Buffers are not
-    weights: they stay on the device. The parameters of a dormant model on a GPU keep shape and
-    device, but have no memory.
+    Create this object before the model's engine, and after the model's `LiveWeights`. Buffers are
+    not weights: they stay on the device. While the weights of a model on a GPU are dormant, its
+    parameters keep shape and device, but have no memory.
 
     Args:
-        model: model on one device; its tensors become the host copy.
-        lane: lane of the borrower that will run it.
+        model: model on one device; this object changes the memory of its parameters.
+        lane: lane of the borrower that will run the model.
         live: live weights of the model, on the host; their changes are written to the slabs too.
         device: device that runs the steps; None for the model's present device.
         dormant_bytes_max: most bytes of device memory while the weights are dormant.
 
     Raises:
-        InvalidArgument: the lane can never hold the weights and a slab of KV, or the live weights
-            are not on the host.
+        InvalidArgument: the lane can never hold the weights and one slab of KV together, or the
+            live weights are not on the host.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class LeasedWeights:
         return flat.view(self._host[at].dtype).view(self._host[at].shape)
 
     def close(self) -> None:
-        """Return every slab and leave the model with the host copy, after its loop has ended."""
+        """Return every slab, and give the model the host copy. Call after its loop has ended."""
         self.lease.unpin()
         self.lease.close()
         for parameter, host in zip(self._parameters, self._host, strict=True):
@@ -96,18 +96,18 @@ class LeasedWeights:
     # ---- the mirror of live weights -------------------------------------------------------------
 
     def write(self, first: int, last: int) -> None:
-        """Copy elements `first` to `last` of the row from the host to the slabs, if active.
+        """Update the slabs after elements `first` to `last` - 1 of the host copy have changed.
 
-        All parameters have the dtype of live weights.
+        Indices count over all parameters in order, which have one dtype, as `LiveWeights` requires.
         """
         size = self._host[0].element_size()
         self.lease.write(first * size, last * size)
 
     def equals_host(self) -> bool:
-        """Return True if the weights that steps read equal the host copy, bit by bit and in place.
+        """Return True if the weights that steps read equal the host copy bit by bit.
 
-        The call reads all weights. It delays a revocation of their slabs by the time to compare one
-        tensor at most.
+        Each parameter must also be at its expected address. The call reads all weights. It delays a
+        revocation of their slabs by at most the time to compare one tensor.
         """
         return all(self._is_right(at) for at in range(len(self._host)))
 

@@ -22,11 +22,11 @@ class Mirror(Protocol):
     """The weights that steps read, if these are not in the buffer of `LiveWeights`."""
 
     def write(self, first: int, last: int) -> None:
-        """Copy elements `first` to `last` from the buffer."""
+        """Update the mirror after elements `first` to `last` - 1 of the buffer have changed."""
         ...
 
     def equals_host(self) -> bool:
-        """Return True if steps read the content of the buffer."""
+        """Return True if the weights that steps read equal the buffer."""
         ...
 
 
@@ -52,8 +52,9 @@ def _bits_of(parameters: Iterable[nn.Parameter]) -> npt.NDArray[np.uint16]:
 class LiveWeights:
     """A row of bf16 bits, and float32 parameters that always equal it.
 
-    The model's parameters become views of one flat buffer, so a tile of the row is a slice of it,
-    and a change touches only changed elements. Make it before the engine, and once per model.
+    The model's parameters become views of one flat buffer. So each tile of the row corresponds to a
+    slice of the buffer, and a delta writes only the elements that it changes. Create this object
+    before the engine, and once per model.
 
     In host memory the row is an array of its own, from which the buffer can be repaired. On a GPU
     the row is the upper halves of the buffer's numbers: deltas are applied there and digests are
@@ -62,7 +63,8 @@ class LiveWeights:
     If `mirror` is set, steps read the mirror instead of the buffer: a change goes to the buffer
     first, then to the mirror.
 
-    It is a `rose.transfer.receiving.commit.Target`; one thread changes it, between two steps.
+    Implements `rose.transfer.receiving.commit.Target`. One thread changes the weights, between two
+    steps.
 
     Args:
         model: model with float32 weights on one device; they are rounded to bf16.
@@ -169,7 +171,7 @@ class LiveWeights:
         return self._views.digest(tile)
 
     def digests(self) -> TileDigests:
-        """Return the digests of all tiles, from memory."""
+        """Return the digests of all tiles, computed from the weights in memory."""
         return self._views.digests()
 
     def bits(self, tile: int) -> Any:
@@ -219,7 +221,7 @@ class LiveWeights:
         return bool(torch.equal(self._live_bits[place], self._expected(place)))
 
     def _expected(self, place: slice) -> torch.Tensor:
-        """Return the bits of the numbers that the row has at `place`."""
+        """Return the float32 bits that the buffer must have at `place`, computed from the row."""
         if self._row is None:
             return self._upper[place].int() << _BF16_SHIFT
         return _widened(self._row[place]).view(torch.int32)

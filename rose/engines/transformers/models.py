@@ -19,7 +19,7 @@ from transformers import (
 from rose.errors import InvalidArgument, Unavailable
 
 _VOCABULARY: Final = 4096
-_CHARACTERS: Final = 128  # vocabulary of the environments' texts
+_CHARACTERS: Final = 128  # vocabulary of the texts in the demo's environments
 _HEAD: Final = 64
 
 
@@ -66,7 +66,7 @@ def _tiny_policy() -> PreTrainedModel:
 
 
 def _micro_policy() -> PreTrainedModel:
-    """Build 2 layers of 64 over characters: it learns in seconds."""
+    """Build 2 layers of 64 over characters: a policy that learns in seconds."""
     return _qwen3(layers=2, heads=1, vocabulary=_CHARACTERS)
 
 
@@ -83,7 +83,7 @@ def load_model(name: str, *, seed: int, device: str = "cpu") -> PreTrainedModel:
 
     Args:
         name: a preset, or a directory with `config.json` and weights; nothing is downloaded.
-        seed: seed of a preset's random weights, the same on every device.
+        seed: seed of a preset's random weights, which are the same on every device.
         device: device of the weights.
 
     Raises:

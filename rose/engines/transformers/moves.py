@@ -19,7 +19,7 @@ def move_blocks(
     limit: int,
     settle: Callable[[], None],
 ) -> dict[int, int]:
-    """Compact blocks; nobody may read or write this space during the call.
+    """Move blocks so that slabs become empty; nobody may read or write the space during the call.
 
     A slab under revocation that becomes empty is returned inside the call. Blocks of pinned slabs
     are not moved.
@@ -27,8 +27,8 @@ def move_blocks(
     Args:
         space: space of the blocks.
         rows: (blocks, bytes) uint8, row i is block i, on the device.
-        slabs: slabs to empty, in this order, each wholly or not at all; None for the sparsest, as
-            far as the other slabs have room.
+        slabs: slabs to empty, in this order, each wholly or not at all; None for the sparsest
+            slabs, as far as the other slabs have room.
         limit: most blocks to move.
         settle: function that waits until the copy is complete, on an asynchronous device.
 
@@ -62,5 +62,5 @@ def rename_pages(allocator: CacheAllocator, blocks: Mapping[int, int]) -> None:
     for name in ("shared_ref_counts", "block_to_hash", "cached_blocks"):
         known = getattr(ledger, name)
         setattr(ledger, name, {at(page): of for page, of in known.items()})
-    if isinstance(ledger.hash_to_block, dict):  # Otherwise rose's allocator has it, and updated it.
+    if isinstance(ledger.hash_to_block, dict):  # Otherwise rose's allocator has updated this map.
         ledger.hash_to_block = {key: at(page) for key, page in ledger.hash_to_block.items()}

@@ -51,7 +51,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
 
     @property
     def num_free_sectors(self) -> int:
-        """Number of available blocks, for any combination of allocators."""
+        """Number of blocks that can be taken, however they are divided among the allocators."""
         free = min(int(space.allocator.free_blocks) for space in self.spaces)
         if not isinstance(self.lane, RolloutLane) or len(self.spaces) == 1:
             return free
@@ -64,7 +64,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         )
 
     def by_space(self, blocks: Sequence[int]) -> list[int]:
-        """Return the sum of the allocators' numbers for each space."""
+        """Convert a number of blocks per allocator into a number of blocks per space."""
         sums = [0] * len(self.spaces)
         for at, count in zip(self.space_index, blocks, strict=True):
             sums[at] += count
@@ -86,10 +86,10 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         return False
 
     def _take(self, index: int, count: int) -> bool:
-        """Take blocks, from the fullest slabs.
+        """Take blocks from the fullest slabs; return False if too few are free.
 
-        The lane takes them: serving's lane then keeps enough blocks free, even if a batch takes its
-        blocks long before or after a step.
+        Blocks of the first space are taken through the lane. So serving's lane can keep enough
+        blocks free, even if a batch takes its blocks long before or after a step.
         """
         at = self.space_index[index]
         blocks = self.spaces[at].allocator.alloc(count) if at else self.lane.alloc(count)
@@ -101,7 +101,8 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         """Take one block for the allocator `index`, after stock code has counted a free one.
 
         Raises:
-            OutOfMemory: none is free: stock code miscounted, or slabs were taken since.
+            OutOfMemory: no block is free, because stock code miscounted, or because serving took
+                slabs after the count.
         """
         if not self._take(index, 1):
             raise OutOfMemory(
@@ -111,8 +112,8 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
     def free_blocks(self, index: int, block_ids: list[int]) -> None:
         """Mark pages as free, and return blocks without a live page at once.
 
-        So a slab under revocation that becomes empty is returned inside this call, and no page of
-        a block that the allocator keeps as a prefix is written again.
+        Therefore a slab under revocation that becomes empty is returned inside this call. And if
+        the allocator keeps a block as a prefix, no page of that block is written again.
         """
         super().free_blocks(index, block_ids)
         self._give(index)

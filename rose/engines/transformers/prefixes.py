@@ -21,7 +21,7 @@ class PrefixIndex:
         self._blocks = blocks
 
     def __len__(self) -> int:
-        """Return the number of kept blocks that no request uses."""
+        """Return the number of cached blocks that no request uses."""
         return int(self._blocks.cached_blocks)
 
     def get(self, block_hash: int) -> int | None:
@@ -39,14 +39,14 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
 
     A block of transformers is one block of rose here. An unused prefix counts as free memory, and
     is dropped when serving takes its slab. A namespace is a model at one version of its weights:
-    after `renew` earlier prefixes are not found, even if requests still use them.
+    after `renew`, earlier prefixes are not found, even if requests still use their blocks.
 
     For the thread that holds the borrower's lock.
 
     Args:
         blocks: allocator of the lane.
-        model: identity of the model among those that use the lane.
-        version: version of its weights.
+        model: name that tells this model from others that use the lane.
+        version: version of the model's weights.
     """
 
     def __init__(self, blocks: BlockAllocator, *, model: str, version: int) -> None:
@@ -54,15 +54,16 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         self._blocks = blocks
         self._model = model
         self._renewals = 0
-        # When two requests computed the same block: the first one's block, which the second one
-        # will use and has a reference to already.
+        # Set if two requests have computed the same block: then this is the block of the first
+        # request. The second request will use it, and already has a reference to it.
         self._claimed: int | None = None
         self.hash_to_block = PrefixIndex(blocks)
         blocks.forget_all()
         self._enter(version)
 
     def _enter(self, version: int) -> None:
-        # With the number of renewals, so that different weights of an equal version share no KV.
+        # The namespace contains the number of renewals, so that different weights with the same
+        # version number share no KV.
         self._blocks.set_cache_namespace((f"{self._model}#{self._renewals}", version))
 
     def renew(self, version: int) -> None:
@@ -85,9 +86,10 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         self._blocks.share([block_id])
 
     def release(self, block_id: int, no_cache: bool = False) -> bool:
-        """Drop a reference; return whether it is the last one, which the pool then drops.
+        """Drop a reference on a block and return False, unless the reference is the last one.
 
-        The allocator caches a free block that has a key; `no_cache` removes the key.
+        For the last reference return True; the pool then drops this reference. The allocator caches
+        a free block that has a key; `no_cache` removes the key.
         """
         if self._blocks.references(block_id) > 1:
             self._blocks.free([block_id])
@@ -98,7 +100,11 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         return True
 
     def register_new_hash(self, block_id: int, block_hash: int) -> int | None:
-        """Give a block its key, or return the block that has it, with a reference for `acquire`."""
+        """Give a block the key of its hash, and return None.
+
+        If another block has that key, return this other block instead, with a reference that the
+        next `acquire` uses.
+        """
         key = key_of(block_hash)
         found = self._blocks.acquire(key)
         if not found:
@@ -110,7 +116,7 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         return found[0]
 
     def evict_cached_blocks(self) -> list[int]:
-        """Return none: unused prefixes count as free already, and are dropped on demand."""
+        """Return an empty list: unused prefixes count as free, and are dropped on demand."""
         return []
 
     def reset(self) -> None:

@@ -17,21 +17,22 @@ if TYPE_CHECKING:  # The engine owns its prober.
 # Interval at which the thread checks for a due probe: short, because collecting evidence takes
 # seconds.
 _LOOK_S: Final = 0.02
-# Share of a step's tokens from which a chunk counts as full (csrc/slo/latency_model.cpp).
+# A prefill chunk counts as full from this share of `step_tokens` on (csrc/slo/latency_model.cpp).
 _FULL_SHARE: Final = 0.75
-# Decode steps of a probe that measures them. Its prompt is not needed by any certificate; with
-# fewer steps the prompt would cost more time than the steps.
+# Decode steps of a probe that measures decode steps. No certificate needs the probe's prompt; with
+# fewer decode steps, the prompt would cost more time than they do.
 _DECODE_STEPS: Final = 16
 
 
 class Prober:
-    """Runs the step shapes that certificates ask about, as requests without an owner.
+    """Runs steps of the shapes that certificates need evidence for, as requests without an owner.
 
-    A probe is the longest request that serving accepts. It has a random prompt, whose chunks are
-    full except the last, and generates one token, or more to measure decode steps. It is not
-    announced, shares no cache, and is cancelled at the first step boundary after a request arrived.
+    A probe is as long as the longest request that serving accepts. It has a random prompt, whose
+    chunks are full except the last, and generates one token, or more to measure decode steps. The
+    lane does not count a probe as a request. A probe shares no cache, and is cancelled at the first
+    step boundary after a request has arrived.
 
-    Life: made → (`start` → `stop`)*; `warm_up` between these two.
+    Life: made → (`start` → `stop`)*. Call `warm_up` between `start` and `stop`.
     """
 
     def __init__(self, engine: "Engine", lane: ServingLane) -> None:
@@ -53,7 +54,7 @@ class Prober:
     # ---- in the background ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread that probes on the lane's demand."""
+        """Start the thread that runs a probe whenever the lane asks for one."""
         self._stop.clear()
         self._lane.begin_probing()
         self._thread = Thread(self._run, name="rose-prober", on_failure=self._lane.safety.report)
@@ -67,7 +68,7 @@ class Prober:
             self._thread = None
 
     def _run(self) -> None:
-        with self._lane.safety:  # A failure in here ends lending, and nothing else.
+        with self._lane.safety:  # A failure in this block ends lending, and nothing else.
             while not self._stop.wait(_LOOK_S):
                 if not self._engine.is_accepting or self._engine.is_paused:
                     continue
@@ -81,11 +82,12 @@ class Prober:
     def warm_up(
         self, *, timeout_ms: float, on_progress: Callable[[int, int], None] = lambda *_: None
     ) -> None:
-        """Probe until there is evidence for both step shapes. Any thread except the engine's.
+        """Probe until there is evidence for both step shapes. For any thread but the engine's.
 
         Args:
             timeout_ms: longest duration.
-            on_progress: called with the runs done and the runs needed, as currently known.
+            on_progress: called with the number of runs done, and the number of runs needed as far
+                as it is known by then.
 
         Raises:
             InvalidArgument: the engine's steps are smaller than the lane's step_tokens.

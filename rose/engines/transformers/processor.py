@@ -35,7 +35,7 @@ class LoopListener(Protocol):
         ...
 
     def after_step(self) -> None:
-        """Act after a step; a borrower's quantum still runs, so serving granted this time."""
+        """Act after a step; a borrower's quantum still runs, so serving has granted this time."""
         ...
 
     def while_parked(self) -> None:
@@ -43,7 +43,7 @@ class LoopListener(Protocol):
         ...
 
     def at_end(self, error: Exception) -> None:
-        """Act when the loop was stopped or failed, after the last output of each request."""
+        """Act when the loop has stopped or failed, after the last output of each request."""
         ...
 
 
@@ -68,7 +68,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         stream: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Build the stock processor; the loop thread moves to its cores at the first step."""
+        """Build the stock processor; the loop thread moves to `cores` at the first step."""
         super().__init__(**kwargs)
         self.clock = clock
         self.commits = CommitQueue(clock)
@@ -97,7 +97,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         self._step_began_ns = 0
 
     def reset(self) -> None:
-        """Reset as stock does, on the processor's own stream: a reset fills inputs of steps."""
+        """Reset on the processor's own stream, because a reset fills the input tensors of steps."""
         if self.stream is None:
             super().reset()
             return
@@ -130,11 +130,11 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         return self._prepare()
 
     def _update_tp_group_state(self) -> bool:
-        """Called by stock `prepare_next_batch`; arrivals are processed already."""
+        """Do nothing when stock `prepare_next_batch` calls this: arrivals are processed already."""
         return False
 
     def _prepare(self) -> bool:
-        """Prepare as stock does, with the sampling parameters of the batch."""
+        """Prepare as stock does; also prepare the sampling parameters of the batch."""
         if not super().prepare_next_batch():
             return False
         if self.is_sampling:
@@ -143,7 +143,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         return True
 
     def _drop_cancelled(self) -> None:
-        """Remove cancelled requests and give their owners the output so far, unlike stock."""
+        """Remove cancelled requests. Unlike stock code, give their owners the output so far."""
         for state in self.scheduler.clear_cancelled_requests():
             self.offloading_manager.free_request_cpu_cache(state)
             self.output_router.take_away(state, "the request was cancelled")
@@ -180,7 +180,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         return bool(self.background_thread_status.local_status != BackgroundThreadStatus.DONT_STOP)
 
     def _run_commit(self) -> bool:
-        """Run slices of the first commit until it is over; False if it has to wait."""
+        """Run slices of the first commit until it is over; return False if it has to wait."""
         while self.commits.advance():
             if self._is_called_away():
                 return False
@@ -205,9 +205,9 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         self.cache.renew(version)
 
     def _meet_new_weights(self) -> list[RequestState]:
-        """Handle running requests by `inflight`; return those that end here.
+        """Handle running requests as `inflight` says; return the requests that end here.
 
-        No batch is in flight.
+        Called while no batch is in flight.
         """
         under_way = [] if self.inflight == "keep" else youngest_first(self.scheduler)
         if self.inflight == "recompute":

@@ -69,7 +69,8 @@ class RolloutProcessor(DeviceProcessor):
         self._move_bytes = move_bytes
         self.moved_bytes = 0
         self.aborted_steps = 0
-        # Number of revocations: serving is short of memory, or could be.
+        # Number of times that slabs were emptied, mostly because serving is or could be short of
+        # memory. After a change `LaneCapacity` reads the remaining capacity.
         self.pressures = 0
         # Number of times that serving offered slabs that it does not need.
         self.rooms = 0
@@ -87,7 +88,8 @@ class RolloutProcessor(DeviceProcessor):
         """Inform the owners of evicted requests, then prepare a batch as every loop does.
 
         Raises:
-            Unavailable: the device has stopped lending; for an idle borrower only with a listener.
+            Unavailable: the device has stopped lending. An idle borrower without a listener does
+                not raise it.
         """
         self.deliver_evicted()
         if self.listener is not None and self.lane.is_closed:
@@ -121,7 +123,7 @@ class RolloutProcessor(DeviceProcessor):
         self._shut_out.refused(self.clock.now_ns(), why)
 
     def _ask_quantum(self) -> Quantum | None:
-        """Empty slabs under revocation, then wait a short time for a quantum; None if none came.
+        """Empty slabs under revocation, then wait a short time for a quantum; None if refused.
 
         Raises:
             Unavailable: there will be no more quanta; the manager then fails all requests.
@@ -211,7 +213,7 @@ class RolloutProcessor(DeviceProcessor):
         return self._are_active()
 
     def _gate_before_copies(self) -> None:
-        """Pass a gate on the device too: a copy waits for its stream, which must not be parked."""
+        """Pass a gate on host and device: a copy waits for its stream, which must not be parked."""
         self.lane.gate()
         self.lane.settle()
 
@@ -246,7 +248,7 @@ class RolloutProcessor(DeviceProcessor):
             return False
         is_over = False
         with quantum, suppress(StepAborted):
-            self._pin_weights()  # If they are dormant, only the host copy changes.
+            self._pin_weights()  # If the weights are dormant, only the host copy changes.
             try:
                 is_over = not self.commits.advance()
                 while not is_over and not self._is_called_away():
@@ -298,7 +300,7 @@ class RolloutProcessor(DeviceProcessor):
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
         self._pin = self.lane.groups.pin(self.cache.blocks_by_space(sorted(self._in_flight)))
-        if self.lane.takes_ranks:  # The order in which serving may take slabs without asking here.
+        if self.lane.takes_ranks:  # The order in which serving may take slabs without a notice.
             self.lane.rank([*self._cheapest_slabs(), *self._slabs_of_weights])
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -334,7 +336,7 @@ class RolloutProcessor(DeviceProcessor):
             self.weights.unpin()
 
     def update_batch(self) -> None:
-        """Update or roll back, unpin, and empty slabs under revocation."""
+        """Accept or roll back the step, unpin its slabs, and empty slabs under revocation."""
         try:
             with self.lock:
                 self._settle_step()
@@ -359,8 +361,8 @@ class RolloutProcessor(DeviceProcessor):
     def _move_together(self, leaving: frozenset[int]) -> None:
         """Move KV so that slabs become empty and no KV is lost; within the step's quantum.
 
-        KV is moved out of slabs under revocation. If there are none, it is compacted when blocks
-        are so scattered that serving would have to stop many requests for little memory.
+        KV is moved out of slabs under revocation. If there are no such slabs, KV is compacted when
+        blocks are so scattered that serving would have to stop many requests for little memory.
         """
         of_kv = sorted(leaving - self._slabs_of_weights)  # Weights have a copy on the host.
         if self._move_bytes <= 0 or not (of_kv if leaving else self.cache.is_sparse):
@@ -429,9 +431,10 @@ class RolloutProcessor(DeviceProcessor):
         return dict(self.scheduler.active_requests)
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
-        """Preempt, at the token, every request with KV in `leaving`, except the batch in flight.
+        """Empty the slabs `leaving`, except blocks of the batch in flight.
 
-        Weights in these slabs leave too.
+        Requests with KV in these slabs are preempted at their last token or, with a listener,
+        evicted. Weights and cached prefixes in these slabs are given up too.
         """
         if not leaving:
             return

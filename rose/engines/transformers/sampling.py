@@ -1,7 +1,8 @@
-"""Counter-based sampling: a token depends only on its request and position.
+"""Counter-based sampling: the noise depends only on the request's seed and the token's position.
 
 The noise of a token is a hash of (seed, position in the whole sequence, token id). Neither the
-batch, nor the worker, nor a repeated step changes it: a turn that moves continues identically.
+batch, nor the worker, nor a repeated step changes the noise, so a turn that moves to another worker
+continues identically.
 """
 
 import math
@@ -27,7 +28,7 @@ class Sampling:
     """Sampling parameters of one request.
 
     Args:
-        seed: seed modulo 2^64; requests with equal seed and context give the same tokens.
+        seed: seed, taken modulo 2^64; requests with equal seeds and contexts get equal tokens.
         temperature: temperature of the softmax; 0 for the most likely token.
 
     Raises:
@@ -86,7 +87,8 @@ def gumbel_noise(keys: torch.Tensor, vocabulary: int) -> torch.Tensor:
     words = _xor_shifted(words, 30) * _signed(_FIRST)
     words = _xor_shifted(words, 27) * _signed(_SECOND)
     words = _xor_shifted(words, 31)
-    # Uniform in (0, 1), exact near 0, where the largest noise comes from.
+    # Uniform in (0, 1], and exact near 0, where the largest noise comes from. float32 may round up
+    # to 1, where the noise is -inf: such a token is not chosen.
     uniform = (((words >> 32) & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform))
 
@@ -131,7 +133,7 @@ class SamplingRunner(DeviceRunner):
         """
         rows = [future.state for future in batch if future.has_new_token]
         chosen = [self._sampling_of(state.request_id) for state in rows]
-        # A prepared request includes its batch: its offset is the position of the next token.
+        # A prepared request's offset includes this batch, so it is the position of the next token.
         keys = [
             _signed(row_key(sampling.seed, state.position_offset))
             for sampling, state in zip(chosen, rows, strict=True)
@@ -143,7 +145,7 @@ class SamplingRunner(DeviceRunner):
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         """Write tokens and the bits of their logprobs where stock code writes them."""
-        # A partly prefilled request also has a row, behind all others; nobody reads its result.
+        # A partly prefilled request also has a row, behind all other rows; nobody reads its result.
         rows = len(self._keys)
         tokens, logprobs = choose(scores[0, :rows], self._keys, self._temperatures)
         output_ids[0, :rows].copy_(tokens)

@@ -12,7 +12,7 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A request's state before its batch was prepared, restored by a rollback."""
+    """A request's state before its batch was prepared; a rollback restores this state."""
 
     state: RequestState
     position: int
@@ -36,7 +36,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
     def schedule_batch(
         self, token_budget: int, cache_budget: int
     ) -> tuple[list[FutureRequestState], bool, int, int]:
-        """Schedule as FIFO does; if nothing fits, preempt the youngest, and finally idle.
+        """Schedule as FIFO does; if nothing fits, preempt the youngest request, and finally idle.
 
         If nothing fits, stock code returns None, and a processor that cannot offload then fails the
         loop and every request.
@@ -50,7 +50,8 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
             batch, fast, query, read = super().schedule_batch(token_budget, cache_budget)
             if batch is not None or not self._make_room():
                 break
-        # Starved requests keep their blocks and come first in the next batch.
+        # Stock code would offload the requests in this list. Here they keep their blocks, and come
+        # first in the next batch.
         self.starved_requests: list[tuple[RequestState, int]] = []
         self.scheduled = [
             Scheduled(
@@ -64,7 +65,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         return batch or [], fast, query, read
 
     def _try_to_meet_safety_margin(self) -> bool:
-        """Provide the margin for new requests: grow first, then drop old cache.
+        """Provide the margin of free memory for new requests: grow first, then drop old cache.
 
         Stock code measures the margin against a pool that never grows, and drops all of the cache.
         """
@@ -107,7 +108,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         for scheduled in self.scheduled:
             state = scheduled.state
             if len(scheduled.tokens) > 1 and not self.cache.is_append_only:
-                # The completed layers have overwritten the oldest tokens of their window.
+                # The layers that ran have overwritten KV of the oldest tokens in the window's ring.
                 self.preempt(state, no_cache=True)
                 continue
             state.position_offset = scheduled.position

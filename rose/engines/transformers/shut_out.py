@@ -1,4 +1,4 @@
-"""How long a borrower is refused before it no longer counts as a worker."""
+"""Decides when a borrower was refused for so long that its turns should run on other workers."""
 
 from collections.abc import Callable
 from typing import Final
@@ -6,18 +6,18 @@ from typing import Final
 from rose.events import Reason
 from rose.units import NS_PER_S
 
-# Bound while serving is idle but nothing can be certified. That takes many steps to change, and a
-# second is longer than any pause between two quanta.
+# Longest wait if no certificate is possible (`_UNCERTIFIED`). Only many steps of serving can change
+# that, and a second is longer than any pause between two quanta.
 _UNCERTIFIED_NS: Final = 1 * NS_PER_S
-# Bound during a burst of serving: waiting longer costs more than starting the turns elsewhere.
+# Longest wait during a burst of serving: a longer one costs more than starting the turns elsewhere.
 _BUSY_NS: Final = 10 * NS_PER_S
-# After a longer time without a request for a quantum, the time of refusals starts anew.
+# If the borrower requests no quantum for longer than this, its wait is counted from zero again.
 _SILENCE_NS: Final = 1 * NS_PER_S
 _UNCERTIFIED: Final = (Reason.SLO_AT_RISK, Reason.NO_EVIDENCE)
 
 
 class ShutOut:
-    """Measures whether a borrower with work was refused for too long. Pure; for one thread.
+    """Measures whether a borrower with work was refused for too long. For one thread.
 
     The borrower stays shut out until it passes a gate.
     """
@@ -37,7 +37,7 @@ class ShutOut:
 
         Args:
             now_ns: current time.
-            why: returns the reason; called when a bound may be exceeded.
+            why: function that returns the reason; called only if a bound may be exceeded.
         """
         if self._since_ns is None or now_ns - self._refused_ns > _SILENCE_NS:
             self._since_ns = now_ns

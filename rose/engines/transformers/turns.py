@@ -1,4 +1,4 @@
-"""A turn on an engine: its request, its output, and the reported part."""
+"""A turn on an engine: its request, its output, and the part of the output that was reported."""
 
 from dataclasses import dataclass, field
 
@@ -58,7 +58,7 @@ def checked_sampling(request: TurnRequest, *, tokens_max: int) -> Sampling:
 
     Args:
         request: request of the turn.
-        tokens_max: largest possible context of its worker.
+        tokens_max: largest context that the worker can hold, in tokens.
 
     Raises:
         InvalidArgument: the turn is invalid, or too long for the worker; the message says why.

@@ -56,7 +56,7 @@ def warm_up(
 
 
 def _batch(engine: Engine, *, requests: int, context_tokens: int) -> tuple[list[list[int]], int]:
-    """Return prompts that share no prefix, and an answer length so that all decode together."""
+    """Return prompts without common prefixes, and answer tokens enough that all decode together."""
     step_tokens = int(engine.processor.cache.max_batch_tokens)
     answer_tokens = ceil_div(requests * context_tokens, step_tokens) + 2
     prompt_tokens = context_tokens - answer_tokens

@@ -39,14 +39,14 @@ class EngineWorker:
 
     Commands are queued for the loop thread, which executes them between two steps, or while a step
     is parked at a closed gate. Only that thread touches the state. It calls `on_event` with no lock
-    held, so a revocation never waits for that. A frozen or dead loop renews nothing, and its
-    capacity grant expires.
+    held, so a revocation never waits for the callback. If the loop is frozen or dead, nothing
+    renews the capacity grant, so the grant expires.
 
     A dedicated worker has a capacity grant from the engine's start, a borrowed one between `grant`
-    and `revoke`. When serving takes slabs, the turns in them are reported INTERRUPTED, and the
-    grant shrinks to the remaining loan. A grant that would shrink to nothing ends, and a new one
-    with a higher epoch begins when serving lends again. The same happens when the worker's steps
-    are refused for too long: a worker that cannot run gives its turns back.
+    and `revoke`. When serving takes slabs, turns with KV in these slabs are reported INTERRUPTED,
+    and the grant shrinks to the remaining loan. A grant that would shrink to nothing ends, and a
+    new one with a higher epoch begins when serving lends again. A grant also ends when the worker's
+    steps are refused for too long: a worker that cannot run gives its turns back.
 
     Args:
         engine: engine built with `EngineConfig(sampling=True)`, not started; a borrower's engine
@@ -130,7 +130,7 @@ class EngineWorker:
         self._send(partial(self._start, request))
 
     def stop_turn(self, trajectory: int) -> None:
-        """Recall a trajectory's turn, if it has one here: the last output is INTERRUPTED."""
+        """Recall a trajectory's turn, if it runs here; the turn's last output is INTERRUPTED."""
         self._send(partial(self._stop, trajectory))
 
     def grant(self) -> None:
@@ -138,13 +138,13 @@ class EngineWorker:
         self._send(self._begin)
 
     def revoke(self) -> None:
-        """Recall every turn and end the grant; the loop thread does so and reports it."""
+        """Make the loop thread recall every turn, end the grant, and report both."""
         self._send(self._end)
 
     def commit(self, commit: Slices, version: int, on_done: OnCommitted | None = None) -> None:
         """Change the weights at the next step boundary, then report `VersionCommitted`.
 
-        If the weights end up at no version, the worker ends its grant, and accepts turns again
+        If the weights then match no version, the worker ends its grant, and accepts turns again
         after a successful commit.
 
         Args:
@@ -301,7 +301,7 @@ class EngineWorker:
         if self._capacity.is_shut_out and self._grants.is_live:
             self._close_grant()
         if self._grants.has_run_out(now_ms=self._now_ms()):
-            self._close_grant()  # The loop was frozen; outputs under this epoch are ignored.
+            self._close_grant()  # The loop was frozen; the scheduler ignores this epoch's outputs.
         left = self._capacity.squeezed()
         if left is not None:
             self._is_short = True

@@ -159,7 +159,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         return LeasedBlock(block_id, pool=self, allocator=self._allocator)
 
     def ensure(self, blocks: int) -> bool:
-        """Try to make `blocks` blocks free by a revocation or a grant; return whether they are."""
+        """Make `blocks` blocks free by a revocation or a grant; return False if that fails."""
         return self._lane.ensure(blocks)
 
     # ---- vLLM's contract ------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
     def unpin_blocks(
         self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]
     ) -> None:
-        """Refuse, because a block without references may leave the tenant with its slab.
+        """Refuse, because a block without references may leave the tenant when its slab leaves.
 
         Raises:
             InvalidArgument: always.

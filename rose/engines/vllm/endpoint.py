@@ -38,7 +38,7 @@ class RoseEndpoint:
         app.add_api_route("/rose/status", status)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Store the engine for the route. On a server that lends, start to wake an idle engine."""
+        """Store the engine for the route. On a server that lends, start the task `_look_after`."""
         settings = (args.additional_config or {}).get("rose")
         state.rose_engine = None if settings is None else engine_client
         if settings is not None and settings.get("listen") is not None:

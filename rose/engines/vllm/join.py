@@ -1,7 +1,7 @@
 """Passes the device from the worker, which opens it, to the scheduler, which vLLM builds later.
 
 vLLM gives both the same `VllmConfig`, and they share no other object. Both must be rose's classes:
-block ids of rose's allocator do not fit vLLM's own tensors, nor vLLM's ids rose's tensors, and a
+rose's block ids do not fit vLLM's own tensors, and vLLM's block ids do not fit rose's tensors. A
 wrong pair would mix the KV of requests.
 """
 

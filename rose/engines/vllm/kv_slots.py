@@ -28,13 +28,14 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         super().__init__(**parts)
         self._parts = parts
         # vLLM records new blocks only for the few models whose blocks it zeroes. Under rose the
-        # scheduler decides in each step, with `needs_kv_cache_zeroing`, so all are recorded.
+        # scheduler decides in each step whether to zero blocks (`needs_kv_cache_zeroing`), so all
+        # new blocks are recorded.
         for manager in self.coordinator.single_type_managers:
             manager._record_new_block_ids = True
             check(manager.records_new_block_ids, "vLLM keeps no record of new blocks")
 
     def over_another_pool(self) -> "LeasedKVCacheManager":
-        """Return an empty manager of the same kind, for use within another `pool_of`."""
+        """Return an empty manager with the same options, over the pool of the active `pool_of`."""
         return LeasedKVCacheManager(**self._parts)
 
     def allocate_slots(

@@ -92,7 +92,7 @@ class BorrowedSide:
         """Replace a closed device. The scheduler must have freed all blocks of the old device.
 
         Raises:
-            RoseError: an error of the constructor.
+            RoseError: as in the constructor.
         """
         self.device.close()
         self._attach()
@@ -101,7 +101,7 @@ class BorrowedSide:
 
 
 class _Quanta:
-    """Runs work that is no step, such as loading weights, in quanta. It has no pins and no undo."""
+    """Runs work that is no step, such as loading weights, in quanta, without pins or undo."""
 
     def __init__(self, lane: RolloutLane) -> None:
         self._lane = lane
@@ -109,7 +109,7 @@ class _Quanta:
         self._pause = threading.Event()  # Never set, so each wait lasts for its timeout.
 
     def next(self) -> None:
-        """End a segment, and wait until the next may start. Without a device, return at once."""
+        """End a segment, and wait until the next may start; if the lane is closed, do not wait."""
         if self._quantum is not None:
             try:
                 self._lane.gate()
@@ -122,7 +122,7 @@ class _Quanta:
                 case Quantum() as quantum:
                     self._quantum = quantum
                 case Refusal():
-                    self._pause.wait(_RETRY_S)  # A refusal for overdue slabs comes without a wait.
+                    self._pause.wait(_RETRY_S)  # While slabs are overdue, refusals come at once.
 
     def end(self) -> None:
         """End the last segment."""
@@ -249,7 +249,7 @@ class BorrowingScheduler(RolloutScheduler):
             self._evacuate(self.lane.leaving())
         match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
             case Refusal():
-                self._had_no_plan = True  # A refusal for overdue slabs comes without a wait.
+                self._had_no_plan = True  # While slabs are overdue, refusals come at once.
                 return None
             case quantum:
                 return quantum

@@ -51,7 +51,8 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
     def _open(self, kv_cache_config: Any) -> KVSpace:
         settings, geometry = self._settings, geometry_of(kv_cache_config)
         slab_bytes = settings.slab_bytes or choose_slab_bytes(geometry)
-        # vLLM counts its null block; rose's is in a header slab. So rose's pool is no smaller.
+        # vLLM's number of blocks includes its null block, while rose's null block is in a header
+        # slab. So rose's pool is not smaller than vLLM's.
         slabs = ceil_div(kv_cache_config.num_blocks, geometry.blocks_per_slab(slab_bytes))
         device = CoServing.open(
             "cpu",
@@ -142,7 +143,7 @@ class LendingScheduler(ServingScheduler):
 
     @property
     def needs_kv_cache_zeroing(self) -> bool:
-        """True once a borrower has attached: its bits can be NaN in this model's dtype.
+        """True once a borrower has attached: the borrower's bits can be NaN in this model's dtype.
 
         vLLM reads this after it has allocated all blocks of a step.
         """
@@ -186,7 +187,8 @@ class LendingScheduler(ServingScheduler):
 
         While no borrower is attached, most steps are planned without this protection.
         """
-        # A certificate log records every step and the token time, so all steps are protected.
+        # A certificate log must have every step and the time of its tokens. So with a log, all
+        # steps are protected.
         if not self._has_log and self.lane.skips_step():
             return super().schedule(throttle_prefills)
         self._report_late()  # A certificate counts all tokens, so this comes before any loan.

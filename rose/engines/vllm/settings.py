@@ -21,10 +21,10 @@ class ServingSettings:
         listen: path of the socket at which a borrower attaches; None lends nothing.
         ttft_ms: target for the time to the first token, in milliseconds.
         tpot_ms: target for the time between tokens, in milliseconds.
-        slowdown: `SLO.slowdown`.
+        slowdown: `SLO.slowdown`, the share by which rollouts may stretch the time per token.
         revoke_ms: `Policy.revoke_ms`, the deadline of a revocation.
         epsilon: `Policy.epsilon`, the share of steps that may exceed their bound.
-        slab_bytes: size of a slab; None: the smallest size that suits the model.
+        slab_bytes: size of a slab in bytes; None: the smallest size that suits the model.
         log_path: path of the certificate log for `rose verify`; "" writes no log.
     """
 

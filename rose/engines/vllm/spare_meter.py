@@ -20,7 +20,7 @@ class SpareMeter:
         self._slab_ns = 0
 
     def _spare_slabs(self) -> int:
-        """Return the slabs beyond what serving could need within a revocation's deadline."""
+        """Return how many slabs exceed what serving could need within a revocation's deadline."""
         lender = self._device.lender
         slack = lender.supply.slack_blocks(self._device.arbiter.snapshot())
         return max(0, min(lender.lendable_slabs, slack // lender.kv.blocks_per_slab))
@@ -38,8 +38,8 @@ class SpareMeter:
         """Return the figures since the start.
 
         Returns:
-            Seconds observed; share of time without a request, 0 to 1; bytes that could be lent now,
-            in the mean over time, and at least.
+            Seconds observed; share of time without a request, 0 to 1; bytes that could be lent:
+            now, on average over time, and at the minimum.
         """
         self.note(is_idle=self._is_idle)
         observed_ns = max(1, self._noted_ns - self._began_ns)

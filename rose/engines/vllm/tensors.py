@@ -38,10 +38,10 @@ def geometry_of(config: Any) -> KVGeometry:
 
 
 def views_of(config: Any, space: KVSpace) -> dict[str, torch.Tensor]:
-    """Return per layer a tensor [ids, heads, tokens, 2 x head size], over the pool of `space`.
+    """Return for each layer a tensor [ids, heads, tokens, 2 x head size] over the pool of `space`.
 
-    Rows are addressed by rose's block ids; rows of different layers overlap at ids that the
-    allocator never returns.
+    Row i of a tensor is the block to which rose gave the id i. At ids that the allocator never
+    returns, rows of different layers overlap.
     """
     spec = config.kv_cache_groups[0].kv_cache_spec
     inner = (spec.num_kv_heads, spec.block_size, 2 * spec.head_size)

@@ -72,7 +72,7 @@ class Follower(Protocol):
 
 
 Follow: TypeAlias = Callable[[str, str, Callable[[Layout], Tensors]], Follower]
-"""Follows a publisher. Takes its address, its token, and a function from layout to tensors."""
+"""Follows a publisher, given its address, its token, and a function from layout to tensors."""
 
 
 @dataclass
@@ -105,8 +105,8 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
     """Keeps a host copy of a publisher's weights, and loads it into the model between two steps.
 
     Versions are received while the engine generates. A version is committed to the host copy only
-    if its digest is the publisher's. All layers are then loaded within one call, so no step runs a
-    half-loaded model: on CPUs, vLLM's parameters have no memory during that call.
+    if its digest equals the publisher's digest. All layers are then loaded within one call, so no
+    step runs a half-loaded model. On CPUs, vLLM's parameters have no memory during that call.
     """
 
     init_info_cls = Upstream
