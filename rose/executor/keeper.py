@@ -53,7 +53,8 @@ class Keeper:
                 if not self._stop.is_set():
                     self._tend()
         finally:
-            self._bell.listen(self._rings, timeout_ns=0)  # No thread listens after this last call.
+            # The core requires a last call without a wait: the time after it counts as no gap.
+            self._bell.listen(self._rings, timeout_ns=0)
 
     def stop(self) -> None:
         """Stop and join the thread."""
