@@ -11,8 +11,8 @@ ShapeName: TypeAlias = Literal["step", "chunk"]
 # Share of idle time for probes while every quantum is refused. It allows 200 steps of 100 ms within
 # 80 s, and saves three quarters of the device's energy and memory bandwidth.
 _SEARCH_SHARE: Final = 0.25
-# Share of idle time for probes otherwise. Rollouts lose this time. The probes keep scores recent, and
-# detect when the machine becomes faster.
+# Share of idle time for probes otherwise. Rollouts lose this time. The probes keep scores recent,
+# and detect when the machine becomes faster.
 RENEWAL_SHARE: Final = 0.02
 # Factor on the search share after a round without effect, because the next round is less likely to
 # help.

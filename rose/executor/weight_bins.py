@@ -72,8 +72,8 @@ class WeightBins:
     """Tensors on the host, packed into bins of slabs; some bins are also on the device.
 
     A bin is on the device if it has a run of slabs, and is filled if all its pieces were copied.
-    The caller must guard all calls by a lock, except `fill`. During `fill` the slabs must be pinned,
-    so that no bin is dropped.
+    The caller must guard all calls by a lock, except `fill`. During `fill` the slabs must be
+    pinned, so that no bin is dropped.
 
     Args:
         kv: the borrower's KV space.

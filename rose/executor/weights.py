@@ -264,7 +264,7 @@ class WeightsLease:
             self._settle(leaving)
 
     def _settle(self, leaving: frozenset[int]) -> None:
-        """Free the bins in `leaving` slabs and beyond `dormant_bytes_max`; nothing may be pinned."""
+        """Free bins in `leaving` slabs or beyond `dormant_bytes_max`. Nothing may be pinned."""
         for run in self._bins.drop(leaving, keep_bytes=self._dormant_bytes_max):
             self._whole.give(run)
         if self._state is WeightsState.EVICTING:
