@@ -53,7 +53,7 @@ class Keeper:
                 if not self._stop.is_set():
                     self._tend()
         finally:
-            # The core requires a last call without a wait: the time after it counts as no gap.
+            # The core does not count the time after a call without a wait as a standstill.
             self._bell.listen(self._rings, timeout_ns=0)
 
     def stop(self) -> None:

@@ -69,8 +69,8 @@ class Roofline:
         """Return the five initial coefficients of `LatencyModel`.
 
         The sum of compute time and memory time is used, not their maximum. So without launch time
-        an estimate is one to two times the roofline. An estimate that is too high costs a few loans,
-        but one that is too low would make certificates false.
+        an estimate is one to two times the roofline. Too high an estimate costs a few loans,
+        but too low an estimate would make certificates false.
         """
         ms_per_flop = MS_PER_S / self.flops_per_s
         ms_per_byte = MS_PER_S / self.bytes_per_s
