@@ -9,7 +9,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 _Ids: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
-# Keys of 16 bytes each, as a sequence, or all in one buffer.
+# A sequence of 16-byte keys, or one buffer that holds all keys.
 _Keys: TypeAlias = Sequence[bytes] | bytes | npt.NDArray[Any]
 
 __compiler__: str
@@ -971,8 +971,8 @@ class CertifiedAdmission(Admission):
         self, lender: int, demand: Demand, *, log: CertificateLog, serving: ServingState
     ) -> None: ...
 
-# Chunks between processes. `frame` is any object with contiguous bytes; the server keeps a
-# reference to it, not a copy.
+# Classes that send chunks of weights between processes. A `frame` is any object with contiguous
+# bytes; the server keeps a reference to the object and does not copy the bytes.
 class TlsFiles:
     def __init__(self, certificate: str, key: str, authority: str) -> None: ...
     @property
@@ -1070,8 +1070,8 @@ def delta_merge(
 
 HISTOGRAM_COLUMNS: int
 
-# A rule is (shift, exponent_bits, origin, all_mask, magnitude_bits), where magnitude_bits has a
-# number for each of the eight classes.
+# A rule is (shift, exponent_bits, origin, all_mask, magnitude_bits), the fields of a `ClassRule`;
+# magnitude_bits is a sequence of eight widths in bits, one per class.
 @overload
 def strat_pack(
     weights: npt.NDArray[np.uint8],
@@ -1361,7 +1361,7 @@ class DeviceCodec:
         seed: int = 0,
     ) -> None: ...
 
-# The gate in a CUDA stream. A stream is passed as its handle, which may come from torch.
+# Gates in a CUDA stream. A parameter `stream` is the handle of a stream, which may come from torch.
 
 class GateKind(Enum):
     HOST = 0

@@ -9,7 +9,7 @@ def loopback(address: str) -> tuple[str, int]:
     """Return host and port of a loopback address.
 
     Args:
-        address: HOST:PORT, both numeric; port 0 lets a listener choose.
+        address: HOST:PORT, both numeric; with port 0 the system chooses the port of a listener.
 
     Raises:
         InvalidArgument: the address is malformed or not on loopback.

@@ -20,7 +20,7 @@ class Environment:
         is_launch_blocking: whether `CUDA_LAUNCH_BLOCKING` makes each launch wait until its kernel
             has ended.
         vllm_wheel: `ROSE_VLLM_WHEEL`, path of the vLLM wheel that benchmarks compare rose with;
-            "download" fetches it.
+            with the value "download" the benchmarks download the wheel.
         token: `ROSE_TOKEN`, the shared secret of peers.
         manifest_key: `ROSE_MANIFEST_KEY`, the signing key of manifests.
     """
@@ -51,7 +51,7 @@ def read_environment() -> Environment:
 def environment_with(token: str | None) -> dict[str, str]:
     """Return the environment of a child process, including its token.
 
-    Other users can read a command line, but not an environment.
+    The token is not passed on the command line, because other users can read command lines.
 
     Args:
         token: `ROSE_TOKEN` of the child; None: the child inherits this process's token, if any.

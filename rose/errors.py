@@ -25,7 +25,7 @@ class DeadlineExceeded(RoseError, TimeoutError):
 
 
 class CorruptData(RoseError):
-    """Stored or received bytes differ from the written ones."""
+    """Stored or received bytes differ from the bytes that were written."""
 
 
 class InternalError(RoseError):

@@ -42,5 +42,5 @@ class Thread(threading.Thread):
             self.failure = sys.exc_info()[1]
             if self.failure is not None:
                 self._on_failure(self.failure)
-            # A reference to an ended thread must not keep the objects of its callables alive.
+            # A reference to an ended thread must not keep alive what its functions refer to.
             del self._work, self._on_failure

@@ -79,8 +79,8 @@ def _standard_stream(path: Path) -> int | None:
 def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
     """Replace a file atomically: a reader sees either the old file or the new one.
 
-    After a power cut either of them may exist, unless `sync_folder` was called. If `path` is stdout
-    or stderr, printed output is flushed first. Devices and pipes are written directly.
+    A power cut may undo the replacement until `sync_folder` is called. If `path` is stdout or
+    stderr, printed output is flushed first. Devices and pipes are written directly.
 
     Args:
         path: file to write.

@@ -37,8 +37,8 @@ def borrow(
 ) -> Iterator["Borrower"]:
     """Add the borrower of a device that serves in another process.
 
-    Leaving the `with` block returns its memory; stop its steps first. When serving ends or takes
-    all loans back, `Borrower.steps` raises `Unavailable`.
+    Leaving the `with` block returns all lent memory; stop the steps first. When serving ends or
+    takes all loans back, `Borrower.steps` raises `Unavailable`.
 
     Args:
         path: socket at which `Device.listen` of the other process listens.
@@ -217,9 +217,10 @@ class Borrower:
     # ---- revocation -----------------------------------------------------------------------------
 
     def _give_up(self, notice: Notice) -> None:
-        """Choose slabs to return, and free their blocks that the running step does not use.
+        """Choose slabs to return, and free the blocks of all sequences that use these slabs.
 
-        Runs in serving's thread.
+        Sequences of the running step keep their blocks. This runs in a thread of serving or of the
+        keeper, or for a borrower in another process in the watcher's thread.
         """
         if not self._lock.acquire(timeout=notice.remaining_s()):
             return
@@ -241,7 +242,7 @@ class Borrower:
         return order_of_loss(users, progress)
 
     def _empty(self, leaving: frozenset[int]) -> None:
-        """Take all blocks of each sequence that uses `leaving` slabs, outside the running step."""
+        """Free all blocks of sequences that use `leaving` slabs and are not in the running step."""
         for name, one in self._open.items() if leaving else ():
             if name not in self._in_flight and one._slabs() & leaving:
                 one._lose()

@@ -214,7 +214,7 @@ class Device(Closing):
 
 
 def _slab_bytes(serving: Needs, borrower: Needs | None, *, pool_bytes: int) -> int:
-    """Return a slab size for both models; None: the borrower's model is not known yet."""
+    """Return a slab size for both models; `borrower` is None while its model is unknown."""
     if borrower is not None:
         return choose_slab_bytes(serving.geometry, borrower.geometry)
     if pool_bytes < _LONE_SLABS_MIN * _LONE_SLAB_BYTES:

@@ -25,7 +25,7 @@ class Serving:
     """
 
     def __init__(self, lane: Callable[[], ServingLane]) -> None:
-        """Call `lane` on first use, which lays out the pool."""
+        """Prepare the engine. `lane` is called on first use, and lays out the pool."""
         self._lay_out = lane
         self._numbers = itertools.count()
 

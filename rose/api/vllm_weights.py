@@ -24,8 +24,8 @@ def follow(
     Args:
         address: host and port of `rose.publish`, `rose publish` or `rose relay`.
         token: the publisher's token.
-        make_tensors: function from a list of (name, dtype as in a safetensors file, shape) to new
-            tensors by name.
+        make_tensors: function that gets a list of (name, dtype as in a safetensors file, shape) and
+            returns new tensors by name.
 
     Raises:
         Unavailable: the publisher does not answer, or has no weights yet.

@@ -1,4 +1,4 @@
-"""The borrower's interface of a gate, and a gate for GPUs whose streams cannot wait at one."""
+"""The borrower's interface of a gate, and a gate at which the host waits instead of a stream."""
 
 from typing import Protocol
 

@@ -5,15 +5,15 @@ from rose.units import NS_PER_MS, NS_PER_S
 
 
 class AbortRation:
-    """A token bucket for aborts, filled at `per_s`; it may be overdrawn.
+    """A token bucket for aborts, filled with `per_s` tokens per second; it may be overdrawn.
 
     Serving's needs are never refused, so an abort never waits. The next loan waits instead, until
     the bucket holds a token again. No slabs are granted in the meantime, so the loan shrinks and
     the aborts end.
 
-    The law: within t seconds there are at most `burst + per_s * t` aborts, not counting further
-    aborts between two grants, when one loan is taken back slab by slab. The next grant waits longer
-    to make up for these.
+    The law: if each grant is followed by at most one abort, t seconds have at most
+    `capacity + per_s * t` aborts. A loan that is taken back slab by slab may cause further aborts;
+    the next grant then waits longer to make up for them.
 
     Guarded by the caller's lock.
     """
@@ -22,7 +22,7 @@ class AbortRation:
         """Start with a full bucket.
 
         Args:
-            per_s: tokens per second, > 0, and the bucket's capacity, which is at least 1.
+            per_s: tokens per second, > 0. The bucket's capacity is max(1, `per_s`) tokens.
             clock: the device's clock.
         """
         self._period_ns = NS_PER_S / per_s
@@ -44,6 +44,6 @@ class AbortRation:
         self.count += 1
 
     def wait_ms(self) -> float:
-        """Return how long growth must wait, in milliseconds."""
+        """Return for how many milliseconds the loan must not grow."""
         self._fill()
         return max(0.0, (1.0 - self._level) * self._period_ns / NS_PER_MS)

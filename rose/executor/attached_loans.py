@@ -149,7 +149,7 @@ class AttachedLoans:
         return self._gate.is_shut_down()
 
     def retry_after_ms(self) -> float:
-        """Return how much longer growth must wait after a refusal, in milliseconds."""
+        """Return for how many more milliseconds the loan must not grow, after a refusal."""
         return max(0.0, (self._no_growth_before_ns - self._attachment.now_ns()) / NS_PER_MS)
 
     # ---- the end --------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Cap:
         return 0 if is_over else min(self._slabs, self._limit)
 
     def left(self) -> tuple[int, float] | None:
-        """Return the largest number of slabs on loan now, and the milliseconds left of the cap.
+        """Return the most slabs on loan now, and the milliseconds until the cap expires.
 
         Both are 0 after the cap has expired. None: there is neither a cap nor a limit.
         """

@@ -24,7 +24,7 @@ def certificate_log(
     Args:
         path: log file; "": no file is written, only counts are kept.
         slo: targets of serving.
-        policy: parameters of the promises.
+        policy: limits and evidence rules for lending.
         clock: the device's clock.
         memory: further arguments of `CertificateLog`, about the pool.
 
@@ -70,7 +70,7 @@ def certified_creditor(
     clock: Clock,
     watchdog: Watchdog | None = None,
 ) -> Creditor:
-    """Make the creditor that grants quanta for the shapes of `largest_shapes`.
+    """Make the creditor, which checks the steps of `largest_shapes` before it grants a quantum.
 
     The creditor's thread also polls `watchdog`.
     """

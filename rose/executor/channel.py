@@ -20,7 +20,7 @@ from rose.executor.messages import (
 )
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
-_PATH_BYTES_MAX: Final = 107  # sun_path, without its zero
+_PATH_BYTES_MAX: Final = 107  # size of sun_path without the terminating zero
 
 
 class Channel(Closing):
@@ -62,7 +62,7 @@ class Channel(Closing):
         return pid, uid
 
     def send(self, message: Question | Answer, descriptors: Sequence[int] = ()) -> None:
-        """Send a message with copies of the descriptors, which the caller keeps.
+        """Send a message with copies of `descriptors`; the caller still owns the originals.
 
         Raises:
             Unavailable: the other end is closed, or does not read.

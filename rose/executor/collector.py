@@ -15,8 +15,8 @@ from rose.units import NS_PER_MS
 
 # Number of settled revocations that are kept for reports.
 _HISTORY: Final = 4096
-# A reading lists this many of the newest revocations for serving's needs. Normally there are fewer
-# between two readings.
+# Largest number of revocations for serving's needs that a reading lists, the newest ones. Normally
+# fewer begin between two readings.
 _EBBS: Final = 64
 
 
@@ -48,7 +48,8 @@ class Collector:
         self._ration = AbortRation(per_s=policy.aborts_per_s, clock=clock)
         self._lock = threading.Lock()
         self._open: list[Revocation] = []
-        # No growth before this time: slabs that come and go would abort step after step.
+        # The loan does not grow before this time. Otherwise slabs that come and go would abort step
+        # after step.
         self.no_growth_before_ns = 0
         self._pressures = 0
         self._ebbs: deque[tuple[int, int]] = deque(maxlen=_EBBS)
@@ -140,7 +141,7 @@ class Collector:
         self.settle()
 
     def settle(self) -> None:
-        """Move settled revocations to the history. Past its deadline a revocation is fenced."""
+        """Move settled revocations to the history, and fence slabs past their deadline."""
         if not self._open:
             return
         with self._lock:

@@ -96,10 +96,11 @@ class CoServing(Closing):
             isolation: memory that a borrower in another process can access. "shared": the whole
                 pool, until the borrower's process ends. "mapped": the borrower's header slab, and
                 slabs lent to it, which are zeroed first. After a slab's return the borrower's own
-                process must unmap the slab. A slab that was never lent cannot be accessed. A
-                revocation takes serving the same time in both modes.
-            policy: limits and parameters of the promises; None: the defaults.
-            clock: time source, also of the C++ core; None: the system's clock. Waits use real time.
+                process must unmap the slab. A slab that was never lent cannot be accessed. In both
+                modes a revocation takes equally long for serving.
+            policy: limits and evidence rules for lending; None: the defaults.
+            clock: time source of Python and the C++ core; None: the system's clock. Waits use real
+                time.
 
         Raises:
             InvalidArgument: the device or the isolation is unknown, or the pool is empty.
@@ -151,7 +152,8 @@ class CoServing(Closing):
                 latency estimates are computed. None: they are `Policy.latency_prior_ms`.
 
         Raises:
-            InvalidArgument: called twice or after `close`, or the pool or the reserve does not fit.
+            InvalidArgument: called twice or after `close`, the pool is too small or has too many
+                slabs, or the reserve is larger than the pool.
             CorruptData: the file at `latency_path` was not written by rose.
         """
         if self._is_closed:
@@ -357,14 +359,15 @@ class CoServing(Closing):
         self.lender.state.beat()
         parts.creditor.start()
         parts.keeper.start()
-        # A daemon thread of serving waits for rollouts without the GIL. Once the interpreter ends,
-        # it could not take the GIL again.
+        # Serving's thread may be a daemon that waits for rollouts without the GIL. After the
+        # interpreter has ended, such a thread can never take the GIL again, so lending ends first.
         atexit.register(self._end_lending_at_exit, parts.creditor)
 
     def _end_lending_at_exit(self, creditor: Creditor) -> None:
         creditor.stop()
         self.gate.shut_down()
-        # The lending thread notices within a fraction of a second that the gate is shut down.
+        # A serving thread that waits for rollouts notices the shutdown of the gate within a
+        # fraction of a second.
         for _ in range(_EXIT_LOOKS):
             if not creditor.is_lending:
                 return
@@ -399,7 +402,7 @@ class CoServing(Closing):
             )
 
     def reading(self) -> DeviceReading:
-        """Return serving's load and the loans now, without delaying serving. For any thread.
+        """Return serving's present load and loans, without delaying serving. For any thread.
 
         Raises:
             InvalidArgument: called before `serving` or after `close`.

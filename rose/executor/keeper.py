@@ -53,7 +53,8 @@ class Keeper:
                 if not self._stop.is_set():
                     self._tend()
         finally:
-            self._bell.listen(self._rings, timeout_ns=0)  # No thread listens after this last call.
+            # The core does not count the time after a call without a wait as a standstill.
+            self._bell.listen(self._rings, timeout_ns=0)
 
     def stop(self) -> None:
         """Stop and join the thread."""

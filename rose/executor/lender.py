@@ -169,7 +169,7 @@ class Lender:
             return answer
 
     def retry_after_ms(self) -> float:
-        """Return how long growth must wait after revocations and aborts, in milliseconds."""
+        """Return for how many more ms the loan must not grow, after revocations and aborts."""
         before_ns = self.collector.no_growth_before_ns
         return max(0.0, (before_ns - self.clock.now_ns()) / NS_PER_MS) if before_ns > 0 else 0.0
 

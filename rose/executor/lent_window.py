@@ -8,7 +8,8 @@ from rose._core import Attachment, MappedWindow
 from rose.closing import Closing
 from rose.memory import LentSlabs
 
-# Number of slabs that are unmapped at once. A step that is about to start waits for at most these.
+# Number of slabs that are unmapped at once. A step that is about to start may wait until these are
+# unmapped.
 _SWEEP_SLABS: Final = 8
 
 

@@ -30,7 +30,7 @@ from rose.executor.tenancy import Tenancy
 from rose.thread import Thread
 from rose.whole_file import lock
 
-# A readable socket holds a whole message, so `receive` does not wait this long.
+# Timeout of `receive`, normally never reached: a readable socket holds a whole message.
 _PATIENCE_S: Final = 2.0
 # Largest number of connections without a first message. One more closes the oldest of them.
 _SILENT_MAX: Final = 64
@@ -151,7 +151,7 @@ class Listener:
     def _meet(self) -> None:
         try:
             end, _ = self._server.accept()
-        except OSError:  # No descriptor is left. Wait, as the selector reports again at once.
+        except OSError:  # No descriptor is left. Wait, or the selector would report at once again.
             select.select([self._wake], [], [], _BREATH_S)
             return
         channel = Channel(end)

@@ -79,7 +79,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """Serving's load and the loans of a device at one moment; counts start when it opens.
+    """Serving's load and the loans of a device at one moment. Counts start when the device opens.
 
     Args:
         pool_bytes: memory that both tenants share, in whole slabs.
@@ -90,8 +90,8 @@ class DeviceReading:
         running: number of requests that have their first token.
         waiting: number of requests without a first token; a running step that belongs to no request
             counts as a request.
-        first_tokens: times from arrival to first token.
-        later_tokens: times from one token to the next.
+        first_tokens: histogram of the times from arrival to first token.
+        later_tokens: histogram of the times from one token to the next.
         lent_bytes: memory on loan, except slabs being taken back.
         cap_bytes: largest size of the memory on loan now; without a cap, the size of the pool.
         revocations: number of revocations for serving's needs.

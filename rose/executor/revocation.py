@@ -1,4 +1,4 @@
-"""Revocations, and the notices of them that the borrower's engine gets."""
+"""Revocations, and the notices that inform the borrower's engine of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -88,9 +88,9 @@ class Revocation(Notice):
     def begin(self, preferred: Sequence[int]) -> None:
         """Choose the slabs: idle slabs first, then `preferred` in order, then the emptiest slabs.
 
-        A borrower calls this under the lock that guards its own blocks; if it does not, the
-        executor calls this. Only the first call has an effect, because a borrower may be notified
-        twice.
+        A borrower calls this under the lock that guards its own blocks. If the borrower does not
+        call it, the executor does. Only the first call has an effect, because a borrower may be
+        notified twice.
         """
         if self.is_begun:
             return

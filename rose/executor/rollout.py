@@ -33,8 +33,8 @@ _LOOK_UP_MS: Final = 50.0
 class Quantum:
     """The right to run one step, segment by segment. It ends with the `with` block.
 
-    Call `RolloutLane.gate` between segments. If it raises `StepAborted`, the engine must catch that
-    and roll the step back.
+    Call `RolloutLane.gate` between segments. If this call raises `StepAborted`, the engine must
+    catch the exception and roll the step back.
     """
 
     lane: "RolloutLane"
@@ -102,7 +102,8 @@ class RolloutLane:
         # Number of quanta and passed gates. While it does not change, no new segment starts.
         self.passes = 0
         self._gate = gate
-        # True if the host may enqueue a segment behind a gate that the stream has not passed.
+        # False if `gate` must also wait until the stream has passed the gate. This holds for gates
+        # in a stream until `set_launches` is called.
         self.runs_ahead = not isinstance(gate, StreamGate)
         self._loans = loans
         self._reporting = reporting
@@ -147,6 +148,9 @@ class RolloutLane:
 
     def gate(self) -> None:
         """End a segment, and wait until the next one may start.
+
+        With gates in a stream, after `set_launches`, this only waits until the next segment may be
+        enqueued.
 
         Raises:
             StepAborted: serving needs slabs that this step pins; roll it back.
@@ -194,7 +198,7 @@ class RolloutLane:
             self._gate_of_graphs().insert(at or 0)
 
     def launch(self, graph: CudaGraph) -> None:
-        """Launch a graph with gates on the lane's stream, as soon as its gates may be enqueued.
+        """Launch a graph that has gates, on the lane's stream, once its gates may be enqueued.
 
         The running segment continues in the graph up to the first gate of the graph. Launch such a
         graph only by this method, because its gates need new numbers for each launch.
@@ -226,8 +230,8 @@ class RolloutLane:
     def set_launches(self, per_segment: int) -> None:
         """Let the host run ahead of its stream, by as many segments as the launch queue holds.
 
-        Before this call `gate` also waits until the next segment may start. Otherwise a launch into
-        a full queue could block the host inside the driver, where an abort cannot reach it. This
+        Before this call `gate` also waits until the next segment may start, because a launch into a
+        full queue could block the host inside the driver, where an abort cannot reach it. This call
         has no effect if gates are not in a stream.
 
         Args:
@@ -271,7 +275,7 @@ class RolloutLane:
             self.on_look()
 
     def _is_late(self) -> bool:
-        """Return True while slabs are overdue; then steps are refused until these are empty."""
+        """Return True while slabs are overdue. No step may start until those slabs are empty."""
         if self._loans.is_closed:
             return False
         with self._reporting:
@@ -368,7 +372,7 @@ class RolloutLane:
         """Pin the slabs of `blocks` for a step, from its preparation to its completion.
 
         Args:
-            blocks: ids of blocks.
+            blocks: ids of all blocks that the step uses.
 
         Returns:
             Id of the pin, for `unpin`.
@@ -389,7 +393,7 @@ class RolloutLane:
 
     @property
     def takes_ranks(self) -> bool:
-        """True if the arbiter chooses slabs by `rank` instead of `on_revoke`."""
+        """True if the arbiter chooses slabs by their `rank`; False if `on_revoke` chooses them."""
         return self._loans.takes_ranks
 
     def rank(self, slabs: Sequence[int]) -> None:
@@ -409,7 +413,7 @@ class RolloutLane:
             return self._books.give_idle(self._partition)
 
     def retry_after_ms(self) -> float:
-        """Return how long growth must wait after a revocation, in milliseconds."""
+        """Return for how many more milliseconds the loan must not grow, after a revocation."""
         return self._loans.retry_after_ms()
 
     def leaving(self) -> frozenset[int]:

@@ -99,7 +99,7 @@ class ServingStep:
         return self
 
     def commit(self, batch: StepBatch) -> None:
-        """Fix the step's batch, and lend the slack that it leaves.
+        """Fix the step's batch, and lend the slack that this batch leaves.
 
         Call this after the batch was prepared and before it runs. Requests that arrive later join
         the next step, so no time is reserved for them here.
@@ -224,8 +224,9 @@ class ServingLane:
 
         Args:
             request_ids: ids of live requests; other ids are ignored.
-            is_late: True for a token of a skipped step, reported one or more steps later. It counts
-                in the context, but its time counts only if it is the first of its request.
+            is_late: True for a token of a skipped step, reported one or more steps later. The token
+                counts in the context length, but its time counts only if it is a request's first
+                token.
         """
         with self.safety, self._lock:
             slots = [self._live[one] for one in request_ids if one in self._live]
@@ -260,9 +261,9 @@ class ServingLane:
     def skips_step(self) -> bool:
         """Return True if no borrower is attached and the next step may run without `step`.
 
-        Only for engines that end requests between steps. If a borrower attaches during a skipped
-        step, it gets no quantum, because the requests of that step are live until its end. For some
-        steps this returns False, so that the evidence stays recent.
+        Only for engines that end requests between steps. A borrower that attaches during a skipped
+        step gets no quantum before the step ends, because the step's requests are live until then.
+        Some steps are not skipped even without a borrower, so that the evidence stays recent.
         """
         self._alone_steps += 1
         if self._alone_steps >= _ALONE_EVERY:
@@ -454,7 +455,7 @@ class ServingLane:
 
         Call this about every 20 ms while no request is live. Run the returned batch under `step`
         and commit it, without announcing a request. If a request arrives first, drop the batch.
-        Bounds need probes at start-up, while a shape causes refusals, and occasionally otherwise.
+        Probes are due at start-up, while a shape causes refusals, and occasionally otherwise.
         """
         with self.safety, self._lock:
             creditor = self._creditor
@@ -479,9 +480,10 @@ class ServingLane:
     # ---- memory ---------------------------------------------------------------------------------
 
     def ensure(self, blocks: int) -> bool:
-        """Ensure `blocks` free blocks, with a revocation if necessary. Waits at most T.
+        """Ensure `blocks` free blocks, with a revocation if necessary.
 
-        Until `settle` is called, serving keeps the slabs of these blocks.
+        Waits at most T (`Policy.revoke_ms`). Until `settle` is called, serving keeps the slabs of
+        these blocks.
 
         Returns:
             Whether the blocks are free now.
@@ -541,7 +543,7 @@ class ServingLane:
 
 
 def _is_count(value: object) -> bool:
-    if type(value) is int:  # This check comes first, because it takes a tenth of the time.
+    if type(value) is int:  # First, because it takes a tenth of the time of `isinstance`.
         return 0 <= value <= _COUNT_MAX
     # NumPy integers are accepted too.
     return isinstance(value, Integral) and 0 <= int(value) <= _COUNT_MAX

@@ -48,7 +48,7 @@ class SupplyGuard:
         self._has_settled = False
 
     def lent(self, borrower: Borrower) -> PartitionSnapshot:
-        """Return the borrower's partition now."""
+        """Return the present state of the borrower's partition."""
         return self._arbiter.snapshot().partitions[borrower.partition]
 
     # ---- demand ---------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class SupplyGuard:
         return self._demand.blocks(running=self._state.pending)
 
     def slack_blocks(self, snapshot: Snapshot) -> int:
-        """Return the number of serving's available blocks minus its demand; may be negative."""
+        """Return serving's free blocks plus those of unowned slabs, minus serving's demand."""
         free = snapshot.partitions[self._serving].free_blocks
         return int(free + snapshot.unowned * self._blocks_per_slab - self.demand_blocks)
 
@@ -79,7 +79,7 @@ class SupplyGuard:
     def load_changed(self) -> None:
         """Update the demand after a request arrived or ended; wake the keeper if serving is short.
 
-        The keeper revokes instead of this call, because a revocation may take up to T and would
+        The keeper starts the revocation, because it may take up to T. Within this call it would
         delay the arriving request.
         """
         if self.borrower is not None and self._is_short():
@@ -97,13 +97,13 @@ class SupplyGuard:
         """Begin to take slabs back before serving's supply falls below its demand.
 
         Args:
-            taking: blocks that serving is about to take.
+            taking: number of blocks that serving is about to take.
         """
         borrower = self.borrower
         if borrower is None or not self._is_short(taking):
             return
-        # The snapshot must follow `watch`: from then on, an allocation that leaves serving short
-        # wakes the keeper.
+        # The snapshot must follow the arbiter's `watch`, which `_is_short` calls: from then on, an
+        # allocation that leaves serving short wakes the keeper.
         snapshot = self._arbiter.snapshot()
         lent = snapshot.partitions[borrower.partition]
         coming = lent.in_revocation * self._blocks_per_slab

@@ -72,7 +72,8 @@ class WeightBins:
     """Tensors on the host, packed into bins of slabs; some bins are also on the device.
 
     A bin is on the device if it has a run of slabs, and is filled if all its pieces were copied.
-    The caller must guard all calls by a lock.
+    The caller must guard all calls by a lock, except `fill`. During `fill` the slabs must be
+    pinned, so that no bin is dropped.
 
     Args:
         kv: the borrower's KV space.
@@ -134,7 +135,7 @@ class WeightBins:
         while self._missing and budget_bytes > 0:
             piece = self._missing[0]
             self._copy(piece)
-            self._missing.popleft()  # Only after the copy: if it fails, the bin is half filled.
+            self._missing.popleft()  # After the copy: if it fails, its bin counts as half filled.
             budget_bytes -= piece.stop - piece.start
 
     def write(self, start: int, stop: int) -> None:

@@ -44,7 +44,7 @@ class WeightsLease:
 
     Lifecycle: DORMANT → `begin` → ACTIVATING → `advance`, `advance`, … → ACTIVE → EVICTING →
     DORMANT. `give_up` leads from ACTIVATING or ACTIVE to EVICTING, and to DORMANT as soon as the
-    weights are not pinned: in the same call, or in the last `unpin`. Pin the slabs while you read
+    weights are not pinned: in the same call, or in `unpin`. Pin the slabs while you read
     or fill them. The tensors of a bin leave the device together.
 
     Only `write` changes weights on the device, and only to the host's values. Uploads through a
@@ -86,7 +86,7 @@ class WeightsLease:
         self._on_state = on_state
         self._dormant_bytes_max = dormant_bytes_max
         self._slice_bytes = slice_bytes
-        self._lock = threading.Lock()  # Guards the fields below; held for at most one `write`.
+        self._lock = threading.Lock()  # Guards the fields below; held no longer than one `write`.
         self._state = WeightsState.DORMANT
         self._whole = WholeSlabs(lane)
         self._bins = WeightBins(lane.kv, rows, upload=lane.upload, piece_bytes=slice_bytes)
@@ -264,7 +264,7 @@ class WeightsLease:
             self._settle(leaving)
 
     def _settle(self, leaving: frozenset[int]) -> None:
-        """Free the bins in `leaving` slabs and those above the bound. No weights are in use."""
+        """Free bins in `leaving` slabs or beyond `dormant_bytes_max`. Nothing may be pinned."""
         for run in self._bins.drop(leaving, keep_bytes=self._dormant_bytes_max):
             self._whole.give(run)
         if self._state is WeightsState.EVICTING:
@@ -273,5 +273,5 @@ class WeightsLease:
         self._lane.give_back_idle()
 
     def _move(self, to: WeightsState) -> None:
-        check((self._state, to) in _MOVES, f"weights: {self._state} -> {to}")
+        check((self._state, to) in _MOVES, f"weights must not go from {self._state} to {to}")
         self._state = to

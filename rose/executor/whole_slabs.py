@@ -7,7 +7,7 @@ from rose.events import Reason, Refusal
 from rose.executor.rollout import RolloutLane
 from rose.memory import find_runs
 
-# Slabs can leave during a search, which is then repeated up to this many times.
+# Largest number of searches for runs of slabs, since slabs can leave during a search.
 _TRIES: Final = 4
 
 

@@ -104,7 +104,8 @@ def build(
         tend: function that the keeper calls.
 
     Raises:
-        InvalidArgument: the pool or the reserve does not fit.
+        InvalidArgument: the pool is too small or has too many slabs, or the reserve is larger than
+            the pool.
         CorruptData: the file at `latency_path` was not written by rose.
     """
     policy, clock = opened.policy, opened.clock
@@ -241,7 +242,7 @@ def _reserve_slabs(
 def _latency_model(
     opened: Opened, geometry: KVGeometry, step_tokens: int, cost: ModelCost | None
 ) -> tuple[LatencyModel, str]:
-    """Return the saved model of this identity, or else a new model, and the identity."""
+    """Return the saved model of this identity, or a new one if there is none; and the identity."""
     name = "cpu" if opened.gpu is None else opened.gpu.device.name
     cores = len(os.sched_getaffinity(0))
     identity = f"{name}, {cores} cores; {geometry}, {cost}; steps of {step_tokens} tokens"

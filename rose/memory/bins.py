@@ -62,7 +62,7 @@ def pack_bins(sizes: Sequence[int], slab_bytes: int) -> tuple[Bin, ...]:
 def find_runs(lengths: Sequence[int], slabs: Iterable[int]) -> list[range] | None:
     """Choose a run of consecutive slabs for each of `lengths`.
 
-    The longest run is placed first, and each in the shortest free run that fits. This always
+    Longer runs are placed first, each in the shortest free run that is long enough. This always
     succeeds if `slabs` is one run of the total length, or if all lengths are 1 and there are enough
     slabs.
 

@@ -20,8 +20,8 @@ NULL_BLOCKS_MIN: Final = 2  # one to read zeros from, one to write padding to
 class Layout(Enum):
     """The order of a slab's bytes.
 
-    LAYER_MAJOR: a slab has one region per layer, and a block has a part in every region, always at
-        the same distance. Stock paged-attention kernels accept this layout unchanged.
+    LAYER_MAJOR: a slab has one region per layer, and a block has a part in every region; the parts
+        are equally far apart. Stock paged-attention kernels accept this layout unchanged.
     BLOCK_MAJOR: a block's layers are side by side, as transformers stores them.
     """
 
@@ -134,14 +134,14 @@ class KVGeometry:
 
     @property
     def id_bytes(self) -> int:
-        """Return the address distance of consecutive block ids."""
+        """Return the distance in bytes between the addresses of consecutive block ids."""
         return self.layer_block_bytes if self.layout is Layout.LAYER_MAJOR else self.block_bytes
 
     def blocks_per_slab(self, slab_bytes: int) -> int:
         """Return the number of blocks that fit in any slab of the pool.
 
         Block ids count from the tenant's header slab. If `slab_bytes` is not a multiple of
-        `id_bytes`, the first id within a slab starts up to `skew` bytes after the slab's start. In
+        `id_bytes`, a slab's first block may start some bytes after the slab's start. In
         `BLOCK_MAJOR` some slabs hold one block more than this, but none holds fewer.
         """
         skew = self.id_bytes - math.gcd(self.id_bytes, slab_bytes)
@@ -186,7 +186,7 @@ def choose_slab_bytes(
     Args:
         geometries: geometry of each attention group of all models that share the pool, since any
             slab may move to any group of either tenant.
-        page_bytes: the size is a multiple of this.
+        page_bytes: the slab size is a multiple of this many bytes.
         at_most: largest size in bytes.
 
     Raises:

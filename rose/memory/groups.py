@@ -110,7 +110,7 @@ class KVGroups:
 
 
 def _null_offsets(geometries: Sequence[KVGeometry], *, header_bytes: int) -> list[int]:
-    """Return the offset in bytes of each group's ids in the header; null blocks do not overlap.
+    """Return the offset in bytes of each group's first id; null blocks do not overlap.
 
     Each offset is a multiple of the group's block size, so the group's blocks have the same
     positions in a slab as without other groups.

@@ -107,7 +107,7 @@ class _Promises:
         ]
 
     def before(self, time_ns: int) -> int:
-        """Return the wait in ns that the last quantum until `time_ns` allows; 0 if none was."""
+        """Return the wait in ns that the last quantum up to `time_ns` allows; 0 without quantum."""
         count = bisect_right(self._granted_ns, time_ns)
         return self._waits_ns[count - 1] if count else 0
 

@@ -1,4 +1,4 @@
-"""Collection of evidence before the first promise: step shapes run until each has a bound."""
+"""Collection of evidence before the first certificate: shapes run until each has a bound."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
@@ -7,7 +7,7 @@ from rose._core import LatencyModel
 from rose.errors import DeadlineExceeded
 
 Shape: TypeAlias = tuple[float, float, float]
-"""Decoding sequences, context tokens and prefill tokens of a step."""
+"""Numbers of decoding sequences, context tokens and prefill tokens of a step."""
 
 SHAPE_NAMES: Final = ("decode_sequences", "context_tokens", "prefill_tokens")
 

@@ -1,4 +1,4 @@
-"""Saved latency models: loading one gives bit-identical forecasts."""
+"""Saved latency models. A loaded model makes bit-identical predictions."""
 
 import json
 import zlib
@@ -72,7 +72,7 @@ def load_text(text: str, policy: Policy, *, identity: str | None = None) -> Late
     """Return the model that `text` was saved from, or None if it has another identity.
 
     The model makes the same predictions as the saved one, and its bounds apply once new steps
-    confirm them. If the window of this version of rose is shorter, the newest residuals are kept.
+    confirm them. If this version of rose has a shorter window, only the newest residuals are kept.
     If `policy` has another epsilon, the level of each bound is reset.
 
     Args:

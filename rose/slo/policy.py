@@ -1,4 +1,4 @@
-"""The parameters of rose's promises, with units and reasons for their defaults."""
+"""The parameters of lending, with units and reasons for their defaults."""
 
 import math
 from dataclasses import dataclass, fields
@@ -27,8 +27,9 @@ WATCHDOG_MS: Final = 50.0
 # seconds of serving.
 FORGETTING: Final = 0.998
 # A miss lowers the level of an upper estimate by this share of epsilon. With a half, 3 to 5 of 100
-# steps of a steady machine have no bound; with a fifth, less than one. Both keep epsilon. With a
-# tenth, lending may take over a minute to return after a neighbour's burst.
+# steps of a steady machine have no bound; with a fifth, fewer than one. In both cases the share of
+# misses stays at epsilon. With a tenth, lending may take over a minute to return after a burst of a
+# neighbour's load.
 ADAPTATION_SHARE: Final = 0.2
 # Number of residuals, speeds and prompts that are kept. A quantile needs at least 1 / epsilon.
 RESIDUAL_WINDOW: Final = 512
@@ -42,7 +43,7 @@ MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "margin")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Limits of the executor.
+    """Limits and evidence rules for lending.
 
     Args:
         without: names of `MECHANISMS` to switch off. For measurements only: certificates of such a
@@ -50,8 +51,8 @@ class Policy:
         max_segments: size of the quantum: number of segments that may be granted at once. Two
             suffice; with eight the borrower does not stall on a busy machine, where the creditor
             may run several segments late.
-        heartbeat_ttl_ms: age of the last heartbeat from which serving's host counts as frozen. Must
-            exceed its longest step and a garbage collection of Python.
+        heartbeat_ttl_ms: if the last heartbeat is older than this, serving's host counts as frozen.
+            Must exceed serving's longest step and a garbage collection of Python.
         signal_ms: delay until the borrower sees that its gate is closed. On a CPU this takes one
             store; the default covers a thread that was briefly descheduled.
         blocking_ms: longest delay of serving by a whole quantum, in case the borrower misses the

@@ -54,7 +54,7 @@ class Roofline:
         flops_per_s: attainable rate of matrix products, below the peak.
         bytes_per_s: attainable memory bandwidth.
         launch_ms: time of an empty step.
-        notice: message for the user if the device is not in the table, else None.
+        notice: message for the user if the device is a MIG slice or not in the table, else None.
         memory_bytes: memory size; 0 if unknown.
     """
 
@@ -69,8 +69,8 @@ class Roofline:
         """Return the five initial coefficients of `LatencyModel`.
 
         The sum of compute time and memory time is used, not their maximum. So without launch time
-        an estimate is one to two times the roofline: a high prior costs a few loans, but a low
-        prior would break a promise.
+        an estimate is one to two times the roofline. Too high an estimate costs a few loans,
+        but too low an estimate would make certificates false.
         """
         ms_per_flop = MS_PER_S / self.flops_per_s
         ms_per_byte = MS_PER_S / self.bytes_per_s

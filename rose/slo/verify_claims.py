@@ -9,6 +9,6 @@ Claim: TypeAlias = tuple[bool, str | Callable[[], str]]
 
 
 def broken(*claims: Claim) -> list[str]:
-    """Return the sentences of all claims whose condition is false, as comparisons with NaN are."""
+    """Return the sentences of all claims whose condition is false. Comparisons with NaN fail."""
     wrong = [sentence for holds, sentence in claims if not holds]
     return [one if isinstance(one, str) else one() for one in wrong]

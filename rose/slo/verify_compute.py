@@ -105,7 +105,7 @@ class ComputeReplay:
         if wrong:
             return wrong
         actual_ms, lent_ms = fields["actual_ms"], fields["lent_ms"]
-        # A step after a loan is slower than predicted, which also counts as a cost of rollouts.
+        # A step after a loan may take longer than predicted. Rollouts pay for the difference.
         own_ms = min(predicted_ms, actual_ms) if lent_ms > 0 else actual_ms
         self._requests.stepped(
             earned_ms=self._header["slowdown"] * own_ms,

@@ -42,7 +42,7 @@ class QuantumRules:
         return wrong
 
     def _terms(self, terms: dict[str, Any]) -> list[str]:
-        """Check every number that needs no sum."""
+        """Check each term by itself, and the budget."""
         age_ns, ttl_ns = terms["heartbeat_age_ns"], self._header["heartbeat_ttl_ns"]
         quantum_ms = terms["segments"] * terms["segment_upper_ms"]
         pending = self._requests.pending
@@ -82,7 +82,7 @@ class QuantumRules:
         )
 
     def _promises(self, terms: dict[str, Any], time_ns: int) -> list[str]:
-        """Check the conditions of every mode, and those of the logged mode."""
+        """Check the conditions of both modes, and those of the quantum's own mode."""
         header = self._header
         next_ms, first_ms = self._next(terms)
         delay_ms = terms["segments"] * terms["segment_upper_ms"] + header["signal_ms"]

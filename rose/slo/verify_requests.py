@@ -97,7 +97,7 @@ class LiveRequests:
         return wrong
 
     def stepped(self, *, earned_ms: float, paid_ms: float) -> None:
-        """Add a step to the balance: the delay it allows rollouts, less the delay they caused."""
+        """Add to the balance the delay that a step allows, minus the delay that rollouts caused."""
         self._balance_ms += earned_ms - paid_ms
         self._promised_ms = 0.0
 
@@ -106,7 +106,7 @@ class LiveRequests:
         self._promised_ms += delay_ms
 
     def budget_ms(self) -> float:
-        """Return the delay in ms that rollouts may still cause each running request; 0 if none."""
+        """Return the ms by which rollouts may still delay each running request; 0 if none runs."""
         if not self._began_ms:
             return 0.0
         return self._balance_ms - max(self._began_ms.values()) - self._promised_ms
