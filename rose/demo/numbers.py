@@ -25,7 +25,7 @@ def percentile(values: Sequence[float], rank: float) -> float | None:
 
 
 def ratio(value: float | None, of: float | None) -> float | None:
-    """Divide; None if the result is not a finite number."""
+    """Return `value / of`; None if one is missing, `of` is not > 0, or the result not finite."""
     if value is None or of is None or not of > 0:
         return None
     quotient = value / of

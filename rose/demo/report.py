@@ -50,7 +50,7 @@ def print_arms(report: Mapping[str, Any], console: Console) -> None:
 
 
 def print_table(report: Mapping[str, Any], console: Console) -> None:
-    """Print the arms, the RL loop and the broker if present, lending, then the verdict."""
+    """Print a table of the arms, tables of RL loop and broker if present, and the verdict."""
     print_arms(report, console)
     if report["weights"] is not None:
         print_rows(console, RL_LOOP_HEADERS, [rl_loop_row(report)])

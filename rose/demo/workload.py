@@ -25,7 +25,7 @@ class RolloutLoad(ABC):
     """Rollouts of one arm on an engine; they run between `resume` and `pause`.
 
     Args:
-        engine: engine of the rollouts; `start` starts it, its owner stops it.
+        engine: engine of the rollouts; `start` starts the engine, and its owner stops it.
     """
 
     def __init__(self, engine: Engine) -> None:

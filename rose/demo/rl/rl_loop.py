@@ -75,7 +75,7 @@ _TOKEN_BYTES: Final = 32
 
 
 def _is_beyond_help(event: WorkerEvent) -> bool:
-    """Return whether a dedicated worker is lost, or has no grant since its weights are unknown."""
+    """Return whether a dedicated worker is lost, or without grant because of unknown weights."""
     return isinstance(event, WorkerLost) or (
         isinstance(event, GrantChanged) and event.kv_tokens == 0
     )
