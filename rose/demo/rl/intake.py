@@ -74,7 +74,7 @@ class Intake:
         return Submitted(tuple(accepted), tuple(known), tuple(later), refused)
 
     def take(self, count: int, *, timeout_s: float) -> list[Trajectory]:
-        """Return all whole groups once they hold `count` trajectories or more; [] at the timeout."""
+        """Return all whole groups once they hold `count` trajectories or more; [] at timeout."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: len(self._complete) * self._group_size >= count, timeout_s

@@ -198,7 +198,7 @@ class Supervisor:
                 start_new_session=True,
             )
             # When this process dies, the pipe closes, and the kernel sends SIGKILL to the program
-            # and its children. PR_SET_PDEATHSIG would do so when the starting thread ends.
+            # and its children. PR_SET_PDEATHSIG would kill it as soon as the starting thread ends.
             fcntl.fcntl(theirs, fcntl.F_SETOWN, -process.pid)
             fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
