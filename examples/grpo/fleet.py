@@ -24,7 +24,8 @@ from rose.scheduler.turns import capabilities_of
 from rose.scheduler.worker import GrantChanged, TurnOutput, WorkerEvent, WorkerKind, WorkerLost
 
 SEATS: Final = 32
-# Seats of the dedicated worker beside a borrowed one; few, so that the borrowed one generates most.
+# Seats of the dedicated worker if another worker borrows. There are few, so that the borrowed
+# worker generates most of the tokens.
 SEATS_BESIDE: Final = 1
 KV_TOKENS: Final = 4096
 READY_S: Final = 180.0

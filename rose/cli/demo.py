@@ -42,7 +42,7 @@ from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 
-# (rounds, seconds per slice). Twelve rounds take 5.5 minutes. Set-up and repetitions may add 3.
+# (rounds, seconds per slice). Twelve rounds take 5.5 minutes, set-up and repetitions up to 3.
 _ROUNDS: Final = (12, SLICE_S)
 _ROUNDS_QUICK: Final = (2, 4.0)
 _ROSE_SOLO_S: Final = 3.0

@@ -30,7 +30,7 @@ _COLUMNS: Final = (
     *("pins", "oldest ms"),
 )
 # Mark and colour of a slab, by its state. A cell for several slabs shows the first state in this
-# order that any of them has.
+# order that any of these slabs has.
 _MARKS: Final = {
     SlabState.QUARANTINED: ("!", "bold red"),
     SlabState.REVOKING: ("<", "yellow"),

@@ -110,7 +110,7 @@ def run_experiment(
 def _calibrated(
     experiment: Experiment, alone: Alone, phases: Phases
 ) -> tuple[float, Calibration, SLO]:
-    """Measure serving alone: its capacity, and at the highest load its times; choose targets."""
+    """Measure serving alone (capacity, latencies at the highest load), and choose the targets."""
     settings = experiment.bench
     phases.begin("measuring the capacity of serving alone")
     capacity_rps = alone.capacity_rps(experiment.trace)

@@ -65,7 +65,7 @@ def _check_feasible(
         raise InvalidArgument(
             f"--{name}-ms {target_ms:g} is below the duration of one {shape} on this device, "
             f"{step_ms:.0f} ms at P99; the smallest feasible target is "
-            f"{round_up(step_ms, unit_ms):g}"
+            f"{round_up(step_ms, unit_ms):g} ms"
         )
 
 

@@ -197,8 +197,8 @@ class Supervisor:
                 pass_fds=(theirs,),
                 start_new_session=True,
             )
-            # When this process dies, the pipe closes, and the kernel sends SIGKILL to the program
-            # and its children. PR_SET_PDEATHSIG would kill it as soon as the starting thread ends.
+            # When this process dies, the pipe closes, and the kernel kills the program and its
+            # children. PR_SET_PDEATHSIG would kill the program when the thread that starts it ends.
             fcntl.fcntl(theirs, fcntl.F_SETOWN, -process.pid)
             fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
