@@ -1,6 +1,6 @@
 """The borrower of `lend.py` in a process of its own, which attaches to serving's device.
 
-Neither process can slow the other down by Python's lock, and serving survives the borrower's death.
+Each process has its own Python interpreter lock, and serving survives the borrower's death.
 `python examples/borrow.py` starts both and takes some seconds.
 """
 

@@ -1,4 +1,4 @@
-"""Send what each training step changed, between arrays of any library that has DLPack.
+"""Send the weights that each training step changed, between arrays of any library with DLPack.
 
 The arrays are NumPy's, or those of a library named on the command line: `torch`, or `cupy` for
 arrays on a GPU. The calls are the same, and arrays are changed in place, without a copy.
@@ -15,7 +15,7 @@ WEIGHTS, STEPS, ONE_IN = 1_000_000, 3, 100
 
 
 def send(weights: Any, shadow: Any) -> bytes:
-    """Return what differs from `shadow`, the receiver's weights, and bring `shadow` up to date."""
+    """Return the changes since `shadow`, a copy of the receiver's weights, and update `shadow`."""
     return delta_pack(weights, shadow).to_bytes()
 
 
@@ -33,7 +33,7 @@ def main(library: str = "numpy") -> list[int]:
     shadow, held = (
         weights * 1,
         weights * 1,
-    )  # the trainer's copy of `held`, and the receiver's weights
+    )  # `shadow` is the trainer's copy of `held`, the receiver's weights
     sizes = []
     for step in range(STEPS):
         weights[step::ONE_IN] *= 1.001  # a small learning rate changes few weights, by little
@@ -43,7 +43,7 @@ def main(library: str = "numpy") -> list[int]:
         print(f"step {step}: {delta.changed} of {WEIGHTS} weights in {len(sent)} bytes")
         sizes.append(len(sent))
     print("the receiver has the trainer's weights:", bool((held == weights).all()))
-    delta_apply(held, delta, undo=True)  # a delta is its own undo
+    delta_apply(held, delta, undo=True)  # the same delta restores the old weights
     print("and, with the last step undone, those before:", bool((held == before).all()))
     return sizes
 

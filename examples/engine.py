@@ -1,4 +1,4 @@
-"""The engine of `toy_engine.py` with rose under it, and a borrower in its idle time.
+"""The engine of `toy_engine.py` with rose beneath, and a borrower that runs in its idle time.
 
 `docs/tutorial.md` goes through the changes. `python examples/engine.py` takes some seconds.
 """

@@ -1,9 +1,10 @@
-"""Two models on one device: serving answers requests, and rollouts run in what it leaves.
+"""Two models on one device: serving answers requests, rollouts use the memory and time it leaves.
 
 Both are small language models in NumPy whose KV lies in rose's pool. When a request arrives,
-rollouts stop at the next gate between two layers, and give memory back if serving needs it. Still
-every answer and every rollout is the one that its model gives alone. `python examples/lend.py`
-takes some seconds, and a minute or more on a machine that is busy with other work.
+rollouts stop at the next gate between two layers, and give memory back if serving needs it. Sharing
+changes no token: every answer and every rollout equals the output of its model alone.
+`python examples/lend.py` takes some seconds, and a minute or more on a machine that is busy with
+other work.
 """
 
 import random
@@ -114,7 +115,7 @@ def main() -> None:
             answers += 1
             idle_until = time.monotonic() + draw.expovariate(50)
             while time.monotonic() < idle_until:
-                serving.probe(served.run)  # keeps the evidence fresh while nobody waits
+                serving.probe(served.run)  # measures a step while no request waits
                 time.sleep(0.002)
         print(f"10 rollouts beside {answers} answers; why rose gave back: {device.gave_back}")
 

@@ -1,4 +1,4 @@
-"""Serve rollouts over HTTP in front of the workers of rollouts.py, and ask for some.
+"""Serve rollouts over HTTP on the workers of rollouts.py, and request twelve completions.
 
 The borrowed worker loses its memory meanwhile. Clients notice nothing: each answer is complete.
 `python examples/rollout_service.py` takes a second, and needs `rose-rl[serve]` and httpx2.
@@ -21,7 +21,7 @@ TOKEN, REQUESTS, TOKENS = "a secret of yours", 12, 60
 async def ask(client: httpx2.AsyncClient, first: int) -> list[int]:
     """Return the tokens of one completion, which the service streams."""
     body = {
-        "prompt": [first],  # token ids; with a tokenizer also text, and chat
+        "prompt": [first],  # token ids; with a tokenizer, text and chat are possible too
         "max_tokens": TOKENS,
         "stream": True,
         "return_token_ids": True,

@@ -29,7 +29,7 @@ class CountingWorker:
         threading.Thread(target=self._run, daemon=True).start()
 
     def resize(self, kv_tokens: int) -> None:
-        """Report a new capacity grant; without memory, give all turns back first."""
+        """Report a new capacity grant; if the memory is gone, give all turns back first."""
         with self._lock:
             while self._turns and not kv_tokens:
                 self._send(self._turns.popitem()[1], (), TurnEnd.INTERRUPTED)

@@ -1,4 +1,4 @@
-"""A sharded trainer updates an engine that fuses its weights, by a plan made from shard maps.
+"""A sharded trainer sends updates to an engine with fused weights, by a plan from shard maps.
 
 The trainer is a model under FSDP2. The engine has two ranks; its own loader fuses Q, K and V, and
 keeps norms in float32. Here all of them are in one process. Run it by `python examples/shards.py`.
@@ -25,7 +25,8 @@ MEGATRON = shards.megatron_layout(
     shards.MegatronModel((1,), H, 4, 2, 16, FFN, ROWS, tp=RANKS, is_tied=True)
 )
 FIRST = transfer.Version("example", 1, 1)
-# Parameters of an engine rank; the fused parameter of a tensor, and its first row there.
+# SHAPES: parameters of one engine rank. FUSED: for each fused tensor of a checkpoint, the parameter
+# that holds it, and its first row there.
 SHAPES = {"embed_tokens": (ROWS // RANKS, H), "qkv": (64, H), "gate_up": (FFN, H)}
 SHAPES |= {"o_proj": (H, H // RANKS), "down_proj": (H, FFN // RANKS)}
 NORMS = ("input_layernorm", "post_attention_layernorm", "norm")
@@ -63,7 +64,7 @@ def receive(parameters: dict, plan: Plan, rank: int, log: transfer.VersionLog) -
 
 
 def main() -> None:
-    """Plan, train one step, and send its changes to the engine."""
+    """Plan the transfer, train one step, and send the changed weights to the engine."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     mesh = dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
     model = fully_shard(LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS)).to(BF16), mesh=mesh)

@@ -12,7 +12,7 @@ from lend import BLOCK, VOCAB, WIDTH, Model
 
 @dataclass(eq=False)
 class Request:
-    """A request's tokens, the number at which it ends, the number with KV, and their blocks."""
+    """A request: its tokens, their wanted count, the count with KV, and its blocks."""
 
     ids: list[int]
     wanted: int
@@ -21,7 +21,7 @@ class Request:
 
 
 class Cache:
-    """One array per layer, and the numbers of the blocks that are free."""
+    """A KV cache: one array per layer, and the numbers of the free blocks."""
 
     def __init__(self, model: Model, blocks: int) -> None:
         self._layers = [np.zeros((blocks, BLOCK * 2 * WIDTH), np.float32) for _ in model.weights]

@@ -15,7 +15,7 @@ LOGPROB_MAX: Final = 1.0
 
 
 class Checked:
-    """Rollouts as a `rollout_func`, with counts and differences of log-probabilities."""
+    """A `rollout_func` of TRL that counts tokens and compares their log-probabilities."""
 
     def __init__(self, rollouts: TrlRollouts) -> None:
         self._rollouts = rollouts
@@ -33,7 +33,7 @@ class Checked:
         for (prompt, ids, logprobs, mask), own in zip(
             episodes, self._logprobs(trainer.model, episodes), strict=True
         ):
-            spoken = zip(own[len(prompt) - 1 :], logprobs, mask, strict=False)  # own are padded
+            spoken = zip(own[len(prompt) - 1 :], logprobs, mask, strict=False)  # `own` is padded
             differences += [theirs - ours for ours, theirs, is_model in spoken if is_model]
             is_whole = ids[-1] in trainer.eos_token_ids or len(ids) == COMPLETION_TOKENS
             self.lost += not is_whole

@@ -24,7 +24,8 @@ from rose.scheduler.turns import capabilities_of
 from rose.scheduler.worker import GrantChanged, TurnOutput, WorkerEvent, WorkerKind, WorkerLost
 
 SEATS: Final = 32
-# Seats of the dedicated worker beside a borrowed one, so that most tokens are borrowed.
+# Seats of the dedicated worker if another worker borrows. There are few, so that the borrowed
+# worker generates most of the tokens.
 SEATS_BESIDE: Final = 1
 KV_TOKENS: Final = 4096
 READY_S: Final = 180.0
@@ -57,7 +58,7 @@ class Fleet:
         self._is_over = threading.Event()
         self._restarts: list[threading.Thread] = []
         self.workers: dict[WorkerKind, subprocess.Popen[str]] = {}
-        """The current process of each worker; a lost one is replaced."""
+        """The current process of each worker; a lost process is replaced."""
         self.tokens: Counter[str] = Counter()
         """Tokens that workers reported, by kind of worker."""
         self.served: dict[str, Any] = {}
@@ -146,7 +147,7 @@ class Fleet:
         )
 
     def _restart(self, kind: WorkerKind) -> None:
-        """Replace a lost worker; the next one gets the newest weights before it generates."""
+        """Replace a lost worker; the new worker gets the newest weights before it generates."""
         while not self._is_over.is_set():
             self.workers[kind].kill()
             with suppress(rose.Unavailable):  # It may be killed again before it is ready.

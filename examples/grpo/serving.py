@@ -1,8 +1,8 @@
 """An engine that answers live traffic and lends the rest: `python serving.py SOCKET SEED`.
 
-It prints a line when it is ready. After a line on stdin it sends itself the traffic; every run of a
-seed has the same, whether anything is lent or not. When its stdin closes, it prints the latencies
-of every request as JSON and ends.
+It prints a line when it is ready. After a line on stdin it sends requests to itself. Equal seeds
+give equal requests at equal times, whether anything is lent or not. When its stdin closes, it
+prints the latencies of all answered requests as JSON, and ends.
 """
 
 import json
@@ -25,7 +25,7 @@ class Traffic:
     def __init__(self, serving: rose.Attached, seed: int) -> None:
         self._serving = serving
         self._draw = random.Random(seed)
-        self.times_s: list[list[float]] = []  # for each request: its arrival, then its tokens
+        self.times_s: list[list[float]] = []  # per request: time of arrival, then of each token
 
     def run(self, is_over: threading.Event) -> None:
         """Send one request after the other, without waiting for answers."""
@@ -45,7 +45,7 @@ class Traffic:
             self._serving.submit(name, prompt, max_new_tokens=NEW_TOKENS, on_output=note)
 
     def latencies(self) -> list[dict[str, Any]]:
-        """Return whether each answered request met its targets, in order of arrival."""
+        """Return each answered request's latencies, and whether it met its targets, by arrival."""
         rows = []
         for arrived_s, *tokens_s in self.times_s:
             if len(tokens_s) == NEW_TOKENS:
@@ -60,9 +60,9 @@ class Traffic:
 def main(path: str, seed: int) -> None:
     """Serve until stdin closes."""
     config = EngineConfig(max_batch_tokens=64)
-    # A run takes a minute, so its evidence must not take longer than some seconds. Certificates may
-    # therefore err in one step of 20. A borrower that is stopped within a segment delays a step by
-    # park_wait_ms, which must be well below the TTFT target.
+    # A run takes a minute, so measuring steps for certificates must take only seconds. Certificates
+    # may therefore err in one step of 20. A borrower that is stopped within a segment delays a step
+    # by park_wait_ms, which must be well below the TTFT target.
     policy = rose.Policy(epsilon=0.05, park_wait_ms=200)
     with rose.open("cpu", slo=SLO, pool_bytes=64 << 20, policy=policy) as device:
         model = load_model("tiny-qwen2", seed=1)

@@ -25,8 +25,8 @@ QUESTION_TOKENS, TURN_TOKENS, REPLY_TOKENS = 5, 6, 5
 COMPLETION_TOKENS = 2 * TURN_TOKENS + REPLY_TOKENS + 1
 REPLY = slice(QUESTION_TOKENS + TURN_TOKENS, QUESTION_TOKENS + TURN_TOKENS + REPLY_TOKENS)
 PRETRAINING_STEPS, EXAMPLES, LR = 500, 32, 3e-3
-# Share of the examples that call the right tool; all others call any. Without it most of a run is a
-# search for the letter.
+# Share of the pretraining examples that call the right tool; the others call a random tool. With
+# a share of 0, RL would spend most of a run on finding out which letter means which tool.
 PRIOR = 0.1
 IGNORED = -100  # cross-entropy skips these labels
 
@@ -59,7 +59,7 @@ class Questions:
 
 
 def use_tool(_prompt: str, turns: list[str]) -> str | None:
-    """Return the tool's answer to a call; None for any other turn, which is the last one."""
+    """Return the tool's answer to a call; None for any other turn, which ends the episode."""
     call = turns[-1]
     if len(call) != TURN_TOKENS - 1 or call[0] not in TOOLS or not call[1:].isdecimal():
         return None

@@ -1,4 +1,4 @@
-"""`rose compare`: harvest and slowdown of serving under each scheme, on the same requests."""
+"""`rose compare`: serving's slowdown and rollouts' harvest under each scheme, on equal requests."""
 
 import shlex
 import sys

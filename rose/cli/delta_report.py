@@ -113,7 +113,7 @@ def steps(inspection: Inspection) -> list[tuple[str, tuple[str, ...], tuple[str,
 
 
 def _step_unit(counts: DtypeCounts) -> str:
-    """Return the unit of a step: a unit in the last place for floats."""
+    """Return the unit of a step: ULP (unit in the last place) for floats, "units" for integers."""
     return "ULP" if counts.has_exponents else "units"
 
 
@@ -142,7 +142,7 @@ def printable(text: str) -> str:
 
 
 def seconds(nbytes: float, gigabits_per_s: float) -> float:
-    """Return the transfer time on a fully used link."""
+    """Return the time in seconds that `nbytes` take on a fully used link."""
     return 8 * nbytes / (gigabits_per_s * 1e9)
 
 

@@ -42,11 +42,12 @@ from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 
-# (rounds, seconds per slice). Twelve rounds take 5.5 minutes; set-up and repetitions add up to 3.
+# (rounds, seconds per slice). Twelve rounds take 5.5 minutes, set-up and repetitions up to 3.
 _ROUNDS: Final = (12, SLICE_S)
 _ROUNDS_QUICK: Final = (2, 4.0)
 _ROSE_SOLO_S: Final = 3.0
-# A conformal bound needs 1 / epsilon - 1 full chunks of steps; a run has a few hundred chunks.
+# A conformal bound at level epsilon needs at least 1 / epsilon - 1 steps with a full prefill chunk;
+# a run has a few hundred.
 _EPSILON: Final = 0.02
 _GENERATED_S: Final = 3600.0
 _VOID_STATUS: Final = 3

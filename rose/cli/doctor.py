@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """The verdict on a part; the value is its colour."""
+    """The verdict on a part; the value is the colour of the verdict in the table."""
 
     ACTIVE = "green"
     ABSENT = "yellow"

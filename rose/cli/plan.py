@@ -147,8 +147,8 @@ def plan(
     """Compute how much of a device can be lent beside SERVING and ROLLOUT, and why.
 
     Each is the name of a model that rose knows (Qwen3-8B), or the path of a config.json or of its
-    folder. The exit status is 1 when the models do not fit; the command then prints a size that
-    would. The status is 2 when a model cannot be read.
+    folder. The exit status is 1 when the models do not fit; the command then prints a device size
+    that would suffice. The status is 2 when a model cannot be read.
     """
     setting = Setting(
         serving=find_model(serving),

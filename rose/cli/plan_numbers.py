@@ -117,7 +117,7 @@ class DevicePlan:
 
     @property
     def quantum_slabs(self) -> int:
-        """Minimum loan that lets rollouts grow by a token: a slab for each of their groups."""
+        """Minimum loan that lets rollouts grow by a token: a slab for each attention group."""
         return len(self.rollout.groups)
 
     @property

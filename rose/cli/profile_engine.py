@@ -27,7 +27,8 @@ def measure_engine(asked: ProfileAsked, clock: Clock, shown: Phases) -> Measured
     """Poll the engine's metrics until the time is over or an interrupt comes.
 
     Raises:
-        InvalidArgument: the URL is invalid, the pool size is unknown, or the reserve exceeds it.
+        InvalidArgument: the URL is invalid, the pool size is unknown, or the reserve is not smaller
+            than the pool.
         Unavailable: the first reading failed, or all of the `_FAILURES_MAX` readings after it.
         CorruptData: the first reading was invalid.
     """

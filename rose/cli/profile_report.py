@@ -1,4 +1,4 @@
-"""Measurements of an engine, the broker's decisions on replay, and the report on both."""
+"""Measurements of an engine, the decisions of a broker that reads them, and the report."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -122,7 +122,7 @@ def _share(seen: Observation, slo: SLO) -> float | None:
         return None
     if _is_met(seen, slo) is False:
         return 0.0
-    # P99, not the mean, because concurrent prefills lengthen steps and queueing enlarges batches.
+    # P99 and not the mean, because prefills of other requests and larger batches lengthen steps.
     return max(0.0, 1 - seen.tpot_ms_p99 / slo.tpot_ms)
 
 

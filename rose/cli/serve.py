@@ -66,7 +66,7 @@ async def join(
 
 async def _join_node(service: RolloutService, path: Path, parts: ExitStack) -> None:
     quiet_grpc()
-    from rose.scheduler.remote import RemoteWorker  # noqa: PLC0415 (gRPC reads the variable)
+    from rose.scheduler.remote import RemoteWorker  # noqa: PLC0415 (quiet_grpc must run first)
 
     try:
         document: Any = json.loads(read_named(path, _LINE_BYTES_MAX))

@@ -34,7 +34,7 @@ _EXPECTED: Final = f"expected request rates, with the first columns {','.join(_R
 
 
 def read_inputs(scenarios: Iterable[Scenario], *, beside: Path) -> Inputs:
-    """Read each file that the scenarios name, once.
+    """Read every file that the scenarios name, each file once.
 
     Args:
         scenarios: scenarios to read files for.

@@ -16,7 +16,7 @@ from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import Factor, rollout_time_under, throughput_over
 from rose.sim.study.validation import PUBLISHED, validations
 
-# A simulation does not know the share of correct answers, so costs are given for several.
+# A simulation does not know the share of correct answers, so costs are given for several shares.
 _ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
 
 

@@ -29,7 +29,8 @@ _COLUMNS: Final = (
     *("slabs", "GiB", "may have", "lent", "leaving", "late", "due ms"),
     *("pins", "oldest ms"),
 )
-# A slab's mark in the strip by state; a cell of several slabs shows the first state listed here.
+# Mark and colour of a slab, by its state. A cell for several slabs shows the first state in this
+# order that any of these slabs has.
 _MARKS: Final = {
     SlabState.QUARANTINED: ("!", "bold red"),
     SlabState.REVOKING: ("<", "yellow"),
@@ -138,7 +139,7 @@ class WatchedDevice:
             self._reported_ns = self._clock.now_ns()
 
     def look(self) -> Group:
-        """Draw the ledger and the last reported cap; time since the report is deducted."""
+        """Draw the ledger and the last reported cap, with the time that the cap still holds."""
         reported = self._reported
         if reported.cap is not None:
             size_bytes, left_ms = reported.cap

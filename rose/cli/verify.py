@@ -1,4 +1,4 @@
-"""`rose verify LOG`: check every certificate of a log again, by other code than granted it."""
+"""`rose verify LOG`: check every certificate again, by code that did not grant it."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -109,6 +109,6 @@ def _miss_table(misses: Sequence[Miss]) -> Table:
 
 
 def _parts(miss: Miss) -> str:
-    """Return the parts of a miss that took time, the largest first."""
+    """Return the parts of a missed token's time in ms, the longest first, without parts of 0."""
     parts = sorted(miss.parts_ns.items(), key=lambda one: -one[1])
     return ", ".join(f"{part.value} {ns / NS_PER_MS:.1f}" for part, ns in parts if ns > 0)

@@ -72,7 +72,8 @@ _GROUP_SIZE: Final = 4
 # whose rollouts get further would look slower.
 _TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 128
-# Trajectories per concurrent turn: most trajectories wait for tools; the others keep it busy.
+# Trajectories per concurrent turn (seat): while most trajectories wait for tools, the others keep
+# the seats busy.
 _IN_FLIGHT_PER_SEAT: Final = 4
 
 
@@ -155,7 +156,7 @@ class Bench:
         clock: Clock,
         owned: ExitStack,
     ) -> None:
-        """Build the engines of all schemes; `owned` stops them in order, also after an error."""
+        """Build the engines of all schemes; `owned` stops them, also after an error."""
         self._alone = alone
         self._slo = slo
         self._settings = settings
@@ -274,7 +275,7 @@ class Bench:
                 device.broker.start()
 
     def solo(self, name: str, duration_s: float) -> Slice:
-        """Run an arm's rollouts alone on the device; `share_all` need not be an arm of the run."""
+        """Run an arm's rollouts alone on the device; an unknown arm runs those of `share_all`."""
         stock = ArmEngines(SHARE_ALL, self._alone.engine, None, self._shared)
         return self._replay.solo(self.arms.get(name, stock), duration_s)
 

@@ -25,7 +25,7 @@ from rose.slo.verify import verify_log
 from rose.traces import Trace
 
 SLICE_S: Final = 6.0
-"""Each slice pauses and resumes a borrowed worker; that would dominate much shorter slices."""
+"""Each slice pauses and resumes a borrowed worker, which would dominate much shorter slices."""
 SHARE_ALL_SOLO_S: Final = 1.5
 _WARM_UP_S: Final = 2.0
 _CALIBRATION_S: Final = 8.0
@@ -75,10 +75,10 @@ def run_experiment(
 ) -> RunRecord:
     """Run all arms and return their record; an interrupt ends the run early without an error.
 
-    `on_interim` gets the record after two rounds of the first load.
+    `on_interim` gets the record after two rounds of the first load, if more rounds follow.
 
     Raises:
-        InvalidArgument: two settings conflict; nothing is left behind.
+        InvalidArgument: two settings conflict, or the trace is too short; all engines are stopped.
         Unavailable: an engine died.
     """
     settings = experiment.bench
@@ -110,7 +110,7 @@ def run_experiment(
 def _calibrated(
     experiment: Experiment, alone: Alone, phases: Phases
 ) -> tuple[float, Calibration, SLO]:
-    """Measure the capacity of serving alone, and choose targets that it meets at the top load."""
+    """Measure serving alone (capacity, latencies at the highest load), and choose the targets."""
     settings = experiment.bench
     phases.begin("measuring the capacity of serving alone")
     capacity_rps = alone.capacity_rps(experiment.trace)
@@ -150,7 +150,7 @@ class _Rounds:
     setup_s: float = 0.0
 
     def run(self, on_interim: Callable[[], None]) -> None:
-        """Run all loads; call `on_interim` after two rounds of the first load."""
+        """Run all loads; call `on_interim` after two rounds of the first load, if more follow."""
         experiment = self.experiment
         pieces = {load: self._pieces(load) for load in experiment.plan.loads}
         first = experiment.plan.loads[0]

@@ -1,4 +1,4 @@
-"""Two engines with separate memory that share a device by a published rule."""
+"""Two engines with separate memory that share a device by a scheduling rule from a paper."""
 
 import os
 from collections.abc import Callable
@@ -118,7 +118,7 @@ class GovernedPair:
         owned.callback(self.rollouts.stop)
 
     def governor(self, name: str) -> Governor:
-        """Return a scheme's rule, which keeps its learned state across slices."""
+        """Return a new governor of a scheme. It learns, so the caller keeps it for all slices."""
         if name == "host_window":
             return HostWindow()
         return Valve() if name == "valve" else RosePaper(self._slo, self.lane.profile_ms)

@@ -1,4 +1,4 @@
-"""A lane that follows a published rule: a governor of the simulator drives a real gate."""
+"""A lane that follows a rule from a paper: a governor of the simulator drives a real gate."""
 
 import threading
 from typing import Final

@@ -25,7 +25,7 @@ def percentile(values: Sequence[float], rank: float) -> float | None:
 
 
 def ratio(value: float | None, of: float | None) -> float | None:
-    """Divide; None if the result is not a finite number."""
+    """Return `value / of`; None if a number is missing, `of` <= 0, or the result is infinite."""
     if value is None or of is None or not of > 0:
         return None
     quotient = value / of

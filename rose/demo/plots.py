@@ -1,4 +1,4 @@
-"""The figures of `report.html`, as SVG in the colour of the surrounding text."""
+"""The figures of `report.html`, as SVG whose axes and texts have the page's text colour."""
 
 import math
 from collections import Counter
@@ -85,7 +85,7 @@ def draw_timeline(timeline: SliceTimeline) -> str:
 
 
 def _draw_distribution(axis: Any, arm: str, values: Sequence[float]) -> None:
-    """Draw one step per request, so that small samples look small."""
+    """Draw a distribution function, with one step per request to show how small a sample is."""
     if values:
         ordered = np.sort(np.maximum(values, 1e-3))  # A log axis has no zero.
         shares = np.arange(1, len(values) + 1) / len(values)
@@ -120,7 +120,7 @@ def _draw_slabs(axis: Any, timeline: SliceTimeline, zero_s: float, end_s: float)
     owners = (("serving", SERVING), ("rollouts", ROLLOUTS), ("nobody", NOBODY))
     if timeline.slabs:
         at_s = [at - zero_s for at, *_ in timeline.slabs] + [end_s]
-        # Each count holds until the next change, the last until the end.
+        # Each count holds until the next change, and the last count until the end.
         counts = [slabs[1:] for slabs in (*timeline.slabs, timeline.slabs[-1])]
         axis.stackplot(
             at_s,
@@ -261,7 +261,7 @@ def _draw_versions(axis: Any, rl_loop: RlLoopRecord, zero_s: float) -> None:
                 if (commit.worker, commit.is_match) == (worker, is_match)
             ]
             colour = _COLOURS[worker] if is_match else WARNING
-            # A gap after each pair keeps all lines in one path.
+            # A NaN after each pair ends its line, so that one call draws the lines of all pairs.
             at_s = [at for pair in pairs for at in (*pair, math.nan)]
             axis.plot(at_s, [_PUBLISHED_Y, y, math.nan] * len(pairs), color=colour, linewidth=0.8)
             axis.plot([at for _, at in pairs], [y] * len(pairs), mark, color=colour, markersize=4)

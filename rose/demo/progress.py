@@ -33,7 +33,7 @@ class Phases:
         return (self._clock.now_ns() - self._began_ns) / NS_PER_S
 
     def begin(self, name: str, *, done: int = 0, wanted: int | None = None) -> None:
-        """Show that phase `name` starts, and the overall progress."""
+        """Show that phase `name` starts, and that `done` of `wanted` units of work are done."""
         if self._progress is None or self._task is None:
             self._console.print(f"{self.seconds:4.0f} s  {name}", markup=False, highlight=False)
         else:
@@ -47,7 +47,7 @@ class Phases:
 
 @contextmanager
 def phases(console: Console, clock: Clock) -> Iterator[Phases]:
-    """Show phases until the block ends; other output appears above the live line."""
+    """Show phases until the `with` block ends; other output appears above the live line."""
     if read_environment().is_ci or not console.is_terminal:
         yield Phases(console, clock, None)
         return

@@ -1,4 +1,4 @@
-"""All measurements of an experiment; `rose.demo.summary` turns them into numbers."""
+"""All measurements of an experiment; `rose.demo.summary` computes the report from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Slice:
     A slice of rollouts alone has no requests.
 
     Args:
-        round: round number; slices of different arms in one round at one load are compared.
+        round: round number; arms are compared by their slices of the same round and load.
         start_s: start, on the run's clock.
         end_s: time of the last answer.
         requests: answered requests in arrival order.
@@ -49,8 +49,8 @@ class Slice:
         segment_ms: duration of each rollout segment (work between two gates); None without gates.
         blocked_ms: wait of each serving step that found a segment running.
         pauses: number of times that a closed gate stopped rollouts.
-        chunk_ms: durations of serving steps with a full prefill chunk, where steps are timed.
-        decode_ms: durations of serving steps without prefill, where steps are timed.
+        chunk_ms: durations of serving steps with a full prefill chunk; empty if no step is timed.
+        decode_ms: durations of serving steps without prefill; empty if no step is timed.
         is_void: foreign processes used the device, so the slice is not judged.
     """
 
@@ -109,7 +109,7 @@ class LendingRecord:
 
 @dataclass(frozen=True, slots=True)
 class SliceCounts:
-    """Numbers of judged, void and repeated slices; each repeated slice is also void."""
+    """Numbers of judged, void and repeated slices; each repeated slice also counts as void."""
 
     judged: int
     void: int
@@ -169,7 +169,7 @@ class CommitRecord:
     Args:
         worker: one of `WORKERS`.
         at_s: time from which the worker generates with the version, on the run's clock.
-        pause_ms: pause of its generation.
+        pause_ms: pause of the worker's generation.
         is_match: whether the worker's digest equals the publisher's.
         version: committed version; the previous version if the digests differ.
     """
@@ -236,7 +236,8 @@ class TrajectoryCounts:
         resumed: turns that ran on more than one worker.
         lost: unaccounted trajectories; must be 0.
         stale: finished, but too many versions old for training.
-        passed_over: finished, but the trainer had no time to learn from them.
+        passed_over: finished, but not learned from, because the trainer had enough others or the
+            rewards of their group were equal.
         dropped: given up on purpose, with a reason.
         turns_borrowed: turns that ended on the borrowed worker.
         turns_dedicated: turns that ended on a dedicated worker.
@@ -262,8 +263,8 @@ class RlLoopRecord:
         versions: published versions in order.
         turns: turns in start order.
         trajectories: outcome counts.
-        staleness: versions between a trajectory's oldest token and the batch, one entry for each
-            trajectory that the trainer took, whether it learned from the trajectory or not.
+        staleness: age of each trajectory when the trainer took or dropped it, in versions since its
+            oldest token.
         spans: (from, to) of each interval in which the borrowed worker had memory.
         incidents: (time, sentence), such as a restarted process or an undone commit.
         measured_s: duration of the loop.
@@ -348,8 +349,8 @@ class RunRecord:
     Only `rose demo` fills the fields from `lending` on.
 
     Args:
-        slices: every arm of every round at every load, void slices included.
-        solo: slices of rollouts alone, in every round.
+        slices: one slice for each arm, round and load; void slices are included.
+        solo: slices of rollouts alone, without void slices.
         slo: serving's targets.
         slo_from: "flags" or "calibration".
         complete: False after an interrupt.

@@ -22,10 +22,9 @@ from rose.units import NS_PER_MS, NS_PER_S
 
 CountIn = Callable[[Slice], Slice]  # returns the slice with an arm's own counts added
 
-# Requests of the calibration, drawn from the whole trace and sent at once; their throughput is the
-# device's capacity.
+# Number of requests that are drawn from the whole trace and sent at once, to measure the capacity.
 _CALIBRATION_REQUESTS: Final = 48
-# A request that is not answered this long after the last arrival has failed.
+# After the last arrival, the requests are awaited one after the other, each for at most this time.
 _DRAIN_S: Final = 60.0
 
 
@@ -41,9 +40,10 @@ class ArmEngines:
     Args:
         name: arm name in records and request ids.
         engine: serving's engine.
-        lane: gets the request events; None without a lane.
+        lane: serving's lane, which gets the request events; None if the engine has no lane.
         load: rollouts beside serving; None without rollouts.
-        watch: called at the start of a slice; returns a function that adds the slice's counts.
+        watch: called at the start of a slice; returns a function that adds the arm's counts to the
+            finished slice.
     """
 
     name: str

@@ -50,7 +50,10 @@ def print_arms(report: Mapping[str, Any], console: Console) -> None:
 
 
 def print_table(report: Mapping[str, Any], console: Console) -> None:
-    """Print the arms, the RL loop and the broker if present, lending, then the verdict."""
+    """Print the tables, then sentences on lending, and the verdict.
+
+    RL loop and broker have a table only if the run had them.
+    """
     print_arms(report, console)
     if report["weights"] is not None:
         print_rows(console, RL_LOOP_HEADERS, [rl_loop_row(report)])

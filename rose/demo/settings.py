@@ -38,7 +38,7 @@ class BenchSettings:
         policy: rose's policy; an arm may override parts of it.
         log_path: maps an arm's name to its certificate log.
         seed: seed of prompts and tool waits.
-        rl_loop: RL loop of the arm `rose`; with None it runs the same rollouts as the other arms.
+        rl_loop: RL loop of the arm `rose`; if None, that arm runs the same rollouts as the others.
         has_turns: whether all rollouts are turns of trajectories with tools, not generations of
             fixed length.
         has_broker: whether a broker caps the device's lending.

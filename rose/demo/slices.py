@@ -17,7 +17,7 @@ WhyVoid = Callable[[], str | None]
 
 
 def in_turn(arms: Sequence[T], number: int) -> list[T]:
-    """Return the arms in the order of a round; over all rounds each arm is first equally often."""
+    """Return the arms in the order of round `number`; each arm is first in turn."""
     turn = number % len(arms)
     return [*arms[turn:], *arms[:turn]]
 
@@ -73,7 +73,7 @@ class CoreUse:
         total_s: time of all kinds.
         busy_s: time in threads or the kernel.
         steal_s: time taken by the host of a virtual machine.
-        own_s: CPU time of each of our threads that is pinned to these cores.
+        own_s: CPU time, by thread id, of each of our threads that is pinned to these cores.
     """
 
     total_s: float

@@ -39,7 +39,7 @@ def round_up(value_ms: float, step_ms: float) -> float:
 
 
 def choose_targets(found: Calibration, *, ttft_ms: float | None, tpot_ms: float | None) -> SLO:
-    """Return the user's targets; by default, multiples of the times of serving alone.
+    """Return serving's targets: the user's, or else multiples of the P99 of serving alone.
 
     Raises:
         InvalidArgument: a target is below the duration of one step.
@@ -65,16 +65,16 @@ def _check_feasible(
         raise InvalidArgument(
             f"--{name}-ms {target_ms:g} is below the duration of one {shape} on this device, "
             f"{step_ms:.0f} ms at P99; the smallest feasible target is "
-            f"{round_up(step_ms, unit_ms):g}"
+            f"{round_up(step_ms, unit_ms):g} ms"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Feasibility:
-    """True if quanta can be certified under serving's targets.
+    """Whether quanta can be certified under serving's targets.
 
     Args:
-        why: reason why no quantum can be certified, with numbers; None if quanta can be.
+        why: reason why no quantum can be certified, with numbers; None if some can be certified.
         options: command options with feasible targets.
     """
 
@@ -87,16 +87,17 @@ def feasibility(
 ) -> Feasibility:
     """Judge whether a quantum of one segment can be certified at all.
 
-    A request that arrives right after the decision waits for the segment and the signal, then for
-    a full chunk (`docs/certificates.md`, mode idle). Between two steps, a running request waits for
-    segment and signal, then for its decode step.
+    A request that arrives right after the decision waits for the segment, for the signal (the delay
+    until the borrower sees the closed gate), and then for a full chunk (`docs/certificates.md`,
+    mode idle). Between two steps, a running request waits for segment and signal, and then for its
+    decode step.
 
     Args:
         steps: step times of serving alone.
         slo: serving's targets.
         policy: the device's policy.
         segment_ms: upper estimate of a segment's duration.
-        rank: percentile of the step times that is used as their upper estimate.
+        rank: percentile of the step times, 0 to 100, that serves as their upper estimate.
     """
     delay_ms = segment_ms + policy.signal_ms
     if segment_ms > policy.blocking_ms:

@@ -31,7 +31,7 @@ def window_timeline(
     """Replay `records` and return the events from `start_s` to `end_s`."""
     held: Counter[int] = Counter({_NOBODY: slabs})
     opened_s: float | None = None
-    is_slack = False  # whether the quantum ends at the next step, not at an arrival
+    is_slack = False  # whether serving's next step ends the quantum, as an arrival does
     gate_open: list[tuple[float, float]] = []
     arrivals_s: list[float] = []
     holdings: list[tuple[float, int, int, int]] = []

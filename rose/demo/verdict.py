@@ -1,4 +1,4 @@
-"""Checks the numbers of a report against the bars, and gives the verdict in one sentence."""
+"""Checks the numbers of a report against required limits (bars), and words the verdict."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ AA_MAX: Final = 1.1
 ROSE_P50_MAX: Final = 1.10
 SLO_BELOW_ALONE_MAX: Final = 0.02
 LATE_TOKENS_MAX: Final = 0.01
-"""Excess over `alone`: the epsilon that certificates promise."""
+"""Excess of an arm's share of late tokens over that of `alone`: the epsilon of certificates."""
 BLOCKED_SEGMENTS_MAX: Final = 1.1
 SHARE_ALL_TPOT_MIN: Final = 1.5
 HARVEST_MIN: Final = 0.6
@@ -24,13 +24,13 @@ SENT_SHARE_MAX: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One bar.
+    """One number of a report, and the bar that it must meet.
 
     Args:
         name: compared quantity.
-        value: None if the run did not measure it.
+        value: measured value; None if the run did not measure it.
         bar: required value, in words.
-        ok: None without a value, or if the bar does not apply.
+        ok: whether the value meets the bar; None without a value, or if the bar does not apply.
     """
 
     name: str
@@ -231,7 +231,7 @@ def _certificates_check(found: Mapping[str, int], arm: str = "") -> Check:
 
 
 def _lending_checks(report: Mapping[str, Any]) -> list[Check]:
-    """Check that idle time was used, every certificate verified, and a loan revoked."""
+    """Check the harvest, the certificates, the revocations, and the number of requests."""
     revocations = report["revocations"]["count"] if report["arms"]["rose"]["requests"] else None
     fewest = min(arm["requests"] for arm in report["arms"].values())
     return [

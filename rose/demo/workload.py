@@ -25,7 +25,7 @@ class RolloutLoad(ABC):
     """Rollouts of one arm on an engine; they run between `resume` and `pause`.
 
     Args:
-        engine: engine of the rollouts; `start` starts it, its owner stops it.
+        engine: engine of the rollouts; `start` starts the engine, and its owner stops it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -181,9 +181,9 @@ class TurnFeeder(RolloutLoad):
 
     def start(self) -> None:
         """Start the loop and the engine, which stays paused until `resume`."""
-        self._rollouts.start()  # Before the engine, whose first step reports its grant.
+        self._rollouts.start()  # Started before the engine, whose first step reports a grant.
         self._engine.start()
-        self._engine.pause()  # Before any turn can arrive.
+        self._engine.pause()  # Paused before any turn can arrive.
         can = Capabilities(self._seats, _PREFILL_TOKENS_PER_S, _DECODE_STEP_MS)
         self._rollouts.join(self._worker, can)
         self._worker.grant()

@@ -42,7 +42,7 @@ def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> Non
 
 
 def units_of(opened: Checkpoint) -> dict[str, Any]:
-    """Return views of a checkpoint's tensors, by name; each is 1-D, in the tensor's units."""
+    """Return a 1-D view of each tensor by name, as the unsigned integers that the codec packs."""
     return {name: one.units(0, one.count) for name, one in opened.tensors.items()}
 
 

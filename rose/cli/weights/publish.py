@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rose.transfer.wire.remote_part import RemotePart
 
 _POLL_S: Final = 0.2
-# These errors of one checkpoint do not stop the serving of others.
+# If publishing a checkpoint fails by one of these errors, the other versions are still served.
 _WORLD: Final = (CorruptData, InvalidArgument, OutOfMemory, Unavailable)
 
 
@@ -52,7 +52,8 @@ class CheckpointPublisher:
     Single-threaded.
 
     Args:
-        checkpoint: first checkpoint; used only if `state_path` names none that still exists.
+        checkpoint: first checkpoint; not used if the newest checkpoint that is recorded in
+            `state_path` still exists.
         state_path: file that records the published checkpoints.
         run: name of the run; used only if `state_path` does not exist yet.
         plan: plan that cuts checkpoints into tiles; None for a plain layout.

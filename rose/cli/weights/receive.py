@@ -43,8 +43,8 @@ _POLL_S: Final = 0.2
 class _CheckpointReceiver:
     """Keeps tiles of a checkpoint on disk at the newest version. Only the main thread uses it.
 
-    It computes the digests of the files as they are, and fetches the tiles that differ. So a
-    receiver that was killed during a commit repairs its half-written tiles.
+    It computes the digests of the files as they are, and fetches the tiles that differ from the
+    newest version. So a receiver that was killed during a commit repairs its half-written tiles.
 
     Args:
         upstream: source of versions.

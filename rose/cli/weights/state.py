@@ -16,7 +16,7 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class PublishState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was published so far.
+    """State of a publisher: its run, its version numbers, and the published checkpoints.
 
     Args:
         run: name of the training run.

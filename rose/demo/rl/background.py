@@ -1,4 +1,4 @@
-"""A background thread with an orderly stop that records its failure."""
+"""A background thread that can be stopped in order, and that records its failure."""
 
 import threading
 from abc import ABC, abstractmethod

@@ -55,7 +55,7 @@ def save_checkpoint(path: Path, state: TrainerState, progress: TrainingProgress)
     rows = tuple(row.data.cast("B") for row in (state.masters, state.exp_avg, state.exp_avg_sq))
     content = msgspec.msgpack.encode(_Content(FORMAT, progress, state.steps, rows))
     try:
-        sweep(path)  # A trainer that was killed while writing leaves such a file.
+        sweep(path)  # Removes the temporary file of a trainer that was killed while writing.
         write_whole(path, hashlib.sha256(content).digest(), content)
         sync_folder(path.parent)
     except OSError as error:

@@ -39,7 +39,8 @@ class Handoff(Background):
         version: newest published version.
         staleness: number of trajectories by age in versions when the trainer took them.
         published: number of published versions, over all incarnations.
-        passed_over: number of trajectories that the trainer had no time to learn from.
+        passed_over: number of trajectories that the trainer took but did not learn from, because a
+            step had enough others or the rewards of their group were equal.
         sent_bytes: weight bytes sent to all receivers.
         dense_bytes: bytes that whole weights would have taken instead.
         status: last reported status of any incarnation.

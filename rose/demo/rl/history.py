@@ -152,8 +152,9 @@ class History(DriverWatch):
     def versions(self) -> tuple[VersionRecord, ...]:
         """One record per version number, with its commits.
 
-        A version may be sent both as a delta and as a snapshot; its record sums their bytes. An
-        undone commit reports the previous version, so it is recorded under the next higher version.
+        A version may be sent both as a delta and as a snapshot; its record has the sum of the bytes
+        of both. An undone commit reports the previous version, so the commit is recorded under the
+        next higher version.
         """
         with self._lock:
             seen, commits = dict(self._versions), tuple(self._commits)
@@ -179,7 +180,7 @@ class History(DriverWatch):
     # ---- turns ----------------------------------------------------------------------------------
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
-        """Record that `worker` was asked for a turn; this ends the trajectory's open part."""
+        """Record that `worker` was asked to run a turn; this ends the trajectory's open part."""
         with self._lock:
             before = self._open.get(request.trajectory)
             if before is not None and before.turn == request.turn and before.number != worker:
@@ -238,9 +239,11 @@ class History(DriverWatch):
 
 
 class RelayedBytes:
-    """Sums the bytes that all incarnations of the relay report. Thread-safe.
+    """Sums the bytes that all incarnations of the relay report.
 
-    Traffic of a killed relay after its last report, at most half a second of it, is missing.
+    A killed relay does not report its last traffic, at most half a second, so the sums lack it.
+    Only one thread calls `begin` and `receive`. Any thread may call `sums`, but during `begin` the
+    result may count an incarnation twice.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
 
 
 class Intake:
-    """Accepts each number once, and returns whole groups in the order of their completion.
+    """Accepts each trajectory number once, and returns whole groups in the order of completion.
 
     Thread-safe: one condition guards all state and wakes waiting callers of `take`.
 
@@ -74,7 +74,7 @@ class Intake:
         return Submitted(tuple(accepted), tuple(known), tuple(later), refused)
 
     def take(self, count: int, *, timeout_s: float) -> list[Trajectory]:
-        """Return all whole groups once they hold `count` trajectories; empty after the timeout."""
+        """Return all whole groups once they hold `count` trajectories or more; [] at timeout."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: len(self._complete) * self._group_size >= count, timeout_s

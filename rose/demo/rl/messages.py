@@ -40,9 +40,10 @@ class TrainerStatus:
     Args:
         version: newest published version.
         steps: changes of the weights, over all incarnations.
-        staleness: trajectories by staleness, in this incarnation.
+        staleness: number of trajectories for each age in versions, in this incarnation.
         dropped_stale: trajectories too old to learn from, over all incarnations.
-        passed_over: trajectories that the trainer had no time to learn from, in this incarnation.
+        passed_over: trajectories in this incarnation that are not learned from, because a step had
+            enough others or the rewards of their group were equal.
         consumed: trajectories that need not be sent again: learned, dropped or waiting.
         waiting: consumed trajectories that are not learned yet.
         durable: consumed trajectories in the last checkpoint; the others are lost if the trainer

@@ -107,7 +107,8 @@ def first_groups(trajectories: Sequence[Trajectory], most: int) -> list[Trajecto
 
     Args:
         trajectories: in order of priority.
-        most: whole groups are added until the result has this length; 0 returns all trajectories.
+        most: whole groups are added until the result has at least this many trajectories; 0 returns
+            all trajectories, also of groups with equal rewards.
     """
     if most == 0:
         return list(trajectories)
@@ -124,14 +125,14 @@ def first_groups(trajectories: Sequence[Trajectory], most: int) -> list[Trajecto
 def microbatches(
     trajectories: Sequence[Trajectory], advantages: Sequence[float], *, tokens_max: int
 ) -> Iterator[Microbatch]:
-    """Cut trajectories into microbatches of similar length.
+    """Combine trajectories of similar length into microbatches.
 
     Trajectories with advantage 0 do not affect the gradient and are skipped.
 
     Args:
         trajectories: in any order; equal sets give equal microbatches.
         advantages: advantage of each trajectory.
-        tokens_max: maximum tokens of a padded microbatch; a longer trajectory is alone in one.
+        tokens_max: maximum tokens of a padded microbatch; a longer trajectory gets its own.
     """
     pairs = [pair for pair in zip(trajectories, advantages, strict=True) if pair[1] != 0.0]
     pairs.sort(key=lambda pair: (len(pair[0].tokens), pair[0].number))

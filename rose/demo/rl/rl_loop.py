@@ -75,7 +75,10 @@ _TOKEN_BYTES: Final = 32
 
 
 def _is_beyond_help(event: WorkerEvent) -> bool:
-    """Return whether a dedicated worker is lost, or has no grant since its weights are unknown."""
+    """Return whether a dedicated worker is lost or has no grant.
+
+    A dedicated worker is without a grant only because its weights are unknown.
+    """
     return isinstance(event, WorkerLost) or (
         isinstance(event, GrantChanged) and event.kv_tokens == 0
     )

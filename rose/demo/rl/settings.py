@@ -84,8 +84,8 @@ class RlLoopSettings:
         seed: seed of the policy's weights, the tasks and the sampling.
         folder: folder that no other loop uses; holds the trainer's checkpoint.
         is_background: whether all programs run under SCHED_IDLE.
-        scheduler: must admit more trajectories than a batch and two groups, since the trainer may
-            wait for that many.
+        scheduler: must admit more trajectories than one batch and two groups have together, since
+            the trainer may wait for that many.
         seats: maximum concurrent turns on the dedicated worker.
         kv_tokens: KV cache of the dedicated worker, in tokens.
     """

@@ -33,9 +33,9 @@ class Supervisor:
     """Runs a program until it is stopped.
 
     The program prints a JSON object in one line when it is ready, and ends on SIGTERM. If this
-    process dies for any reason, the kernel kills the program, even before it reads its input. The
-    program runs in its own session: the terminal's signals do not reach it, and its children are
-    killed when it ends.
+    process dies for any reason, the kernel kills the program, even if the program has not begun to
+    read its input. The program runs in its own session: the terminal's signals do not reach it, and
+    its children are killed when it ends.
 
     For each incarnation, `on_ready` comes before `on_death`; both run in this object's thread. A
     program that is stopped on purpose reports no death.
@@ -60,7 +60,7 @@ class Supervisor:
 
         Args:
             make_command: returns the command of an incarnation, counted from 0; every user of the
-                machine can read the command.
+                machine can read the command, so it must hold no secret.
             on_ready: gets the incarnation, its ready line, and our end of the socket that is its
                 standard input.
             on_death: gets the reason, and whether the program is given up.
@@ -105,7 +105,7 @@ class Supervisor:
             return None if self._process is None else self._process.pid
 
     def kill(self) -> None:
-        """Kill the running incarnation and its children; the next one is started."""
+        """Kill the running incarnation and its children; the next incarnation then starts."""
         self._signal(signal.SIGKILL)
 
     def stop(self) -> None:
@@ -123,7 +123,7 @@ class Supervisor:
         raise DeadlineExceeded(f"the program still runs {self._stop_s:g} s after it was killed")
 
     def _signal(self, number: signal.Signals) -> None:
-        # The lock is held for long only while a dead process is reaped, and a dead process needs no
+        # Another thread holds the lock for long only while it reaps a dead process, which needs no
         # signal.
         if self._lock.acquire(timeout=self._stop_s):
             try:
@@ -197,7 +197,8 @@ class Supervisor:
                 pass_fds=(theirs,),
                 start_new_session=True,
             )
-            # PR_SET_PDEATHSIG would already kill the program when the starting thread ends.
+            # When this process dies, the pipe closes, and the kernel kills the program and its
+            # children. PR_SET_PDEATHSIG would kill the program when the thread that starts it ends.
             fcntl.fcntl(theirs, fcntl.F_SETOWN, -process.pid)
             fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
@@ -210,7 +211,7 @@ class Supervisor:
         return process, connection
 
     def _listen(self, process: subprocess.Popen[bytes], connection: Connection) -> bool:
-        """Read the program's output until it is dead; False if it was not ready in time."""
+        """Read the output until the program is dead; return False if it was not ready in time."""
         ready_by_ns = self._clock.now_ns() + int(self._ready_within_s * NS_PER_S)
         is_ready, rest = False, b""
         with ExitStack() as stack:
@@ -229,7 +230,7 @@ class Supervisor:
                     return False
                 keys = {key.fd for key, _ in selector.select(left_s)}
                 if died in keys:
-                    self._signal(signal.SIGKILL)  # Its children could keep the pipe open.
+                    self._signal(signal.SIGKILL)  # Living children could keep the pipe open.
                 if not keys:
                     continue
                 while piece := _read(pipe):
@@ -272,7 +273,7 @@ class Supervisor:
 
 
 def _read(pipe: int) -> bytes | None:
-    """Read a pipe without blocking: empty if nothing is there yet, None at its end."""
+    """Read a pipe without blocking; return b"" if nothing is there yet, None at the end."""
     try:
         return os.read(pipe, _LINE_BYTES_MAX) or None
     except BlockingIOError:

@@ -56,7 +56,7 @@ class Masters:
         for parameter in parameters:
             place = slice(first, first + parameter.numel())
             parameter.data = self._served[place].view(parameter.shape)
-            # Backward adds to an existing gradient in place, so it writes to the masters' row.
+            # Backward adds to an existing gradient in place, so it writes into `self.gradient`.
             parameter.grad = self.gradient[place].view(parameter.shape)
             parameter.requires_grad_(True)
             first += parameter.numel()
@@ -148,7 +148,7 @@ class PolicyTrainer:
         return self._masters.bits()
 
     def step(self, trajectories: Sequence[Trajectory], *, published: int) -> TrainStats:
-        """Learn once from trajectories, comparing rewards within this call.
+        """Take one training step; rewards are compared only within a group of these trajectories.
 
         Weights and moments stay unchanged if rewards are equal within each group, or if all
         trajectories are too old.

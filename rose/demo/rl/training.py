@@ -48,7 +48,7 @@ class Training:
     Args:
         trainer: trainer with the weights of the checkpoint.
         intake: queue that knows the checkpoint's learned trajectories.
-        weights: published weights, opened with the trainer's bits.
+        weights: published weights, which start with the trainer's bits.
         checkpoint: file to save to.
         progress: this incarnation's progress, already saved.
         settings: trainer settings.
@@ -211,7 +211,7 @@ class PublishedWeights:
         self._n = self._publisher.publish(bits).version.n
 
     def traffic(self) -> tuple[int, int]:
-        """Return the bytes sent to receivers, and the bytes of whole weights instead."""
+        """Return the bytes sent to receivers, and the bytes that whole weights would have taken."""
         sums = self._log.statistics()
         return sums.sent_bytes, sums.dense_bytes
 

@@ -21,17 +21,17 @@ class Trajectory:
         group: number of the group, whose trajectories share a task.
         seed: seed of the task.
         environment: name of the environment.
-        tokens: ids of the whole context; at least one is generated, and the first is not.
+        tokens: ids of the whole context; at least one token is generated, and the first one is not.
         is_generated: whether the policy generated each token.
-        logprobs: natural logprob of each generated token when it was generated; 0.0 for tokens that
-            were read.
-        versions: weight version that generated each token; `NOT_GENERATED` for tokens that were
-            read.
+        logprobs: natural logprob of each generated token when it was generated; 0.0 for all other
+            tokens.
+        versions: weight version that generated each token; `NOT_GENERATED` for all other tokens.
         reward: sum over all turns.
         turns: number of turns, > 0.
 
     Raises:
-        InvalidArgument: the rows differ in length or contradict each other.
+        InvalidArgument: the fields with one value per token differ in length or contradict each
+            other, or the trajectory has no turns or no finite reward.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Trajectory:
 
     @property
     def version_min(self) -> int:
-        """The oldest weight version that generated any of its tokens."""
+        """The oldest weight version that generated a token of the trajectory."""
         return min(version for version in self.versions if version != NOT_GENERATED)
 
     @property
@@ -67,7 +67,7 @@ class Trajectory:
         if not any(self.is_generated):
             return "at least one token must be generated"
         if self.is_generated[0]:
-            return "the first token must be read, not generated"
+            return "the policy must not have generated the first token"
         if min(self.tokens) < 0:
             return f"token ids must be >= 0, got {min(self.tokens)}"
         if self.turns <= 0 or not isfinite(self.reward):
@@ -82,7 +82,7 @@ class Trajectory:
                 )
             if not is_generated and not (logprob == 0.0 and version == NOT_GENERATED):
                 return (
-                    f"a token that was read must have logprob 0.0 and version {NOT_GENERATED}, got "
-                    f"{logprob} and {version}"
+                    f"a token that was not generated must have logprob 0.0 and version "
+                    f"{NOT_GENERATED}, got {logprob} and {version}"
                 )
         return None
