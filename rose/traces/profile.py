@@ -63,7 +63,7 @@ _CHAT: Final = Profile(
     # Drift and flicker, fitted to the variance and autocorrelation of counts per 1, 5, 10 and 60 s.
     wander=((0.28, 400.0), (0.14, 2.0)),
     burst_shape=None,
-    # The log-normal tail is cut here: the busiest minute of the trace is 1.53x its mean.
+    # The log-normal tail is cut here: the busiest minute of the trace has 1.53 times the mean rate.
     rate_ratio_max=1.55,
 )
 _CODE: Final = Profile(

@@ -27,7 +27,7 @@ class Loan:
     Args:
         scheme: compute-sharing scheme, one of `rose.sim.SCHEMES`.
         kv: rule for its KV pool.
-        slowdown: slowdown of scheme "rose".
+        slowdown: `SLO.slowdown` of the scheme "rose"; other schemes ignore it.
     """
 
     scheme: str
@@ -38,8 +38,8 @@ class Loan:
 CERTIFIED: Final = Loan("rose", RoseKv())
 """Every quantum of compute is certified; all free memory but a small reserve is lent."""
 PUBLISHED: Final = Loan("rose_paper", PublishedKv(60_000.0))
-"""A rollout step while both latency budgets have slack; memory is halved under pressure, and grows
-back with the next RL step."""
+"""A rollout step runs while both latency budgets have slack. Lent memory is halved under pressure,
+and grows back with the next RL step."""
 RESERVED: Final = Loan("static_split", ReservedKv(0.25))
 """A quarter of each GPU, always."""
 # The upper extreme: the machine does not model that serving's contexts would have no room.

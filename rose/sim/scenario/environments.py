@@ -44,7 +44,7 @@ class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
         input: input tokens of the environment before each later turn.
         output: tokens that a turn generates.
         tool_s: seconds from the end of a turn to the start of the next.
-        turns_max: limit of the environment.
+        turns_max: most turns that the environment allows.
         group_share: share of the hardness that a group has in common, 0 to 1; with 1 all its
             members are equally hard.
         hardness: increase of the logarithm of a turn's tokens per standard deviation of hardness.

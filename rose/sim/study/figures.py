@@ -61,7 +61,7 @@ class ArmFigures:
         used: trajectories that the trainer learned from.
         throughput_per_hour: used trajectories per hour.
         rollout_s: rollout time of each version, from its batch's first start to its last end.
-        bound_s: lower bound of the rollout time over all schedules, mean of the versions.
+        bound_s: lower bound of the rollout time over all schedules, mean over the versions.
         tokens_dedicated: tokens generated on dedicated workers.
         tokens_borrowed: tokens generated on borrowed workers.
         borrowed_busy: share of the lent time in which rollouts computed; 0 without loans.
