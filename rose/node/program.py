@@ -47,7 +47,7 @@ def serve_until_stopped(
 ) -> bool:
     """Serve a worker on a free port of this machine.
 
-    Once the server listens, it writes one line of JSON to `stdout`: its address, the token of this
+    Once the server listens, this writes one line of JSON to `stdout`: its address, the token of the
     run, and the worker's description. If the worker is lost, the program reports this to its
     scheduler and ends, so that it can be restarted.
 

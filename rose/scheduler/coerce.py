@@ -76,7 +76,7 @@ def reals(name: str, values: Iterable[Any]) -> tuple[float, ...]:
 
 
 def printable(_name: str, text: object) -> str:
-    """Return a string that is safe for journals and web pages, from any object."""
+    """Return, for any object, a string that is safe for journals and web pages."""
     plain = text if isinstance(text, str) else f"a {type(text).__name__} that is not a text"
     return plain[:_TEXT_MAX].encode(errors="replace").decode()
 

@@ -297,7 +297,7 @@ class ElasticRolloutScheduler:
             job: number of the job.
 
         Raises:
-            InvalidArgument: fewer trajectories are finished and not consumed.
+            InvalidArgument: fewer trajectories are finished and not yet consumed.
         """
         await self._send(checked(Consumed(trajectories, job)))
 

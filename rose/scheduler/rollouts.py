@@ -46,8 +46,9 @@ from rose.scheduler.worker import (
 )
 from rose.units import NS_PER_S
 
-# A longer gap between steps means that the process was suspended and renewals of grants were lost.
-# Workers then get `_HEAR_NS` to renew, because an expired grant never becomes valid again.
+# A longer gap between steps than `_DEAF_NS` means that the process was suspended and renewals of
+# grants were lost. Workers then get `_HEAR_NS` to renew, because an expired grant never becomes
+# valid again.
 _DEAF_NS: Final = NS_PER_S
 _HEAR_NS: Final = 2 * NS_PER_S
 

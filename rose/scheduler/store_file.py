@@ -312,7 +312,7 @@ class FileStore:
 def _pieces_of(checkpoint: SchedulerCheckpoint) -> list[bytes]:
     """Return the head and the trajectories, encoded one by one.
 
-    No other thread runs during a call of an encoder, so each call must be short.
+    An encoder holds the GIL during a call, so each call must be short.
     """
     encode = msgspec.msgpack.encode
     states = [encode(one) for one in checkpoint.trajectories]

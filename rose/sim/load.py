@@ -1,4 +1,4 @@
-"""Scaling of requests to a load: the share of time in which serving alone is busy."""
+"""Scales requests to a load, which is the share of time in which serving alone is busy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -118,7 +118,7 @@ class Machine:
             step_noise: factors of serving's steps.
             rollout_noise: factors of rollout steps; all segments of a step share a factor.
             observer: called at every start and end.
-            until_ms: earliest end of rollouts, even if every request is served.
+            until_ms: time until which rollouts run at least, even after every request is served.
         """
         self._until_ns = ns_of(until_ms)
         self._requests = requests

@@ -96,7 +96,7 @@ def simulate(
         seed: seed of the noise, >= 0.
         log_path: certificate log of a scheme of rose, which is then verified.
         observer: called at every start and end.
-        until_ms: earliest end of rollouts, even if every request is served.
+        until_ms: time until which rollouts run at least, even after every request is served.
 
     Raises:
         InvalidArgument: the scheme is unknown or writes no log, or the requests are invalid.

@@ -10,7 +10,7 @@ from rose.scheduler.broker.observation import Observation, ServingDevice
 from rose.units import MS_PER_S
 
 WINDOW_MS: Final = 15_000.0
-"""Period over which P99 latencies are taken: hundreds of tokens, but only three readings."""
+"""Period over which P99 latencies are taken: it has hundreds of tokens, but only three readings."""
 
 
 @dataclass(frozen=True, slots=True)

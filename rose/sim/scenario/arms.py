@@ -61,7 +61,7 @@ class ArmRules:
             parameters, for larger models).
         first_start_s: start-up time of the first engine on a GPU, for the same two sizes; None if
             it equals `start_up_s`.
-        release_s: time by which a GPU must be released before serving needs it, for these sizes.
+        release_s: lead time by which a GPU is released before serving needs it, for these sizes.
         seats_per_gpu: turns that an engine runs at once, per GPU.
     """
 
@@ -134,7 +134,7 @@ RULES: Final[dict[str, ArmRules]] = {
 
 
 def rules_of(arm: str) -> ArmRules:
-    """Return the rules of an arm by name, with its slowdown if given.
+    """Return the rules of a named arm, with the slowdown in the name, if any.
 
     Raises:
         InvalidArgument: the arm is unknown, or cannot lend at that slowdown.

@@ -57,7 +57,7 @@ class Slo(Spec, frozen=True):
 
 
 class DailyTraffic(Spec, frozen=True, tag_field="kind", tag="daily"):
-    """Rates over days, from a file. Within each ten minutes of it, requests come in bursts.
+    """Rates over days, from a file. Requests come in bursts within each ten minutes of the file.
 
     Args:
         rates: path of the file of rates, relative to the scenario file.

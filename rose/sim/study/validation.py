@@ -1,4 +1,4 @@
-"""Published measurements against the simulation of the same set-up. Nothing is fitted to them.
+"""Compares published measurements with simulations of the same set-ups. Nothing is fitted to them.
 
 The measurements are from PEARL (arXiv 2609.35158) and from Table 1 of ROSE (arXiv 2605.06534, as
 public notes report it). Their trajectories, traffic and engines are not public. So differences are
