@@ -1,1 +1,1 @@
-"""Checkpoints on disk: read, kept at a version, compared, and changed by a delta file."""
+"""Checkpoints on disk: read, compared, updated in place, and changed by a delta file."""

@@ -49,26 +49,26 @@ def apply_delta(
     """Write the other version to `out`, or change the files in place.
 
     The whole checkpoint and the whole delta are checked before anything is written. On failure
-    nothing is left at `out`, and the files keep their bits. If the machine stops during a change in
-    place, the checkpoint is neither version.
+    nothing is left at `out`. A failed change in place restores the old bits. If the machine stops
+    during a change in place, the checkpoint is neither version.
 
     Args:
         checkpoint: the base of the delta, or its target with `undo`.
-        delta: changes of the tensors; files, headers and index stay.
-        out: path of the result, which must not exist; None changes the files in place.
+        delta: changes of the tensors; file names, headers and the index do not change.
+        out: path to write the result to, which must not exist; None changes the files in place.
         undo: whether to go from the target back to the base.
-        advance: function that is called with the bytes read since its last call.
+        advance: callback that takes the number of bytes read since its last call.
 
     Returns:
-        The names of other files in the folder, such as the configuration: first the names of copied
-        files, then the names of entries that were not copied because they are large, folders, or
-        tensor files that no index names.
+        Two lists of names of the folder's other entries, such as the configuration: the copied
+        files, and the entries left out. Left out are large files, folders, and tensor files that
+        no index names. Both lists are empty for a change in place.
 
     Raises:
         InvalidArgument: the checkpoint is another version, `out` exists, or the files cannot be
             written.
         CorruptData: the delta is damaged.
-        Unavailable: a write failed; the message says whether the old bits could not be restored.
+        Unavailable: a write failed; the message says so if restoring the old bits failed too.
     """
     if out is not None and (out.exists() or out.is_symlink()):
         raise InvalidArgument(f"{out} exists; name a path that does not exist")

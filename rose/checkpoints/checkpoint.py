@@ -16,11 +16,11 @@ ENDING: Final = ".safetensors"
 THREADS: Final = 2
 """Threads that pack or digest a tile; with more, reading the files is the bottleneck."""
 OTHER_BYTES_MAX: Final = 64 << 20
-"""A larger file beside the tensors is neither an index nor a configuration."""
+"""Largest size of an index or configuration file, in bytes; larger files are neither."""
 _INDEX: Final = "*.safetensors.index.json"
 
 Advance: TypeAlias = Callable[[int], None]
-"""Called with the bytes of tensors read since the last call."""
+"""Callback that takes the number of tensor bytes read since its last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CheckpointTensor:
 
     @property
     def count(self) -> int:
-        """Return the number of units."""
+        """Return the size of the tensor in units, see `StoredDtype.unit`."""
         return self.stored.count
 
     def units(self, first: int, count: int) -> Units:
@@ -70,7 +70,9 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a safetensors file, or a folder: the files that its index names, else all of them.
+    """Open a safetensors file, or a folder of them.
+
+    In a folder with an index, only the files that the index names are opened.
 
     Raises:
         InvalidArgument: the path does not exist, or cannot be read.

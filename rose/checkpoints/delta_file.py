@@ -29,7 +29,7 @@ def make_delta_file(old: Checkpoint, new: Checkpoint, path: Path, *, advance: Ad
         old: base version.
         new: target version, with tensors of the same names, dtypes and shapes.
         path: delta file to write, which must not exist.
-        advance: called with progress, in bytes of `old`.
+        advance: callback that takes the number of bytes of `old` read since its last call.
 
     Raises:
         InvalidArgument: the tensors differ, `path` exists, or it cannot be written.
@@ -121,7 +121,7 @@ class DeltaFile:
 
         Raises:
             CorruptData: the frame is damaged.
-            InvalidArgument: the frame is STRAT-encoded, for the wire only.
+            InvalidArgument: the frame has the STRAT encoding, which only receivers can decode.
         """
         try:
             delta = sound_delta(self._frames[chunk.tile], chunk, tile)

@@ -1,4 +1,4 @@
-"""Counts of element changes: step sizes, old exponents, and the entropy of both."""
+"""Counts of changed elements by step size and old exponent, and the entropy of the changes."""
 
 from itertools import pairwise
 from typing import Final
@@ -12,16 +12,17 @@ from rose.checkpoints.tensors import STORED_DTYPES
 Counts = npt.NDArray[np.int64]
 
 EXACT_STEPS: Final = 64
-"""Steps up to this size are counted one by one, larger steps by their highest bit."""
+"""Steps up to this size, in ULP, have a bin each; larger ones share a bin per highest bit."""
 _BUCKETS: Final = EXACT_STEPS + 27
 _LARGE_BITS: Final = EXACT_STEPS.bit_length()
-# Elements of a piece that fits the caches: several passes over it cost less than over a whole tile.
+# Elements of a piece. A piece fits the CPU's caches, so several passes over it cost less than over
+# a whole tile.
 _PIECE: Final = 1 << 18
 STEP_BINS: Final = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "> 64")
 
 
 class DtypeCounts:
-    """Counts of all elements of one dtype. One thread uses it.
+    """Counts of all elements of one dtype. Not thread-safe.
 
     Args:
         dtype: a key of `STORED_DTYPES`.
@@ -31,7 +32,7 @@ class DtypeCounts:
         self._exponent: Final = STORED_DTYPES[dtype].exponent
         classes = 1 if self._exponent is None else 1 << self._exponent[1]
         self.of_all: Final[Counts] = np.zeros(classes, np.int64)
-        """(exponents,) number of elements by old exponent; one entry if it has no exponent."""
+        """(exponents,) number of elements by old exponent; one entry if the dtype has none."""
         self._steps: Final[Counts] = np.zeros((classes, 2 * _BUCKETS), np.int64)
 
     @property
@@ -115,7 +116,10 @@ def _buckets(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _split_bits(elements: int, changed: int) -> float:
-    """Return the entropy of the set of changed elements, if all such sets are equally likely."""
+    """Return the entropy of the set of changed elements, in bits.
+
+    Each element is taken to change independently, with the same probability.
+    """
     return _entropy_bits(np.array([changed, elements - changed]))
 
 

@@ -28,8 +28,8 @@ CODECS: Final = (DENSE, COORDINATES, GAP_XOR_ZSTD, GAP, STRAT)
 _INDEX_BYTES: Final = 4
 _GAP_MAX: Final = 65_535
 
-# The use of a tensor, by name, in the model families of today. The first match counts: a norm
-# inside attention is a norm.
+# Patterns that tell the use of a tensor from its name, in today's model families. The first match
+# counts, so a norm inside attention is a norm.
 _KINDS: Final = {
     kind: re.compile(pattern, re.IGNORECASE)
     for kind, pattern in (
@@ -98,7 +98,11 @@ class Inspection:
         return {codec: sum(one.nbytes[codec] for one in self.tensors) for codec in found}
 
     def bounds(self) -> dict[str, float]:
-        """Return a lower bound on the bytes of any codec, for each model of the changes."""
+        """Return a lower bound on the bytes of any codec, for each model of the changes.
+
+        In the model `iid` all elements of a dtype change with the same probabilities; in the model
+        `class` those with the same old exponent do.
+        """
         counts = self.counts.values()
         return {
             "iid": sum(one.iid_bits() for one in counts) / 8,
@@ -112,7 +116,8 @@ def inspect(old: Checkpoint, new: Checkpoint, *, advance: Advance) -> Inspection
     Args:
         old: the version before.
         new: the version after.
-        advance: called with progress, in bytes of `old` and `new` together.
+        advance: callback that takes the number of bytes, of `old` and `new` together, read since
+            its last call.
 
     Raises:
         InvalidArgument: no tensor has the same name, dtype and shape in both.
@@ -134,8 +139,8 @@ def inspect(old: Checkpoint, new: Checkpoint, *, advance: Advance) -> Inspection
         positions = counts[dtype].add(one, other)
         if len(positions):
             changed[name] += len(positions)
-            if name not in rules:  # One tile represents its tensor, and a rule takes long to find.
-                # class_rule would take 16-bit integers for bf16.
+            if name not in rules:  # A rule takes long to find, so one tile represents its tensor.
+                # class_rule treats 16-bit integers as bf16.
                 kind = np.float16 if dtype == "F16" else one.dtype
                 rules[name] = class_rule(other.view(kind), one.view(kind))
             for codec, size in _sizes(one, other, positions, rules[name], compress).items():
@@ -205,7 +210,7 @@ def gap_xor_bytes(
 ) -> int:
     """Return the bytes of 16-bit gaps and XORed values, each stream compressed.
 
-    A larger gap is split into gaps of 65,535, each with a value of 0, and the remainder.
+    A gap of 65,535 or more is split into gaps of 65,535, each with a value of 0, and the remainder.
     """
     distances = np.diff(positions, prepend=-1) - 1
     at = np.arange(len(positions)) + np.cumsum(distances // _GAP_MAX)

@@ -130,7 +130,7 @@ class LiveTiles(Closing):
     def _runs(self, tile: int, row: Units) -> Iterator[tuple[int, memoryview]]:
         """Yield the file offset of each contiguous run of a tile, and its part of `row`.
 
-        A region is contiguous from its last cut dimension on.
+        A run spans the last dimension in which the region is cut, and all dimensions after it.
         """
         place = self._tiling.place(tile)
         box, shape, inner = place.region, place.shape, len(place.shape)
@@ -174,7 +174,7 @@ def create_checkpoint(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, 
 
     Args:
         folder: folder of the file; created if missing.
-        tensors: (dtype, shape) by name. Tensors of the same element width keep this order.
+        tensors: (dtype, shape) by name. Tensors of equal element width keep the mapping's order.
 
     Raises:
         InvalidArgument: a dtype is unknown, or the file cannot be made.

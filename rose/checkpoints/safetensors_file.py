@@ -19,11 +19,11 @@ Units = npt.NDArray[Any]
 """(n,) uint8, uint16 or uint32."""
 
 LENGTH_BYTES: Final = 8
-"""Size of the number before the header, which gives the header's length."""
+"""Size in bytes of the number at the start of the file, which is the length of the header."""
 
 
 class SafetensorsFile:
-    """One file, open for reading; it stays mapped as long as this object or a view lives.
+    """One file, open for reading; it stays mapped as long as this object or a view of it lives.
 
     The file must not be shortened meanwhile: a read past its end kills the process.
 

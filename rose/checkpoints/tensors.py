@@ -23,9 +23,9 @@ class StoredDtype:
 
     @property
     def unit(self) -> npt.DTypeLike:
-        """Return the unsigned integer that the codec compares.
+        """Return the unsigned integer type in which the codec compares elements.
 
-        Elements wider than 32 bits are several units; elements narrower than 8 bits share a unit.
+        An element wider than 32 bits is several units; elements narrower than 8 bits share a unit.
         """
         return {1: np.uint8, 2: np.uint16, 4: np.uint32}[self.unit_bytes]
 

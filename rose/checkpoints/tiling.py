@@ -46,7 +46,7 @@ class Tiling:
         self._places = tuple(places)
 
     def of(self, *checkpoints: Checkpoint) -> Iterator[tuple[TilePlace, list[Units]]]:
-        """Yield the place of each tile of a plain tiling, and its units in each checkpoint.
+        """Yield each tile's place and its units in each checkpoint; for plain tilings only.
 
         The units are read-only; their memory is released when the next tile is requested.
         """
@@ -65,7 +65,7 @@ class Tiling:
         """Return tiles as views of tensors.
 
         Args:
-            units: tensor by name, as a row of units; not copied.
+            units: maps the name of a tensor to its row of units, which is not copied.
             wanted: tiles to return; None for all.
 
         Raises:

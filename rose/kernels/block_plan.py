@@ -9,10 +9,10 @@ from typing import Any, Final
 import torch
 
 EMPTY, GAP, RAW, BITMAP = range(4)
-# Elements per pass: whole blocks of either size. A pass takes some 100 MB, whatever the size of the
-# tensors.
+# Elements per pass: whole blocks of either block size. A pass takes some 100 MB of GPU memory,
+# whatever the size of the tensors.
 GROUP_ELEMENTS: Final = 1 << 22
-_WIDTHS: Final = 32  # largest width of an element; m, the bits per magnitude, is below the width
+_WIDTHS: Final = 32  # largest width of an element, in bits; m, bits per magnitude, is smaller
 _BINS: Final = 2 * _WIDTHS
 
 
@@ -21,10 +21,10 @@ class BlockPlan:
     """Input of the encode and decode kernels, for each block.
 
     Args:
-        entries: (blocks,) int64, the u64 of the delta's table.
+        entries: (blocks,) int64, the delta's table: one u64 for each block.
         sizes: (blocks,) int64, payload words of each block.
-        table: (blocks, 24) int32, six groups of four. 0: kind, number of elements, number of
-            changes, number of listed sizes. 1: m, which is the bits per magnitude; number of large
+        table: (blocks, 24) int32, six groups of four columns. 0: kind, number of elements, number
+            of changes, number of listed sizes. 1: m, the bits per magnitude; number of large
             magnitudes; starts of signs and of the shape. 2: starts of magnitudes and of large
             magnitudes; least listed size; the constant 1. 3 to 5: positions, ranks and large ranks,
             each as in `gap_code.set_positions`. A start is in words of the block's payload.
@@ -53,7 +53,7 @@ def _low_bits(universe: Any, count: Any) -> Any:
 
 
 def _elias_fano(universe: Any, count: Any) -> tuple[Any, Any]:
-    """Return the words of the high and of the low section; 0 where `count` is 0."""
+    """Return the sizes of the high and the low section, in words; 0 where `count` is 0."""
     low = _low_bits(universe, count)
     high = count + ((universe - 1) >> low)
     return _words(high) * (count > 0), _words(count * low)
@@ -96,7 +96,7 @@ def _table(
 
 
 def _best_m(count: Any, larger: Any, width: int) -> tuple[Any, Any, Any]:
-    """Return the best m, the number of large magnitudes for it, and the words of all magnitudes.
+    """Return the best m, its number of large magnitudes, and the words for all magnitudes.
 
     Args:
         count: (blocks,) number of magnitudes.
@@ -117,7 +117,8 @@ def _histogram(differences: Any, block_elements: int, blocks: int) -> Any:
     """Count the sizes of each block's changes, as needed to choose m.
 
     The bin of a size is twice the bit length of size - 1, minus 1 if size - 1 is a power of two,
-    because size - 2 then has one bit fewer. So one histogram serves both kinds of magnitudes.
+    because size - 2 then has one bit fewer. So one histogram serves both kinds of magnitudes,
+    size - 1 and size - 2.
 
     Returns:
         (blocks, 2 * 32) int64.
@@ -144,14 +145,15 @@ def plan_to_write(differences: Any, block_elements: int) -> BlockPlan:
     every_m, every_large, every_words = _best_m(changed, every_larger, width)
     few_m, few_large, few_words = _best_m(few, few_larger, width)
     few_words = (few_words + sum(_elias_fano(changed, few)) + 1) * (few > 0)
-    # If all changes are listed, for either reason, a magnitude is size - 1.
+    # All changes are listed if none has size 1, or if that takes fewer words. A magnitude is then
+    # size - 1.
     is_all = (few == changed) | (every_words + 1 < few_words)
     body = _words(changed) + torch.where(is_all, every_words + 1, few_words)
 
     gap = sum(_elias_fano(elements, changed)) + body
     kinds = torch.stack([_words(width * elements), gap, _words(elements) + body])
     order = torch.arange(3, device=kinds.device)[:, None]
-    best = (kinds * 4 + order).amin(0)  # among equals the first
+    best = (kinds * 4 + order).amin(0)  # the first among equals
     kind = torch.tensor([RAW, GAP, BITMAP], device=kinds.device)[best & 3] * (changed > 0)
     size = (best >> 2) * (changed > 0)
     listed = torch.where(is_all, changed, few) * (kind != RAW)
@@ -161,7 +163,10 @@ def plan_to_write(differences: Any, block_elements: int) -> BlockPlan:
 
 
 def plan_to_read(entries: Any, offsets: Any, payload: Any, elements: Any, width: int) -> BlockPlan:
-    """Find the sections of sound blocks whose payloads start at `offsets`. Does not wait."""
+    """Find the sections of sound blocks whose payloads start at `offsets`.
+
+    Does not wait for the device.
+    """
     kind, changed = entries & 15, (entries >> 4) & 0xFFFFF
     listed, sizes = (entries >> 24) & 0xFFFFF, (entries >> 44) & 0xFFFFF
     none = torch.zeros_like(entries)

@@ -12,9 +12,9 @@ class PackedBlocks:
     """A delta on the device, or several one after the other.
 
     Args:
-        row: (2 * blocks + n,) int32, the u64 of the table and then the arena, which begins with the
-            payload. Kind 15 in the table is a deferred block: it did not fit the arena, and its
-            shadow is unchanged.
+        row: (2 * blocks + n,) int32, the table, with one u64 for each block, and then the arena,
+            which begins with the payload. Kind 15 in the table marks a deferred block: the block
+            did not fit the arena, and its shadow is unchanged.
         ends: (blocks + 1,) int64, start of each block's payload in the arena, in words, and the end
             of the last payload, which lies beyond the arena if blocks were deferred.
         digest: (2,) int64, digest of the shadow after packing; (2 * n,) for n shadows.

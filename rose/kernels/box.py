@@ -1,4 +1,4 @@
-"""Boxes: the places of a strided tensor's elements, which kernels read and write there.
+"""Boxes: sizes and strides by which kernels read and write a strided tensor in place.
 
 Neighbouring dimensions with a common stride are merged; up to four may remain. A box is seven
 numbers: the sizes of the inner three dimensions, and the strides of all four, in elements. Elements
@@ -17,7 +17,7 @@ def box_of(name: str, tensor: Any) -> Box | None:
     """Return the box of a tensor; None if it is contiguous.
 
     Raises:
-        InvalidArgument: more than four dimensions remain.
+        InvalidArgument: more than four dimensions remain after merging.
     """
     if tensor.is_contiguous():
         return None
@@ -42,7 +42,10 @@ def box_of(name: str, tensor: Any) -> Box | None:
 
 
 def boxes_of(**tensors: Any) -> tuple[Box | None, ...]:
-    """Return the boxes of tensors. If one needs a box, all get one: kernels have two variants."""
+    """Return the boxes of tensors; if one tensor needs a box, every tensor gets one.
+
+    Each kernel has two variants: one with boxes, one without.
+    """
     boxes = tuple(box_of(name, tensor) for name, tensor in tensors.items())
     if all(box is None for box in boxes):
         return boxes

@@ -8,14 +8,18 @@ import triton.language as tl
 
 from rose.kernels.tile import LAUNCH, TILE, load_bits
 
-# Key of a due change, above all other keys. With it as the threshold, only due changes are sent.
+# Key of a due change, whose age has reached the limit. It is above all other keys: with it as the
+# threshold, only due changes are sent.
 DUE: Final = 1 << 15
 _DUE = tl.constexpr(DUE)
 
 
 @triton.jit
 def widened(bits: tl.tensor) -> tl.tensor:
-    """Return bf16 bits as fp32, with subnormals as zeros, so flush modes make no difference."""
+    """Return bf16 bits as fp32, with subnormals as zeros.
+
+    So it makes no difference whether the GPU flushes subnormals to zero.
+    """
     is_subnormal = (bits & 0x7F80) == 0
     return (tl.where(is_subnormal, bits & 0x8000, bits) << 16).to(tl.float32, bitcast=True)
 
@@ -32,7 +36,7 @@ def change_keys_kernel(
     """One program per tile writes the tile's keys: the upper halves of |new - shadow| in fp32.
 
     The subtraction is the only operation on floats. Subnormals and NaNs are recognised by their
-    bits, before and after it.
+    bits, before and after the subtraction.
     """
     lane = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_inside = lane < count
@@ -53,7 +57,8 @@ def change_keys(new: Any, shadow: Any, ages: Any, age_limit: int) -> Any:
     Args:
         new: (count,) int16, bits of bf16.
         shadow: (count,) int16, bits of the previous version.
-        ages: (count,) uint8, or None.
+        ages: (count,) uint8, number of consecutive packs that did not send an element's change;
+            None to ignore ages.
         age_limit: age at which a change is due.
 
     Returns:

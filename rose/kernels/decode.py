@@ -13,7 +13,7 @@ from rose.kernels.tile import LAUNCH, TILE, store_bits
 from rose.units import ceil_div
 
 _EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
-# Uses of `resize_kernel`. The number is that of the group in `BlockPlan.table` with the positions.
+# The two uses of `resize_kernel`: the group of `BlockPlan.table` that describes the positions.
 LISTED: Final = 4
 LARGE: Final = 5
 _LISTED = tl.constexpr(LISTED)
@@ -29,7 +29,7 @@ def steps_kernel(
     width: tl.constexpr,
     block_elements: tl.constexpr,
 ) -> None:
-    """One program per delta block writes 1 or -1 per change into `differences`, all 0 before.
+    """One program per delta block writes 1 or -1 for each change into the zeroed `differences`.
 
     The place of each change in the block is written to `lanes`. A RAW block gets its final
     differences.
@@ -68,7 +68,7 @@ def resize_kernel(
 ) -> None:
     """One program per delta block sets the sizes of listed or large changes; signs stay the same.
 
-    `lanes` has the place in the block of each change, or, for large changes, of each listed change.
+    `lanes` holds the position in the block of each change, or of each listed change for `LARGE`.
     The places of the resized changes are written to `listed_lanes`.
     """
     block = tl.program_id(0).to(tl.int64)
@@ -82,7 +82,7 @@ def resize_kernel(
     fields = section + large_at
     bits = width
     if which == _LISTED:
-        all_of = tl.where(listed == changed, listed, 0)  # There is no section of ranks then.
+        all_of = tl.where(listed == changed, listed, 0)  # There are no ranks if all are listed.
         fields = section + magnitudes_at
         bits = m
     found = 0
@@ -108,14 +108,14 @@ def decoded(
     applied some of the parts.
 
     Args:
-        entries: (blocks,) int64, the u64 of the delta's table.
+        entries: (blocks,) int64, the delta's table: one u64 for each block.
         offsets: (blocks,) int64, start of each block's payload, in words; in any order.
         payload: (words,) int32 with the bits of u32 words.
         like: (count,) int8, int16 or int32, the row; its values are not read.
         block_elements: elements per block.
 
     Yields:
-        The place of the part in the row, and its differences; the next part overwrites these.
+        The place of the part in the row, and the differences, which the next part overwrites.
     """
     count, width = len(like), 8 * like.element_size()
     elements = elements_of(count, block_elements, like.device)
@@ -129,7 +129,7 @@ def decoded(
         blocks = slice(at // block_elements, ceil_div(part.stop, block_elements))
         operands = plan.table[blocks], offsets[blocks], payload, differences.zero_()
         programs = (blocks.stop - blocks.start,)
-        # Three launches: each reads what other threads wrote in the one before.
+        # Three launches: each reads what other threads wrote in the previous one.
         with torch.cuda.device_of(like):
             steps_kernel[programs](*operands, lanes, **sizes)
             resize_kernel[programs](*operands, lanes, listed_lanes, which=LISTED, **sizes)

@@ -15,7 +15,7 @@ _MASK64: Final = (1 << 64) - 1
 
 @triton.jit
 def mix(x: tl.tensor) -> tl.tensor:
-    """Mix 64 bits, so that each affects all; x is uint64."""
+    """Mix the bits of a uint64, so that each input bit affects all output bits."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -30,7 +30,7 @@ def digest_kernel(
     seed: tl.int64,
     width: tl.constexpr,
 ) -> None:
-    """One program per tile adds its words to both sums, whose result is the same in any order."""
+    """One program per tile adds the tile's mixed words to both sums; the order does not matter."""
     in_word: tl.constexpr = 64 // width
     at = tl.program_id(0).to(tl.int64) * TILE
     lane = tl.arange(0, TILE)
@@ -53,8 +53,8 @@ def digest(row: Any, *, first_index: int = 0, seed: int = 0) -> Any:
 
     Args:
         row: (count,) int8, int16 or int32.
-        first_index: index of the first element in its tensor, a multiple of the elements in eight
-            bytes.
+        first_index: index of the row's first element within its tensor; a multiple of the number
+            of elements in eight bytes.
         seed: seed of the tensor, modulo 2^64.
 
     Returns:

@@ -20,13 +20,13 @@ from rose.units import ceil_div
 # Bins of the top-k histogram: one per key, and one for due changes.
 _BINS: Final = (1 << 15) + 1
 _MASK64: Final = (1 << 64) - 1
-_NUMBER_BYTES: Final = 8  # of a table or a digest
+_NUMBER_BYTES: Final = 8  # size of a number in a table or a digest
 
 
 class EmbeddedCodec:
     """The loaded kernels of one GPU. Any thread may call a method."""
 
-    # `delta_apply` finds and leaves out corrupt blocks itself.
+    # `delta_apply` finds and skips corrupt blocks itself.
     checks_deltas: Final = True
 
     def __init__(self, ordinal: int) -> None:
@@ -61,7 +61,7 @@ class EmbeddedCodec:
                 packs that did not send the element's change. A deferred block keeps its ages. None
                 to ignore ages.
             age_limit: age at which a change is sent whatever its key.
-            arena_words: words for the payload; None for enough for any delta.
+            arena_words: room for the payload, in words; None for enough room for any delta.
             base_digest: (2,) int64, the digest of `shadow`; None to compute it.
 
         Raises:
@@ -152,7 +152,7 @@ class EmbeddedCodec:
 
         Args:
             weights: elements, changed in place.
-            entries: (blocks,) int64, the u64 of the table.
+            entries: (blocks,) int64, the delta's table: one u64 for each block.
             offsets: (blocks,) int64, start of each block's payload, in words; in any order.
             payload: (words,) int32 with the bits of u32 words.
             block_elements: 65,536 or 16,384, as packed.
@@ -181,11 +181,12 @@ class EmbeddedCodec:
             tables: entries, offsets and payload of each delta, as for `delta_apply`.
             block_elements: 65,536 or 16,384 for each delta.
             undo: whether to undo the changes.
-            has_digest: whether to sum up how the digests of the tensors change.
+            has_digest: whether to compute the change of each tensor's digest.
 
         Returns:
-            () int64, the lowest number that a bad block has in its delta, or -1; and the amounts
-            that the call adds to the digests, (tensors, 2) int64, or None without `has_digest`.
+            The lowest number that a bad block has within its delta, () int64, or -1 if all blocks
+            are sound; and the amounts by which the call changes the digests, (tensors, 2) int64,
+            or None without `has_digest`.
         """
         for one, blocks, (entries, offsets, _) in zip(weights, block_elements, tables, strict=True):
             _check_table(one, blocks, entries, offsets)
@@ -216,7 +217,7 @@ class EmbeddedCodec:
     ) -> Any:
         """Find the smallest threshold >= 1 that at most `budget` changed bf16 elements reach.
 
-        Due changes count, and are sent in any case; the ages are not updated.
+        Due changes count towards `budget`, and are sent in any case. The ages are not updated.
 
         Returns:
             () int32 on the device; 32,768 if even the largest key has too many changes.
@@ -264,12 +265,12 @@ class EmbeddedCodec:
             payload: see `delta_apply`.
             firsts: (blocks,) int64, number of changes before each block.
             changed: number of changes of all blocks.
-            bad_block: () int64, -1; becomes the lowest bad block, if there is one.
+            bad_block: () int64 with the value -1; set to the lowest bad block, if there is one.
             block_elements: 65,536 or 16,384, as packed.
 
         Returns:
-            (changed,) int64 positions, ascending, and the new bits of these elements. Those of bad
-            blocks are arbitrary.
+            (changed,) int64 positions, ascending, and the new bits of these elements. Positions and
+            bits of bad blocks are arbitrary.
         """
         _check_table(base, block_elements, entries, offsets)
         positions = torch.empty(changed, dtype=torch.int64, device=base.device)
@@ -331,11 +332,11 @@ def _room_for(
         The packed blocks, and the number of the last block that a CTA has taken, () int64.
     """
     if arena_words is None:
-        # A RAW block has the words of its elements, and no block is larger.
+        # A RAW block has as many words as its elements, and no block is larger.
         arena_words = sum(ceil_div(one.numel() * _width_of(one), 32) for one in tensors)
     blocks = sum(ceil_div(one.numel(), block_elements) for one in tensors)
     device = tensors[0].device
-    # The kernels start from -1. Without blocks there is no kernel, and the payload ends at 0.
+    # The kernels start from -1. Without blocks no kernel runs, and the payload ends at 0.
     numbers = torch.full((blocks + 2,), -1 if blocks else 0, dtype=torch.int64, device=device)
     packed = PackedBlocks(
         row=torch.empty(2 * blocks + arena_words, dtype=torch.int32, device=device),

@@ -29,7 +29,7 @@ def encode_kernel(
     width: tl.constexpr,
     block_elements: tl.constexpr,
 ) -> None:
-    """One program per delta block writes the block's sections, all 0 before, tile by tile."""
+    """One program per delta block writes the block's zeroed sections, tile by tile."""
     block = tl.program_id(0).to(tl.int64)
     kind, elements, _, listed = four(table, block, 0)
     m, large, signs_at, shape_at = four(table, block, 1)

@@ -61,7 +61,7 @@ def set_positions(
 
 @triton.jit
 def bits_of_set(place: tl.tuple) -> tl.tensor:
-    """Return the bits of the high section, or of the bitmap, up to the end of its last word."""
+    """Return the size in bits of the high section or the bitmap, rounded up to whole words."""
     return 32 * (place[1] - place[0])
 
 
@@ -69,7 +69,7 @@ def bits_of_set(place: tl.tuple) -> tl.tensor:
 def positions(
     section: tl.tensor, place: tl.tuple, at: tl.tensor, found: tl.tensor
 ) -> tuple[tl.tensor, ...]:
-    """Read the positions of the TILE bits from `at` on, after `found` earlier ones.
+    """Read the positions in the TILE bits from `at` on; `found` positions come before them.
 
     Returns for each lane whether there is a position, the rank of the position, and the position;
     then the number of positions found so far.

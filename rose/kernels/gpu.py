@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # Triton is an optional package.
     from rose.kernels.triton_codec import TritonCodec
 
 
-# Kernels are loaded once and kept, because loading one at its launch could wait for a stream that a
-# closed gate holds.
+# Kernels are loaded once and kept, because loading a kernel at its launch could wait for a stream
+# that a closed gate holds.
 @functools.cache
 def codec_of(ordinal: int) -> "EmbeddedCodec | TritonCodec":
     """Return the codec for GPU `ordinal` of torch.

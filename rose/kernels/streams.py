@@ -7,7 +7,7 @@ import torch
 
 from rose.errors import InvalidArgument
 
-# The driver has two handles for the legacy default stream. torch would take 1 for another stream.
+# The driver has two handles for the legacy default stream. torch would treat 1 as another stream.
 _DEFAULT_HANDLES: Final = (0, 1)
 
 
@@ -15,7 +15,7 @@ def stream_on(stream: Any, device: Any) -> Any:
     """Return the torch stream for a handle or stream.
 
     Args:
-        stream: a CUDA stream handle as a number (of CuPy, the driver or rose), or a torch stream;
+        stream: a CUDA stream handle as a number (from CuPy, the driver or rose), or a torch stream;
             None for torch's current one.
         device: torch device of the stream, because a handle does not contain it.
 

@@ -1,4 +1,4 @@
-"""The part of an array that one program holds, its loads and stores, and launch options."""
+"""The tile that one Triton program processes: size, loads, stores and launch options."""
 
 from typing import Any, Final
 

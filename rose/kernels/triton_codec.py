@@ -115,7 +115,7 @@ class TritonCodec:
         Returns:
             None for the lowest bad block and None for the digests: nothing is checked here.
         """
-        check(not has_digest, "this codec sums up no digests while it applies deltas")
+        check(not has_digest, "the Triton codec cannot compute digests while it applies deltas")
         for one, table, elements in zip(weights, tables, block_elements, strict=True):
             self.delta_apply(one, *table, block_elements=elements, undo=undo)
         return None, None
@@ -131,7 +131,7 @@ class TritonCodec:
         bins = torch.zeros(DUE + 2, dtype=torch.int64, device=new.device)
         for _, keys in _keys(new, shadow, ages, age_limit):
             bins += torch.bincount(keys + 1, minlength=len(bins))
-        # Number of changes that reach each key, from the largest key down to 1. It never falls on
+        # Number of changes that reach each key, from DUE - 1 down to 1. The number never falls on
         # the way, so the keys that too many changes reach are those below the threshold.
         reach = bins[2:].flip(0).cumsum(0)[1:]
         return 1 + (reach > budget).sum()
@@ -144,7 +144,7 @@ class TritonCodec:
         payload: Any,
         *,
         block_elements: int,
-        **_: Any,  # where the embedded kernels write
+        **_: Any,  # arguments that only the embedded kernels need
     ) -> tuple[Any, Any]:
         """Return positions and new bits of a delta's changes: (changed,) int64 and (changed,).
 

@@ -1,4 +1,4 @@
-"""Build a worker: an engine, dedicated or borrowed, its weights, and their receiver."""
+"""Build a worker: a dedicated or borrowed engine, its weights, and the receiver of new weights."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -49,11 +49,11 @@ class AssembledWorker:
         self._joined = joined
 
     def ready(self) -> Mapping[str, Any]:
-        """Return the worker's fields of `WorkerJoined`."""
+        """Return the fields of this worker's `WorkerJoined` event."""
         return {**self._joined, "version": self._engine.version}
 
     def receive(self, message: Mapping[str, Any]) -> None:
-        """Follow a restarted publisher: `{"weights": HOST:PORT, "token": TOKEN}`.
+        """Follow a restarted publisher, given as `{"weights": HOST:PORT, "token": TOKEN}`.
 
         Raises:
             InvalidArgument: the message has other keys, or this worker's weights never change.
@@ -118,7 +118,7 @@ def assemble(
         if source is not None:
             receiver = receive(source, weights, worker, version=options.version)
             parts.callback(receiver.close)
-            parts.callback(source.close)  # Closed first: this interrupts the receiver's wait.
+            parts.callback(source.close)  # The source closes first: this ends the receiver's wait.
         if kind is WorkerKind.BORROWED:
             worker.grant()
         joined = {

@@ -16,7 +16,7 @@ _LINE_BYTES_MAX: Final = 64 << 10
 
 
 class Ending:
-    """Waits for the first reason to end.
+    """Waits for the first reason to end the process.
 
     The parent process holds stdin open, and may write lines to it. When stdin closes, because the
     parent closed it or died, the process must end. Use the context in the main thread: other
@@ -43,7 +43,7 @@ class Ending:
         os.close(self._write)
 
     def report(self, reason: str) -> None:
-        """Make `wait` return; `reason` is its result if it is the first. Any thread may call."""
+        """Make `wait` return the first reported reason. Any thread may call."""
         self._reasons.append(reason)
         with suppress(BlockingIOError):  # The pipe is full; one byte is enough.
             os.write(self._write, b".")

@@ -1,4 +1,4 @@
-"""Let brokers control what the devices of one process lend: read, decide, set caps."""
+"""Let brokers control how much the devices of one process lend."""
 
 import atexit
 import math
@@ -24,7 +24,7 @@ class BrokeredDevice:
 
     Args:
         name: unique name.
-        device: device with its serving engine; nothing but the loop may cap its loans.
+        device: device with a serving engine; only the loop may cap the device's loans.
     """
 
     name: str
@@ -85,12 +85,12 @@ class LendingLoop(Closing):
 
     def start(self) -> None:
         """Start the thread; its first round runs at once."""
-        # A thread in the core must end before the interpreter does.
+        # A thread that may run in the core must end before the interpreter does.
         atexit.register(self.close)
         self._thread.start()
 
     def poll(self) -> list[Decision]:
-        """Run one round: read, decide and cap. Only while the thread is not running."""
+        """Run one round: read, decide and cap. Call it only while the thread is not running."""
         return [one.poll(self._now_ms()) for one in self._devices.values()]
 
     def close(self) -> None:

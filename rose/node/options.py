@@ -1,4 +1,4 @@
-"""Serve one worker to a scheduler until stdin closes; this module is the command line."""
+"""Serve one worker to a scheduler until stdin closes."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class WorkerOptions:
         seed: random seed of a preset's weights.
         number: id of the worker in events.
         seats: maximum sequences in a step.
-        kv_tokens: capacity of the KV cache in tokens; for a borrowed worker the most on loan.
+        kv_tokens: capacity of the KV cache in tokens; for a borrowed worker, the maximum on loan.
         attach: socket of the device that lends memory and time; None for a dedicated worker.
         weights: HOST:PORT of the publisher; None if the weights never change.
         version: number of the initial weights.

@@ -47,12 +47,12 @@ def serve_until_stopped(
 ) -> bool:
     """Serve a worker on a free port of this machine.
 
-    Once the server listens, it writes one line of JSON to `stdout`: its address, the token of this
+    Once the server listens, this writes one line of JSON to `stdout`: its address, the token of the
     run, and the worker's description. If the worker is lost, the program reports this to its
     scheduler and ends, so that it can be restarted.
 
     Args:
-        assemble: makes the worker; its argument receives the worker's events.
+        assemble: makes the worker; takes a callback for the worker's events.
         stdin: lines of JSON for the worker; the program ends when stdin closes.
         stdout: gets the line of JSON.
 
@@ -82,9 +82,9 @@ def serve_until_stopped(
                 stdout.flush()
                 reason = ending.wait(lambda line: _receive(assembled[0], line))
                 _LOG.info("ending: %s", reason)
-                is_stopped = not losses  # Before the close below, which reports a loss too.
+                is_stopped = not losses  # Read before the close below, which reports a loss too.
         finally:
-            # Within `with Ending(...)`, because the end of an engine calls `ending.report` too.
+            # Within `with Ending(...)`, because stopping an engine calls `ending.report` too.
             for one in assembled:
                 one.close()
     return is_stopped

@@ -48,8 +48,8 @@ class WorkerServer:
         """Make the worker and listen.
 
         Args:
-            worker_factory: makes the worker; its argument receives the worker's events, in any
-                thread, and never waits.
+            worker_factory: makes the worker; takes a callback for the worker's events. Any thread
+                may call the callback, which never waits.
             address: HOST:PORT of this machine; port 0 picks a free one.
             token: token that a scheduler must present.
             clock: time source.

@@ -67,10 +67,10 @@ class Session:
 
         Args:
             worker: runs the turns.
-            requests: frames of the stream; the end of the stream, or an error of gRPC, ends the
+            requests: incoming frames; the end of the stream, or an error of gRPC, ends the
                 session.
             on_event: called with the failure of a turn that the worker refused to queue.
-            cancel: ends the stream at once; any thread.
+            cancel: ends the stream at once; any thread may call it.
             clock: time source.
             limits: deadlines and bounds.
         """

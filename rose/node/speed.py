@@ -1,4 +1,4 @@
-"""Measure the speed of an engine once, before it is served, for the placement of turns."""
+"""Measure an engine's speed once, before its worker is served; turns are placed by this speed."""
 
 import itertools
 import statistics
@@ -17,7 +17,7 @@ _ROUNDS: Final = 3
 # Maximum share of a step's time for one sequence: noise must not hide the fixed costs of a step.
 _SHARE_MAX: Final = 0.9
 _WAIT_S: Final = 120.0
-# Prompts use ids that every vocabulary has. All differ, so none hits the prefix cache.
+# Prompts use ids that every vocabulary has. The long prompts differ, so none hits the prefix cache.
 _IDS: Final = 96
 
 
@@ -33,14 +33,14 @@ class Submits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed of an engine, from which the time of a decode step of n sequences follows.
+    """Speed of an engine.
 
-    It is `decode_step_ms + n * decode_ms_per_sequence`.
+    A decode step of n sequences takes `decode_step_ms + n * decode_ms_per_sequence`.
 
     Args:
         prefill_tokens_per_s: prefill rate of a single prompt.
         decode_step_ms: fixed part of a decode step.
-        decode_ms_per_sequence: time that each sequence adds.
+        decode_ms_per_sequence: time that each sequence adds to a decode step.
     """
 
     prefill_tokens_per_s: float
@@ -130,7 +130,7 @@ def measure(engine: Submits, clock: Clock, *, seats: int) -> Speed:
 
 
 def _step_ms(times: list[list[int]]) -> float:
-    """Return the median ms per token of the last request, which ran beside others the longest."""
+    """Return the median ms per token of the last request, which ran longest beside the others."""
     tokens = times[-1][1:]
     median_ns = statistics.median(b - a for a, b in itertools.pairwise(tokens))
     return max(median_ns, 1) / NS_PER_MS

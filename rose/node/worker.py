@@ -4,7 +4,7 @@ With `--attach SOCKET` the worker is borrowed: it runs on the device of the serv
 listens at SOCKET.
 
 The program ends when its stdin closes, so it never outlives its parent process. ROSE_TOKEN is the
-token of the publisher of its weights.
+token for the publisher of the worker's weights.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Checks of foreign values: a numpy integer is a count, 1.5 and "1" are not.
+"""Checks and converts values of callers and workers: a numpy integer is a count, 1.5 is not.
 
 Input of callers and workers is journaled and passed to a core that takes numbers only. So each
 value is checked once, on entry, and only its sender gets the error. The type of a field determines
@@ -16,9 +16,9 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar, Union, get_args, g
 
 from rose.errors import InvalidArgument
 
-# Largest count of csrc/scheduler; a larger number is a mistake or an attack.
+# Largest count that csrc/scheduler accepts; a larger number is a mistake or an attack.
 COUNT_MAX: Final = 1 << 40
-# Exceptions of foreign objects on conversion to a number; torch raises RuntimeError.
+# Exceptions that foreign objects raise when converted to a number; torch raises RuntimeError.
 _NO_NUMBER: Final = (TypeError, ValueError, OverflowError, RuntimeError)
 _TEXT_MAX: Final = 1000
 
@@ -28,7 +28,7 @@ Check: TypeAlias = Callable[[str, Any], Any]
 
 
 def whole(low: int, high: int) -> Check:
-    """Return the check for a whole number, which converts it to `int`."""
+    """Return a check that converts a whole number to `int`."""
 
     def check(name: str, value: Any) -> int:
         (number,) = _wholes(name, (value,))
@@ -40,7 +40,7 @@ def whole(low: int, high: int) -> Check:
 
 
 def real(low: float, high: float) -> Check:
-    """Return the check for a number, which converts it to `float` and refuses strings."""
+    """Return a check that converts a number to `float` and refuses strings."""
 
     def check(name: str, value: Any) -> float:
         (number,) = reals(name, (value,))
@@ -76,7 +76,7 @@ def reals(name: str, values: Iterable[Any]) -> tuple[float, ...]:
 
 
 def printable(_name: str, text: object) -> str:
-    """Return a text that is safe for journals and pages, from any object."""
+    """Return, for any object, a string that is safe for journals and web pages."""
     plain = text if isinstance(text, str) else f"a {type(text).__name__} that is not a text"
     return plain[:_TEXT_MAX].encode(errors="replace").decode()
 
@@ -118,7 +118,7 @@ class Checked:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Check and convert each field; InvalidArgument if one fails."""
+        """Check and convert each field; raise InvalidArgument if a field fails."""
         for name, check in _checks(type(self)):
             object.__setattr__(self, name, check(name, getattr(self, name)))
 

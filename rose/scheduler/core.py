@@ -1,4 +1,4 @@
-"""The scheduler's core for Python: dataclasses here, rows of numbers in C++."""
+"""Python's access to the scheduler's core: dataclasses become rows of numbers for C++."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -13,7 +13,7 @@ from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, Worke
 
 _Row = tuple[Any, ...]
 
-# A position in one of these tuples is the value of the enumeration in csrc/scheduler.
+# The position of a member is its value in the enumeration of csrc/scheduler.
 _POLICIES: Final = tuple(PlacementPolicy)
 _DROP_REASONS: Final = tuple(events.DropReason)
 _KINDS: Final = {kind: code for code, kind in enumerate(WorkerKind)}
@@ -90,7 +90,7 @@ class SchedulerCore:
         stalls expire only in a step.
 
         Raises:
-            InvalidArgument: the events contradict themselves, a number is out of range, or time
+            InvalidArgument: the events contradict each other, a number is out of range, or time
                 went backwards. Nothing has changed.
             InternalError: a bug in the scheduler.
         """

@@ -20,7 +20,8 @@ class Begun(Checked):
         trajectory: number that was never used.
         group: number shared by the trajectories of one task.
         job: number of its job.
-        seed: seed of its sampling. A turn that moves to another worker continues identically.
+        seed: seed of its sampling; with it, a turn that moves to another worker continues
+            identically.
     """
 
     trajectory: Count
@@ -50,7 +51,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Checked):
-    """A trajectory has ended: the trainer wants it, or it is given up in any phase."""
+    """A trajectory ended: finished for the trainer, or given up, which any phase allows."""
 
     trajectory: Count
     is_wanted: bool

@@ -11,8 +11,8 @@ from rose.scheduler.events import Start
 from rose.scheduler.turns import Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.worker import TurnRequest
 
-# A slice of a copy ends with the trajectory that reaches either limit. A slice takes about a third
-# of a millisecond, which no caller notices.
+# Limits of a slice of `SlowCopy`: the trajectory that reaches either limit is the last of its
+# slice. A slice takes about a third of a millisecond, which no caller notices.
 SLICE_TOKENS: Final = 1 << 16
 SLICE_TRAJECTORIES: Final = 128
 
@@ -78,11 +78,11 @@ class DriverTrajectory:
         return replace(self, **copies)
 
     def token_count(self) -> int:
-        """Return the approximate size of a copy, in numbers."""
+        """Return about how many numbers a copy holds."""
         return len(self.context) + 3 * len(self.tokens)
 
     def asked(self, turn: int, prompt: tuple[int, ...], sampling: Sampling) -> Asked | None:
-        """Return the journal entry for a requested turn; None if it was requested before.
+        """Return the journal entry for a requested turn; None if the turn was requested before.
 
         Raises:
             InvalidArgument: the turn was requested before with another prompt or sampling.
@@ -105,7 +105,8 @@ class DriverTrajectory:
         """Request the next turn.
 
         Raises:
-            InvalidArgument: the turn is not the next one; nothing has changed.
+            InvalidArgument: no turn may start now, the turn is not the next one, or its prompt is
+                empty. Nothing has changed.
         """
         where = f"trajectory {self.number}, turn {asked.turn}"
         if self.phase is not Phase.THINKING:
@@ -141,7 +142,7 @@ class DriverTrajectory:
 
     @property
     def worker(self) -> int | None:
-        """Worker that got the current turn last; None if no worker did."""
+        """Worker that received the current turn last; None if no worker did."""
         return self.workers[-1] if self.phase is Phase.SPEAKING and self.workers else None
 
     def append(
@@ -205,7 +206,7 @@ class DriverTrajectory:
 
 
 class SlowCopy:
-    """Copies trajectories slice by slice, each in the state that it had at the start of the copy.
+    """Copies trajectories slice by slice; a copy has the state from the start of the copying.
 
     Call `keep` before each change of a trajectory. So a step copies only trajectories that it
     changes. One thread at a time.

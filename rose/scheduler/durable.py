@@ -25,10 +25,10 @@ CHECKPOINT_S: Final = 30.0
 # After a restart, workers have this many seconds to rejoin before they count as lost. Their turns,
 # and turns that are placed on them in the meantime, wait as long.
 REJOIN_S: Final = 5.0
-# Step interval while every trajectory is in its environment, because grants may expire. A longer
-# gap means that the process was suspended.
+# Steps continue at this interval while every trajectory is in its environment, because grants may
+# expire meanwhile. A much longer gap means that the process was suspended.
 _IDLE_NS: Final = NS_PER_S // 2
-# Far below 2^63, so that deadlines after it do not overflow.
+# Latest time, in ns: far below 2^63, so that later deadlines do not overflow.
 _NOW_MAX: Final = 1 << 60
 
 
@@ -100,7 +100,7 @@ class Durable:
         self._time = CoreTime(self._clock, not_before_ns=self.rollouts.state.now_ns)
         now_ns = self._time.now_ns()
         self._rejoin_ns = now_ns + round(REJOIN_S * NS_PER_S)
-        # Renewals that workers sent in the meantime are lost, and workers assume that they arrived.
+        # Renewals that workers sent while no scheduler ran are lost, and workers do not know it.
         self._core.keep_grants(self._rejoin_ns)
         self.save_now()
         self._watches.show(lambda watch: watch.opened(self.rollouts.state))
@@ -119,8 +119,8 @@ class Durable:
         except (InvalidArgument, InternalError):
             if taken + 1 < len(steps):
                 raise
-            # This step may have ended the last process, and must not end this one. It had no
-            # effects yet, so it is left out.
+            # The last step may have ended the earlier process, and must not end this one. It had
+            # no effects yet, so it is left out.
             self._restore(checkpoint, steps[:-1])
         self.rollouts.refusals = []  # Workers that are absent cannot refuse a turn.
         self.rollouts.watches = self._watches
@@ -189,7 +189,7 @@ class Durable:
 
         Raises:
             Unavailable: the journal cannot be written; nothing was done.
-            InvalidArgument: the entries contradict themselves.
+            InvalidArgument: the entries contradict each other.
             InternalError: a bug in the scheduler.
         """
         now_ns = self._time.now_ns()
@@ -228,7 +228,7 @@ class Durable:
         return self._store is not None and self._time.now_ns() >= self._checkpoint_ns
 
     def begin_checkpoint(self) -> tuple[SchedulerCheckpoint, SlowCopy]:
-        """Start a checkpoint, and the journal of the steps after it. No step waits for it.
+        """Start a checkpoint, and the journal of the steps after it. Steps continue meanwhile.
 
         Returns:
             The checkpoint without trajectories, and the object that is still to copy them.

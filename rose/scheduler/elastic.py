@@ -277,7 +277,7 @@ class ElasticRolloutScheduler:
         Args:
             job: number of the job, >= 0.
             batch_trajectories: trajectories that its trainer uses per version, > 0.
-            max_staleness: versions between the start of a trajectory and its use, >= 0.
+            max_staleness: most versions between the start of a trajectory and its use, >= 0.
             weight: relative share of devices that several jobs share, > 0.
         """
         joined = JobJoined(job, batch_trajectories, max_staleness, weight)
@@ -297,7 +297,7 @@ class ElasticRolloutScheduler:
             job: number of the job.
 
         Raises:
-            InvalidArgument: fewer trajectories are finished and not consumed.
+            InvalidArgument: fewer trajectories are finished and not yet consumed.
         """
         await self._send(checked(Consumed(trajectories, job)))
 

@@ -21,8 +21,8 @@ class WorkerJoined:
     """A worker joined; it may run turns once it reports a capacity grant.
 
     A lost worker may join again under its number, but its grant epochs must continue from the old
-    ones, which never become valid again. The fields are those of `Capabilities`, plus the step time
-    in ms that each token of all contexts adds.
+    ones, which never become valid again. The fields are those of `Capabilities`, plus
+    `decode_ms_per_context_token`: step time that each context token of the worker's turns adds.
     """
 
     worker: int
@@ -92,7 +92,7 @@ class JobJoined:
     Args:
         job: number of the job.
         batch_trajectories: trajectories that its trainer uses per version.
-        max_staleness: versions between the start of a trajectory and its use.
+        max_staleness: most versions between the start of a trajectory and its use.
         weight: relative share of devices that several jobs share.
     """
 
@@ -283,7 +283,7 @@ class SchedulerStats:
         jobs: statistics by job.
         hazards_per_s: expected revocations per second, by worker; 0 for dedicated workers.
         exposure_s: largest loss of work that the failure of one domain would cause to one job now,
-            as the time in which the workers of all other domains would compute it again.
+            as the time that the workers of all other domains would need to compute it again.
         recovery_bound_s: time within which each turn of a borrowed worker would run again if all
             borrowed workers were revoked now. Infinite if a job has no dedicated worker.
     """

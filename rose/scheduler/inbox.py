@@ -66,11 +66,11 @@ class Inbox:
             return events
 
     def wake(self) -> None:
-        """End a wait."""
+        """Wake the task that is in `wait`."""
         self._woken.set()
 
     def close(self) -> None:
-        """End a wait, and drop later events."""
+        """Wake the task that is in `wait`, and drop later events."""
         with self._lock:
             self._is_closed = True
         self.wake()

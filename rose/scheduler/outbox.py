@@ -16,7 +16,7 @@ class Nothing(Enum):
 
 
 class Outbox(Generic[T]):
-    """Keeps one thread's items in order until another takes them."""
+    """Keeps one thread's items in order until another thread takes them."""
 
     def __init__(self, *, items_max: int) -> None:
         """Start open and empty, for at most `items_max` items."""

@@ -55,7 +55,7 @@ class RemoteWorker:
 
         Args:
             address: HOST:PORT of this machine.
-            token: token of the worker's process, which it gave to its parent.
+            token: token that the worker's process gave to its parent.
             number: number that the worker must report.
             kind: kind that the worker must report.
             on_event: called from a thread of this object; must not raise. While it runs, nothing
@@ -100,7 +100,7 @@ class RemoteWorker:
         self._send(StopTurn(trajectory))
 
     def close(self) -> None:
-        """Leave the worker, which stops this scheduler's turns; no event follows.
+        """Disconnect from the worker, which then stops this scheduler's turns; no event follows.
 
         Raises:
             DeadlineExceeded: the callback blocks the receiving thread.
@@ -159,7 +159,7 @@ class RemoteWorker:
         self._lose(self._reason or reason)
 
     def _deliver(self, frame: bytes) -> str | None:
-        """Deliver the event of a frame; return the worker's reason if it was the last event."""
+        """Deliver the event of a frame; return the reason if the stream must end, else None."""
         match decode_news(frame):
             case Heartbeat():
                 return None

@@ -46,8 +46,9 @@ from rose.scheduler.worker import (
 )
 from rose.units import NS_PER_S
 
-# After a longer gap between steps, the process was suspended, and renewals of grants were lost.
-# Workers then get `_HEAR_NS` to renew, because an expired grant never becomes valid again.
+# A longer gap between steps than `_DEAF_NS` means that the process was suspended and renewals of
+# grants were lost. Workers then get `_HEAR_NS` to renew, because an expired grant never becomes
+# valid again.
 _DEAF_NS: Final = NS_PER_S
 _HEAR_NS: Final = 2 * NS_PER_S
 
@@ -109,7 +110,7 @@ class Rollouts:
         """Step the core with the accepted entries, and return the outcomes, in order.
 
         Raises:
-            InvalidArgument: the entries contradict themselves.
+            InvalidArgument: the entries contradict each other.
             InternalError: a bug in the scheduler.
         """
         events, self._events = self._events, []
@@ -330,7 +331,8 @@ class Rollouts:
             f"trajectory {start.trajectory}: a turn would resume at the wrong token",
         )
         if state.has_ended():
-            # Its last token was delivered, but its worker was lost before reporting the end.
+            # The turn's last token was delivered, but the worker was lost before it reported the
+            # end.
             where = start.trajectory, start.turn, start.worker, start.grant_epoch
             return (TurnEnded(*where, TurnEnd.FINISHED, start.first_token),)
         # The core learns of a loss before it places turns.
@@ -362,7 +364,8 @@ class Rollouts:
     def _turn_done(self, trajectory: int) -> Iterable[Event]:
         state = self._known(trajectory)
         if state.phase is Phase.ENDING:
-            # It was given up in the step in which its turn ended: for the core it is done.
+            # The trajectory was given up in the step in which its turn ended, so the core counts
+            # the trajectory as done.
             self._forget(state)
             self.state.counts.given_up += 1
             self._outcomes.append(Gone(trajectory, DropReason.GIVEN_UP))

@@ -12,13 +12,13 @@ from rose.errors import InvalidArgument
 
 
 class PlacementPolicy(Enum):
-    """Placement of turns, and their order; the baselines share everything else.
+    """Policy that places and orders turns; the baselines share everything else.
 
     MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), which we know only from descriptions by
-    others; level widths and placement are our own. LEAST_LOADED_STICKY keeps a turn at its home
-    unless the home has more than 1.5 n + 2 turns, where n is the number of turns on the least
-    loaded worker. The margin of two alone was best in pull request 7435 of verl, but on full
-    engines it loses more by lost caches than it gains by balance.
+    others; level widths and placement are our own. LEAST_LOADED_STICKY keeps a turn at its home,
+    the worker that caches its context, unless the home has more than 1.5 n + 2 turns, where n is
+    the number of turns on the least loaded worker. The margin of two alone was best in pull request
+    7435 of verl, but on full engines it loses more by lost caches than it gains by balance.
     """
 
     JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"
@@ -32,11 +32,11 @@ class SchedulerSettings:
     """Limits of the scheduler.
 
     Args:
-        max_staleness: most versions between the start of a trajectory and its use. With one, most
-            off-policy corrections learn as well as without staleness.
+        max_staleness: most versions between the start of a trajectory and its use. With a limit of
+            1, most off-policy corrections learn as well as without staleness.
         batch_trajectories: trajectories that the trainer uses per version.
         worker_lag_max: most versions that a worker may be behind the newest and still get turns.
-            One lets workers run turns while they receive a new version.
+            With 1, workers run turns while they receive a new version.
         tuning: changed constants of csrc/scheduler/standard.h, by name, for simulations and tests.
     """
 

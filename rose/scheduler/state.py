@@ -68,7 +68,7 @@ class UsedNumbers:
     """A growing set of numbers >= 0; only numbers after a gap cost memory.
 
     Args:
-        below: all numbers below this one are in the set; most trajectories count up.
+        below: all numbers below this one are in the set; most callers number trajectories upwards.
         others: further numbers in the set.
     """
 

@@ -8,7 +8,7 @@ docs/protocol.md has the layout. Reading a file never executes any of its conten
 scheduler at a time may write the files; it holds `NAME.lock`.
 
 A crash can leave an incomplete step at the end of the last journal. Such a step had no effects, and
-is ignored. It is a truncated record, a record of full length with a damaged body, or zeros where a
+is ignored. It looks like a truncated record, a record with a damaged body, or zeros where a
 record should begin, because a file's length may reach the disk before its content. A last body that
 was damaged later looks the same, and is ignored too. A last journal without a step is started anew;
 any other damage or missing file is an error.
@@ -67,7 +67,7 @@ class _Step(msgspec.Struct, array_like=True):
 
 class _Head(msgspec.Struct, array_like=True):
     format: int
-    body: msgspec.Raw  # a Checkpoint without trajectories
+    body: msgspec.Raw  # a SchedulerCheckpoint without trajectories
     sizes: list[int] = []  # bytes of each trajectory after the head
 
 
@@ -131,7 +131,7 @@ class FileStore:
             steps = self._steps_of_all(journals)
         self._sequence = checkpoint.sequence + len(journals) - 1
         with suppress(OSError):  # The next checkpoint tries again.
-            sync_folder(self._path.parent)  # Its writer may have been killed before this.
+            sync_folder(self._path.parent)  # The writer may have been killed before its own sync.
             self._forget_journals()
         return checkpoint, steps
 
@@ -178,7 +178,7 @@ class FileStore:
             if whole < len(data):
                 if journal != journals[-1][0]:
                     raise CorruptData(f"the journal '{journal}' is damaged at byte {whole}")
-                os.truncate(journal, whole)  # It must be valid once another journal follows it.
+                os.truncate(journal, whole)  # A journal must be valid once another one follows.
             steps += found
         return steps
 
@@ -261,9 +261,9 @@ class FileStore:
 
         Raises:
             InvalidArgument: a newer checkpoint is stored, or the store is closed.
-            Unavailable: the disk failed. The old checkpoint is unchanged. But if only the last sync
-                failed, the file holds the new checkpoint, and a power cut may bring back the old
-                one. The journals of both are kept.
+            Unavailable: the disk failed. The old checkpoint is unchanged, unless only the last
+                sync failed. In that case the file holds the new checkpoint, but a power cut may
+                bring back the old one. The journals of both are kept.
         """
         with self._saving:
             if self._is_closed or checkpoint.sequence < self._saved:
@@ -312,7 +312,7 @@ class FileStore:
 def _pieces_of(checkpoint: SchedulerCheckpoint) -> list[bytes]:
     """Return the head and the trajectories, encoded one by one.
 
-    No other thread runs during a call of an encoder, so each call must be short.
+    An encoder holds the GIL during a call, so each call must be short.
     """
     encode = msgspec.msgpack.encode
     states = [encode(one) for one in checkpoint.trajectories]
@@ -340,7 +340,7 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[DriverStep], int]:
         body = data[at + _RECORD.size : end]
         if zlib.crc32(body) != crc:
             if end >= len(data):
-                break  # Truncated.
+                break  # An incomplete step at the end.
             raise CorruptData(f"the journal '{journal}' is damaged at byte {at}")
         steps.append(_step_of(body, journal, at))
         at = end
@@ -367,7 +367,7 @@ def _step_of(body: bytes, journal: Path, at: int) -> DriverStep:
 
 @contextmanager
 def _disk(path: Path, what: str) -> Iterator[None]:
-    """Raise Unavailable with the file's name for an OSError, except for a held lock's."""
+    """Turn an OSError into Unavailable with the file's name, except one from a held lock."""
     try:
         yield
     except BlockingIOError:

@@ -42,7 +42,7 @@ class Capabilities(Checked):
         decode_step_ms: time of a step without sequences, > 0.
         decode_ms_per_sequence: time that each sequence adds to a step, >= 0.
         version: version of its weights, >= 0.
-        domain: failure domain, whose workers fail or are revoked together.
+        domain: failure domain; the workers of one domain fail or are revoked together.
         job: job whose trajectories it runs.
         device: device that it shares with workers of other jobs; None for its own.
     """

@@ -10,9 +10,9 @@ from rose.scheduler.events import Admit
 from rose.scheduler.state import Gone, Outcome
 from rose.scheduler.turns import TrajectoryDropped, TurnResult
 
-# Turn number of callers that wait for admission.
+# Turn number under which callers wait for admission.
 ADMISSION: Final = -1
-# Trajectory number of callers that wait for the next step.
+# Trajectory number under which callers wait for the next step.
 STEP: Final = -1
 
 
@@ -36,7 +36,7 @@ class Waiters:
             self._waiting[trajectory] = left
 
     def resolve(self, outcome: Outcome) -> None:
-        """Resolve the futures of an outcome."""
+        """Resolve or fail the futures that wait for an outcome."""
         match outcome:
             case Admit():
                 self._resolve(outcome.trajectory, ADMISSION, None)

@@ -14,7 +14,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class ErrorGuard:
-    """Catches and keeps any exception of foreign code, which means workers and observers.
+    """Catches and keeps any exception of foreign code, that is, of workers and observers.
 
     A worker that raises is lost; without this guard its exception would end the scheduler for all
     workers. An interrupt is not an error, and passes.
@@ -24,7 +24,7 @@ class ErrorGuard:
         self.error: Exception | None = None
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Do nothing: the guard acts at the exit."""
 
     def __exit__(
         self,

@@ -34,7 +34,7 @@ class TurnRequest:
         trajectory: number of the trajectory.
         turn: index from 0 within the trajectory.
         grant_epoch: epoch of the worker's capacity grant; every output repeats it.
-        prompt: token ids of the whole context, then of this turn's tokens from other workers.
+        prompt: token ids of the whole context, followed by this turn's tokens from other workers.
         first_token: number of tokens of this turn in `prompt`.
         max_new_tokens: tokens that may still be generated, > 0.
         stop_tokens: ids that end the turn, and are part of the output.
@@ -152,7 +152,7 @@ class Worker(Protocol):
         """Queue a turn; if it cannot run, a failed output follows.
 
         Raises:
-            RoseError: the turn failed; any other exception loses the worker.
+            RoseError: the turn failed. After any other exception the worker counts as lost.
         """
         ...
 
@@ -161,6 +161,6 @@ class Worker(Protocol):
 
         A trajectory without a turn on this worker is ignored.
 
-        Any exception loses the worker.
+        After any exception the worker counts as lost.
         """
         ...

@@ -1,4 +1,4 @@
-"""Virtual time: rose's real decisions, and other schemes, on a modelled device.
+"""Simulates rose's real decisions, and other schemes, on a modelled device in virtual time.
 
 No GPU, no engine and no clock: equal inputs give equal outcomes. Results are only as good as
 `DeviceModel`: a simulation compares schemes and tests rules, but measures no hardware.

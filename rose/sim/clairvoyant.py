@@ -60,12 +60,12 @@ class Clairvoyant(Governor):
         step_noise: Noise,
         rollout_noise: Noise,
     ) -> None:
-        """Store all knowledge.
+        """Start at time 0 with an idle engine.
 
         Args:
             requests: all requests of the trace.
             device: cost model.
-            deadline_ns: latest time of each token.
+            deadline_ns: function that returns the latest time of each token.
             patience_ms: longest wait for a first token; determines how far effects are simulated.
             step_noise: factors of serving's steps, the same as the machine's.
             rollout_noise: factors of rollout steps.
@@ -92,7 +92,7 @@ class Clairvoyant(Governor):
         return math.inf if self._allowed else now_ms
 
     def may_start(self, now_ms: float) -> bool:
-        """Return True if the next segment was allowed already, or delays no step of serving."""
+        """Return True if the next segment was allowed already, or is harmless on an idle engine."""
         if self._allowed:
             return True
         now_ns = ns_of(now_ms)
@@ -163,7 +163,7 @@ class Clairvoyant(Governor):
         )
 
     def _is_harmless(self, now_ns: int, segments: int) -> bool:
-        """Return True if serving meets all deadlines with its next step after these segments."""
+        """Return True if serving meets all deadlines when it continues after these segments."""
         start_ns = now_ns + self._segments_ns(segments) + 2 * ns_of(self._device.signal_ms)
         if not self._engine.has_work() and (
             self._admitted == len(self._ready_ns) or self._ready_ns[self._admitted] >= start_ns

@@ -37,7 +37,7 @@ _PROBE_LOOK_MS: Final = 20.0
 
 
 class SimulatedProber:
-    """Serving steps that run only to be measured, at start-up and in idle time."""
+    """Runs serving steps only to measure them, at start-up and in idle time."""
 
     def __init__(self, model: LatencyModel, creditor: Creditor, device: DeviceModel) -> None:
         """Let `model` learn from the start-up steps."""
@@ -144,7 +144,7 @@ class CoreGovernor(Governor):
         self._slots[request] = self.state.arrived(tokens=prompt_tokens)
 
     def probe_due(self, now_ms: float) -> Probe | None:
-        """Ask the probe ration, like serving's lane."""
+        """Return the probe that the ration allows now, as in serving's lane."""
         self._move_to(now_ms)
         if self._prober is None or self._slots:
             return None
@@ -219,7 +219,7 @@ class CoreGovernor(Governor):
         self._look()
 
     def may_start(self, now_ms: float) -> bool:
-        """Ask the gate."""
+        """Return whether the gate lets a segment pass."""
         self._move_to(now_ms)
         has_passed = self.gate.try_pass() is Verdict.PASSED
         self._look()  # Starting a segment may have requested more credit.
@@ -234,7 +234,7 @@ class CoreGovernor(Governor):
             self.gate.begin_step()
 
     def look_again(self, now_ms: float) -> float:
-        """Wake when the creditor would, and on an idle device for the next probe."""
+        """Return the next time to look: the creditor's, or on an idle device that of a probe."""
         look_ms = self._ms_of(self._look_ns)
         is_idle = self._prober is not None and not self._slots
         return min(look_ms, now_ms + _PROBE_LOOK_MS) if is_idle else look_ms
@@ -263,7 +263,7 @@ class CoreGovernor(Governor):
         return (clock_ns - self._start_ns) / NS_PER_MS
 
     def _look(self) -> None:
-        """Check when the creditor's thread would: on demand, or after its sleep."""
+        """Run the creditor's check when its thread would: on demand, or after its sleep."""
         now_ns = self.clock.now_ns()
         while self._looked_at != self.gate.demand or now_ns >= self._look_ns:
             self._looked_at = self.gate.demand

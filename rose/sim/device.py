@@ -47,16 +47,16 @@ class StepWork:
 class DeviceModel:
     """A roofline of two 8B models (32 layers of 4096, 8 KV heads of 128, bf16) on an NVIDIA H200.
 
-    A serving step takes base + sequence n_dec + context ctx + prefill pf + pair pf ctx_pf. The
-    defaults follow from the data sheet (4.8 TB/s, 989 dense bf16 TFLOP/s) and two assumed shares:
-    80 % of the bandwidth, 70 % of the arithmetic.
+    `step_ms` adds up the time of a serving step. The defaults follow from the data sheet (4.8 TB/s,
+    989 dense bf16 TFLOP/s) and the assumed shares that kernels reach: 80 % of the bandwidth, 70 %
+    of the arithmetic.
 
     Args:
-        base_ms: reading 16 GB of weights once takes 4.2 ms, here rounded to 4.
-        sequence_ms: sampling and launches per decoding sequence; assumed.
-        context_ms: reading 128 KiB of KV per token of context.
-        prefill_ms: 16 GFLOP per prompt token.
-        pair_ms: 4 x 4096 x 32 FLOP per pair of a prompt token and a token it attends to.
+        base_ms: time of any step: reading 16 GB of weights once takes 4.2 ms, here rounded to 4.
+        sequence_ms: time per decoding sequence, for sampling and launches; assumed.
+        context_ms: time per token of context, for reading 128 KiB of KV.
+        prefill_ms: time per prompt token, for 16 GFLOP.
+        pair_ms: time per pair of a prompt token and a token it attends to, for 4 x 4096 x 32 FLOP.
         noise: standard deviation of the logarithm of a step's time, 0 to 3.
         layers: layers of a rollout step.
         layer_ms: time of a rollout layer: 12 ms for 512 prefill tokens of an 8B model, over 36
@@ -72,8 +72,8 @@ class DeviceModel:
             request that arrives while rollouts go first joins only the next step. Both vLLM and
             transformers do.
         together_serving: slowdown of a serving step beside rollouts that use the whole device. Two
-            engines that both need the whole device get half of it each, so the slowdown is 2 less
-            what overlaps.
+            engines that both need the whole device get half of it each, so the slowdown is 2, less
+            the gain from work that overlaps.
         together_rollout: slowdown of rollouts beside a serving step.
         split_share: constant share of the device for rollouts under `Sharing.SPLIT`.
     """

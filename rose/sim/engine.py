@@ -94,7 +94,7 @@ class ServingEngine:
         )
 
     def complete(self, work: StepWork) -> Emitted:
-        """End the planned step, which has no requests that were admitted after the plan."""
+        """End the planned step; requests that were admitted after the plan are not part of it."""
         tokens = [one.number for one in self._running]
         finished = []
         for one in self._running:
@@ -110,7 +110,7 @@ class ServingEngine:
         return Emitted(tokens=tokens, finished=finished)
 
     def _prefilled(self, chunk: int, tokens: list[int]) -> None:
-        """Advance the first prompt; after its last chunk it has a first token, and decodes."""
+        """Advance the first prompt; after its last chunk, its request has a token and decodes."""
         first = self._waiting[0]
         first.context_tokens += chunk
         if first.context_tokens < self._requests[first.number].prompt_tokens:

@@ -19,7 +19,7 @@ class ShareAll(Governor):
     grain = Grain.STEP
 
     def may_start(self, now_ms: float) -> bool:
-        """Return True."""
+        """Allow every unit of rollout work."""
         del now_ms
         return True
 
@@ -93,7 +93,7 @@ class RosePaper(Governor):
 
         Args:
             slo: latency targets.
-            profile: measured time of a step, in ms.
+            profile: function that returns the measured time of a step, in ms.
         """
         self._slo = slo
         self._profile = profile

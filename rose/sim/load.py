@@ -1,4 +1,4 @@
-"""Scaling of requests to a load: the share of time in which serving alone is busy."""
+"""Scales requests to a load, which is the share of time in which serving alone is busy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ def at_load(
     seed: int,
     rate: float = 1.0,
 ) -> list[Request]:
-    """Return requests at the rate at which serving alone is busy for the share `busy`.
+    """Return requests at the rate at which serving alone is busy for the share `busy` of the time.
 
     The rate is found by bisection. Busy time is not proportional to the rate, because concurrent
     requests share steps.
@@ -34,7 +34,7 @@ def at_load(
         busy: share of the time with a serving step, in (0, 1). It is met within 0.004 if possible;
             a single request, for example, cannot be made denser.
         seed: seed of the noise.
-        rate: start of the search, > 0.
+        rate: rate that is tried first, > 0.
 
     Returns:
         The requests whose busy share is closest to `busy`.

@@ -118,7 +118,7 @@ class Machine:
             step_noise: factors of serving's steps.
             rollout_noise: factors of rollout steps; all segments of a step share a factor.
             observer: called at every start and end.
-            until_ms: earliest end of rollouts, even if every request is served.
+            until_ms: time until which rollouts run at least, even after every request is served.
         """
         self._until_ns = ns_of(until_ms)
         self._requests = requests
@@ -381,7 +381,7 @@ class Machine:
         self._governor.segment_ended(self.now_ms, is_last=self._layer == 0)
 
     def _ns_from_now(self, ms: float) -> int:
-        """Convert a governor's wake-up time; a time that rounds to now is the next ns."""
+        """Convert a governor's wake-up time; a time up to now becomes the next ns."""
         return _NEVER if math.isinf(ms) else max(self._now_ns + 1, math.ceil(ms * NS_PER_MS))
 
     def _end_pause(self) -> None:

@@ -1,4 +1,4 @@
-"""Results of an arm, and the misses that it causes itself."""
+"""Results of an arm, and the missed targets that the arm itself caused."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,15 +44,15 @@ class ArmOutcome:
     Args:
         scheme: name of the scheme.
         requests: results in order of arrival.
-        wall_ms: time until the last request was served.
+        wall_ms: time until the last request was served, or `until_ms` of the run if it is later.
         serving_busy_ms: device time of serving steps.
         harvest_ms: rollout work done, in ms of an undisturbed device.
         segments: started units of rollout work.
         pauses_ms: for each arrival while rollouts ran, the time until rollouts stopped.
         blocked_ms: wait of each serving step for a running segment, beyond the lent time.
         lent_ms: time for which serving let rollouts go first, over all steps.
-        grants: decisions for rollouts.
-        refusals: decisions against rollouts.
+        grants: number of decisions to let rollouts run.
+        refusals: number of decisions to hold rollouts back.
         certificates_verified: certificates that the independent verifier accepts; None without a
             log.
         violations: violations that the verifier reports; None without a log.
@@ -94,14 +94,14 @@ class ArmOutcome:
 PRICES: Final = tuple(
     f"{what}_{at}_times_alone" for what in ("ttft", "tpot") for at in ("p50", "p99")
 )
-"""Cost of lending to serving: latency quantiles relative to serving alone."""
+"""Names of the costs that lending has for serving: latency quantiles relative to serving alone."""
 
 # Returns a quantile of "ttft_ms" or of "tpot_ms".
 Quantile = Callable[[str, float], float]
 
 
 def price(arm: Quantile, alone: Quantile) -> dict[str, float]:
-    """Return each of `PRICES`; NaN without such latencies."""
+    """Return the value of each of `PRICES`; NaN if there are no such latencies."""
     at = [(column, share) for column in ("ttft_ms", "tpot_ms") for share in (0.5, 0.99)]
     return {name: arm(*one) / alone(*one) for name, one in zip(PRICES, at, strict=True)}
 
@@ -112,7 +112,7 @@ def missed(arm: ArmOutcome, *, slo: SLO) -> frozenset[int]:
 
 
 def excess_misses(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> frozenset[int]:
-    """Return the requests that serving alone would meet, but this arm missed."""
+    """Return the requests that met their targets in serving alone, but missed one in this arm."""
     check(len(arm.requests) == len(alone.requests), "the arms served different traces")
     return missed(arm, slo=slo) - missed(alone, slo=slo)
 

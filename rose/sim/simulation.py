@@ -38,7 +38,7 @@ _SIMPLE: Final[dict[str, type[Governor]]] = {
     "static_split": StaticSplit,
 }
 SLOWDOWNS: Final = {"rose_idle": 0.0, "rose": 0.05, "rose_slack": math.inf}
-"""The slowdown of each scheme of rose."""
+"""`SLO.slowdown` of each scheme of rose."""
 
 SCHEMES: Final = (*_SIMPLE, "rose_paper", *SLOWDOWNS, "clairvoyant")
 """All schemes, in the order of reports."""
@@ -80,23 +80,23 @@ def simulate(
     observer: Observer | None = None,
     until_ms: float = 0.0,
 ) -> ArmOutcome:
-    """Serve a trace under a scheme, with endless rollout work behind it.
+    """Serve a trace under a scheme, on a device that always has rollout work to run, too.
 
     Equal arguments give equal outcomes. Arms of one seed see the same noise: step i of serving has
     the same factor in each arm, and so has step j of rollouts.
 
     Args:
-        requests: requests by arrival.
+        requests: requests in order of arrival.
         device: cost model.
         scheme: one of `SCHEMES`.
         slo: serving's targets.
         policy: rose's parameters, except the mode, which the scheme determines; `default_policy` if
             None. Other schemes ignore it.
-        slowdown: slowdown of a scheme of rose; None for the scheme's own.
+        slowdown: `SLO.slowdown` of a scheme of rose; None for the scheme's own in `SLOWDOWNS`.
         seed: seed of the noise, >= 0.
         log_path: certificate log of a scheme of rose, which is then verified.
         observer: called at every start and end.
-        until_ms: earliest end of rollouts, even if every request is served.
+        until_ms: time until which rollouts run at least, even after every request is served.
 
     Raises:
         InvalidArgument: the scheme is unknown or writes no log, or the requests are invalid.

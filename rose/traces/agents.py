@@ -1,4 +1,4 @@
-"""Waits for the tools of agents, without any file.
+"""Built-in waits of agents for their tools; no file is read.
 
 The waits come from 710 sessions of a coding agent in production (derived from
 callanjfox/kv-cache-tester, Apache-2.0). A wait lasts from the end of an answer to the next request,

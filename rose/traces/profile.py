@@ -19,8 +19,8 @@ class Profile:
         wander: (standard deviation of the log rate, correlation time in seconds) of each process
             that modulates the rate; empty for a Poisson process.
         burst_shape: shape of a gamma distribution with mean 1 that multiplies the rate of each
-            second: the smaller, the more seconds are empty. None for no bursts.
-        rate_ratio_max: limit of the rate relative to the mean.
+            second: the smaller the shape, the more seconds are empty. None for no bursts.
+        rate_ratio_max: largest rate over the mean rate.
     """
 
     name: str
@@ -63,7 +63,7 @@ _CHAT: Final = Profile(
     # Drift and flicker, fitted to the variance and autocorrelation of counts per 1, 5, 10 and 60 s.
     wander=((0.28, 400.0), (0.14, 2.0)),
     burst_shape=None,
-    # The log-normal tail is cut here: the busiest minute of the trace is 1.53x its mean.
+    # The log-normal tail is cut here: the busiest minute of the trace has 1.53 times the mean rate.
     rate_ratio_max=1.55,
 )
 _CODE: Final = Profile(
@@ -74,8 +74,8 @@ _CODE: Final = Profile(
     wander=(),
     # Solves (1 + 2.57 / shape) ** -shape = 0.73, the share of empty seconds.
     burst_shape=0.095,
-    # The busiest second of the trace has 26 times the mean; cutting lowers the mean, which is
-    # restored afterwards, and Poisson noise adds to the rate.
+    # The busiest second of the trace has 26 times the mean rate. The limit is lower: cutting lowers
+    # the mean, which is restored afterwards, and Poisson noise adds to the rate.
     rate_ratio_max=20.0,
 )
 _STEADY: Final = Profile(

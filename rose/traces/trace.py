@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rose.errors import InvalidArgument
 
 TOKENS_MAX: Final = 1 << 31
-"""A larger number in one request is damaged: no model has such a context."""
+"""Most tokens in a request; a larger number is damaged, since no model has such a context."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

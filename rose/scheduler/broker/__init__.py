@@ -1,4 +1,4 @@
-"""Decides the size of loans from serving devices, again after each reading of their load."""
+"""Decides the size of loans from serving devices, anew after each reading of their load."""
 
 from rose.scheduler.broker.broker import Broker, Decision, LoanChange
 from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread

@@ -34,10 +34,11 @@ GROW_EVERY_MS: Final = 5_000.0
 # Share of a loan that is kept when serving is under pressure but not late. Repeated halving ends a
 # loan within a few readings, and a false alarm costs only half of it.
 _KEEP_SHARE: Final = 0.5
-# Up to this share of a loan may return to serving between two readings as normal fluctuation. That
-# is no revocation, which would shrink the loan and lengthen holds. One growth adds as much.
+# Up to this share of a loan may return to serving between two readings as normal fluctuation. One
+# growth adds as much. A larger share counts as a revocation, which shrinks the loan and lengthens
+# the holds.
 _EBB_SHARE: Final = 0.25
-# Calm that is required before the first loan and after failed readings: two readings.
+# Time without pressure before the first loan and after failed readings: two readings.
 SETTLE_MS: Final = 10_000.0
 # After pressure nothing grows for this long; two readings show whether it was a single burst. Each
 # recent revocation doubles the hold, up to ten minutes, which is a small part of an idle night.
@@ -46,7 +47,7 @@ HOLD_MAX_MS: Final = 600_000.0
 _LEVEL_MAX: Final = math.ceil(math.log2(HOLD_MAX_MS / HOLD_MIN_MS))
 # This much calm after a hold cancels one revocation.
 FORGIVE_MS: Final = 300_000.0
-# Shortest life of a loan, in readings: two and a retry. A shorter loan could expire unrenewed.
+# Shortest life of a loan, in readings: two, and one retry. A shorter loan could expire unrenewed.
 _READINGS_OF_TTL: Final = 3
 _READING_MS_MIN: Final = 5_000.0
 # Life of a loan that is not renewed, for example because the broker died. Each recent revocation
@@ -93,7 +94,7 @@ class Broker:
     It has no thread, clock or randomness: equal calls give equal answers. It is not on serving's
     path. The executor on the device takes back what serving needs, at once and without asking. The
     broker learns of that from readings. After more than normal fluctuation, it waits longer before
-    it lends there again.
+    it lends from the device again.
 
     Invariants:
     1. A loan that begins, grows or stays after a usable reading fits beside serving's KV and
@@ -226,7 +227,7 @@ class Broker:
         return min(self._device.whole_slabs(LEND_SHARE * left_bytes), free_bytes(self._seen))
 
     def _kept_bytes(self) -> int:
-        """Return the bytes of the loan that remain under pressure."""
+        """Return the bytes of the loan that remain, given the present pressure."""
         if self._pressure is None:
             return self.lent_bytes
         if self._pressure.severity is Severity.LATE:
@@ -337,7 +338,7 @@ def _blindness(reading: Reading, now_ms: float) -> str | None:
 
 
 def _move_of(before_bytes: int, after_bytes: int) -> LoanChange:
-    """Return the name of a change of a loan's size."""
+    """Return the kind of change between two sizes of a loan."""
     if after_bytes == before_bytes:
         return LoanChange.KEEP if after_bytes else LoanChange.REFUSE
     if after_bytes > before_bytes:

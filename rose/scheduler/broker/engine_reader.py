@@ -10,7 +10,7 @@ from rose.scheduler.broker.observation import Observation, ServingDevice
 from rose.units import MS_PER_S
 
 WINDOW_MS: Final = 15_000.0
-"""Period over which P99 latencies are taken: hundreds of tokens, but only three readings."""
+"""Period over which P99 latencies are taken: it has hundreds of tokens, but only three readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class EngineMetrics:
 
     Args:
         engine: "vLLM", "SGLang", or "rose" for its executor.
-        model: the engine's name of its model; "" if unknown.
+        model: name that the engine gives its model; "" if unknown.
         kv_used: share of the KV pool held by requests, on the fullest rank, 0 to 1.
         kv_tokens: capacity of the pool over all ranks, in tokens; None if unknown.
         running: number of running requests.

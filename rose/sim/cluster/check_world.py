@@ -65,7 +65,7 @@ def _check_lending(where: str, lending: LendingTimeline) -> None:
     at, share, kv = lending.at_ms, lending.share, lending.kv_tokens
     _expect(
         len(at) == len(share) == len(kv) > 0,
-        f"{where}: at_ms, share and kv_tokens need one length > 0",
+        f"{where}: at_ms, share and kv_tokens must have equal lengths > 0",
     )
     _expect(at[0] == 0 and np.all(np.diff(at) > 0), f"{where}: at_ms must start at 0 and ascend")
     _expect(bool(at[-1] <= MS_MAX), f"{where}: at_ms must end at {MS_MAX:g} or before")

@@ -68,7 +68,7 @@ class Mix:
             raise InvalidArgument(f"variation is {self.variation}, give a number >= 0")
 
     def requests(self, rates_rps: Column, random: np.random.Generator) -> list[Request]:
-        """Return requests at the given rate of each second; their number is the rounded mean.
+        """Return requests at the given rate of each second; their number is the rounded sum.
 
         Lengths are spread evenly over all of `lengths`, so that few requests are representative.
         """
@@ -93,7 +93,7 @@ class SimulatedLender:
     Args:
         device: cost model.
         scheme: one of `rose.sim.SCHEMES`.
-        slo: serving's targets; the scheme "rose" lends at the slowdown in them.
+        slo: serving's targets; the scheme "rose" also uses their slowdown.
         mix: requests of serving.
     """
 
@@ -171,14 +171,14 @@ def row(lender: SimulatedLender, point: int) -> LendingRow:
 def run(
     lender: SimulatedLender, requests: Sequence[Request], *, bins: int, first: int = 0
 ) -> LendingRow:
-    """Serve requests with endless rollout work behind them.
+    """Serve requests on a device that always has rollout work to run, too.
 
     Rollout work counts as milliseconds of an undisturbed device. With noise, work can take less
     time than it counts, so shares are capped at 1.
 
     Args:
         lender: serving device and scheme.
-        requests: requests by arrival; all are served to the end.
+        requests: requests in order of arrival; all are served to the end.
         bins: number of seconds to simulate.
         first: first second to return.
     """
@@ -346,6 +346,9 @@ def rate_of(lender: SimulatedLender, busy: float) -> float:
 
 
 def capacity_of(lender: SimulatedLender, late: float) -> float:
-    """Return the requests/s at which the share `late` of the requests is late."""
+    """Return the requests/s at which the share `late` of the requests is late.
+
+    At most the largest rate of the grid.
+    """
     rate_rps = _rate_at(lender, late, lambda one: one.latencies.late)
     return RATES_RPS[-1] if rate_rps is None else rate_rps

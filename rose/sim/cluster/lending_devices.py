@@ -19,11 +19,11 @@ from rose.sim.device import DeviceModel
 from rose.slo.prior import Roofline, find_roofline
 from rose.units import GIB, MS_PER_S
 
-# CUDA context, graphs and activations of an engine.
+# Memory that an engine needs for its CUDA context, graphs and activations.
 ENGINE_BYTES: Final = 2 * GIB
 BF16_KV: Final = KVDtype(element_bytes=2)
 _BATCH: Final = 64  # largest expected number of sequences
-# Per sequence and step of vLLM, BLIS (inference-sim) fitted 3 to 5 us.
+# BLIS (inference-sim) fitted 3 to 5 us per sequence and step of vLLM.
 _SEQUENCE_MS: Final = 0.004
 # Assumed latency of an all-reduce of a decode step's activations over NVLink.
 _ALL_REDUCE_MS: Final = 0.01

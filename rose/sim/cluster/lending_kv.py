@@ -108,8 +108,8 @@ class PublishedKv:
     """The paper's rule: headroom, cuts by a factor, and no growth until the next RL step.
 
     When an RL step begins, rollouts get a budget: all slabs that serving does not use, except the
-    headroom. Whenever serving uses the headroom up to the watermark, the budget is divided by
-    `cut`. The budget never includes slabs that serving uses.
+    headroom. Whenever serving uses more of the headroom than the watermark allows, the budget is
+    divided by `cut`. The budget never includes slabs that serving uses.
 
     Args:
         rl_step_ms: time after which the budget may grow, > 0.

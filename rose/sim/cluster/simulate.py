@@ -23,7 +23,7 @@ from rose.sim.cluster.world import (
 # Called with the simulated time in ms and the number of events; returns whether to continue.
 OnProgress = Callable[[float, int], bool]
 
-# Positions in these are the enumeration values in csrc.
+# The position of a member is its value in the enumeration of csrc.
 _KINDS: Final = tuple(WorkerKind)
 _MODES: Final = tuple(TrainerMode)
 _MS_MIN: Final = 1e-6  # one nanosecond: with less, time would not advance

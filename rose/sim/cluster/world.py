@@ -22,7 +22,8 @@ class StepTimes:
         prefill_tokens_per_s: prompt throughput, > 0.
         decode_step_ms: time of a step without sequences, > 0.
         decode_ms_per_sequence: time that each sequence adds, >= 0.
-        decode_ms_per_context_token: time that each token of the sequences' contexts adds, >= 0.
+        decode_ms_per_context_token: time that each token of the sequences' contexts adds to a step,
+            >= 0.
     """
 
     prefill_tokens_per_s: float
@@ -53,7 +54,7 @@ class SimWorker:
     Args:
         number: unique number, >= 0.
         kind: dedicated or borrowed.
-        domain: failure domain, whose workers fail or are revoked together.
+        domain: failure domain; the workers of one domain fail or are revoked together.
         job: job whose trajectories it runs.
         times: step times.
         seats: turns that it runs at once, > 0.

@@ -27,7 +27,7 @@ class Loan:
     Args:
         scheme: compute-sharing scheme, one of `rose.sim.SCHEMES`.
         kv: rule for its KV pool.
-        slowdown: slowdown of scheme "rose".
+        slowdown: `SLO.slowdown` of the scheme "rose"; other schemes ignore it.
     """
 
     scheme: str
@@ -38,8 +38,8 @@ class Loan:
 CERTIFIED: Final = Loan("rose", RoseKv())
 """Every quantum of compute is certified; all free memory but a small reserve is lent."""
 PUBLISHED: Final = Loan("rose_paper", PublishedKv(60_000.0))
-"""A rollout step while both latency budgets have slack; memory is halved under pressure, and grows
-back with the next RL step."""
+"""A rollout step runs while both latency budgets have slack. Lent memory is halved under pressure,
+and grows back with the next RL step."""
 RESERVED: Final = Loan("static_split", ReservedKv(0.25))
 """A quarter of each GPU, always."""
 # The upper extreme: the machine does not model that serving's contexts would have no room.
@@ -61,7 +61,7 @@ class ArmRules:
             parameters, for larger models).
         first_start_s: start-up time of the first engine on a GPU, for the same two sizes; None if
             it equals `start_up_s`.
-        release_s: time by which a GPU must be released before serving needs it, for these sizes.
+        release_s: lead time by which a GPU is released before serving needs it, for these sizes.
         seats_per_gpu: turns that an engine runs at once, per GPU.
     """
 
@@ -134,7 +134,7 @@ RULES: Final[dict[str, ArmRules]] = {
 
 
 def rules_of(arm: str) -> ArmRules:
-    """Return the rules of an arm by name, with its slowdown if given.
+    """Return the rules of a named arm, with the slowdown in the name, if any.
 
     Raises:
         InvalidArgument: the arm is unknown, or cannot lend at that slowdown.

@@ -123,7 +123,7 @@ def idle_trainer(
     Args:
         published_ms: (v,) publication times of an earlier run, ascending.
         train_ms: training time per version.
-        release_ms: time before training at which its GPUs are released.
+        release_ms: time from the release of the trainer's GPUs to the start of training.
         horizon_ms: horizon of the simulation.
 
     Returns:

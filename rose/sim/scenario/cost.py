@@ -17,7 +17,7 @@ _MS_PER_HOUR: Final = 3_600_000.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Dollars of a run, line by line.
+    """Cost of a run in dollars, by purpose.
 
     Args:
         dedicated: rollout-only GPUs, for the whole time.
@@ -35,7 +35,7 @@ class Cost:
 
     @property
     def total(self) -> float:
-        """Return the sum of all lines."""
+        """Return the cost for all purposes."""
         return self.dedicated + self.trainer + self.borrowed + self.opportunity
 
     @property

@@ -1,7 +1,7 @@
 """Distributions in a scenario: of turns, tokens and seconds.
 
-Each draws from a given generator. Values outside `least` to `most` are clipped, so the mean is the
-mean after clipping.
+Each draws from a given generator. Values outside `least` to `most` are clipped, which also shifts
+the mean.
 """
 
 from typing import Annotated, Final, TypeAlias

@@ -1,7 +1,7 @@
 """Environments of trajectories: a table of named environments, or distributions.
 
-The table has a few numbers per environment, with sources: nobody has published a turn-by-turn run
-of the paper's tasks.
+The table has a few numbers per environment, with sources, because nobody has published a
+turn-by-turn run of the paper's tasks.
 """
 
 from typing import Annotated, Final, TypeAlias
@@ -44,7 +44,7 @@ class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
         input: input tokens of the environment before each later turn.
         output: tokens that a turn generates.
         tool_s: seconds from the end of a turn to the start of the next.
-        turns_max: limit of the environment.
+        turns_max: most turns that the environment allows.
         group_share: share of the hardness that a group has in common, 0 to 1; with 1 all its
             members are equally hard.
         hardness: increase of the logarithm of a turn's tokens per standard deviation of hardness.
@@ -75,8 +75,8 @@ class Named(Spec, frozen=True, tag_field="kind", tag="named"):
 Environment: TypeAlias = Drawn | Named
 
 # Times of coding agents' tools: 86 % of calls return within a second, 95 % within ten (issue 285 of
-# vllm-project/router). A lognormal through both: sigma is ln 10 / (z95 - z86). The tail is cut at
-# the time of a test run.
+# vllm-project/router). A lognormal goes through both points: sigma is ln 10 / (z95 - z86). The tail
+# is cut at the time of a test run.
 _TOOL_CALL: Final = Lognormal(median=0.0122, sigma=4.079, most=120.0)
 
 # A step of a text game on a CPU pod takes milliseconds, but seconds when a pod is rescheduled.

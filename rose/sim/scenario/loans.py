@@ -145,7 +145,7 @@ def whole_gpus(
         devices: number of devices of the fleet.
         full_tokens: capacity of a lent GPU, in context tokens.
         bin_ms: length of a bin.
-        release_ms: time by which a GPU is released before serving needs it.
+        release_ms: lead time by which a GPU is released before serving needs it.
         shortest_ms: loans that are not longer than this are left out; an engine could not start.
     """
     at_ms = bin_ms * np.arange(len(kept), dtype=np.float64)

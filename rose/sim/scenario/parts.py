@@ -57,7 +57,7 @@ class Slo(Spec, frozen=True):
 
 
 class DailyTraffic(Spec, frozen=True, tag_field="kind", tag="daily"):
-    """Rates over days from a file; within a window of it, requests come in bursts.
+    """Rates over days, from a file. Requests come in bursts within each ten minutes of the file.
 
     Args:
         rates: path of the file of rates, relative to the scenario file.
@@ -80,9 +80,10 @@ class SyntheticTraffic(Spec, frozen=True, tag_field="kind", tag="synthetic"):
 
     Args:
         load: mean share of time with requests.
-        minute_peak: busiest minute over the mean; 1.7 in the paper's trace.
-        second_peak: busiest second over the mean; 4.22 in the paper's trace.
-        wave_s: period of the slow wave; a day in production, less to see all of it in a simulation.
+        minute_peak: rate of the busiest minute over the mean rate; 1.7 in the paper's trace.
+        second_peak: rate of the busiest second over the mean rate; 4.22 in the paper's trace.
+        wave_s: period of the slow wave. It is a day in production; a shorter one lets a short
+            simulation cover the whole wave.
         prompt_tokens: prompt lengths; by default with the mean of Azure's conversations.
         output_tokens: output lengths; likewise.
     """
@@ -184,8 +185,9 @@ class Prices(Spec, frozen=True):
     Args:
         dedicated: price of a rollout-only GPU, for all time.
         trainer: price of a training GPU, for all time.
-        borrowed: price of a lent GPU, for the share of time in which rollouts compute.
-        opportunity: serving's lost earnings for that share.
+        borrowed: price of a borrowed GPU, for the time in which rollouts compute on it; for all
+            lent time if whole GPUs are lent.
+        opportunity: serving's lost earnings for the same time.
     """
 
     dedicated: DollarsPerHour
@@ -199,7 +201,7 @@ class RevokeAll(Spec, frozen=True, tag_field="kind", tag="revoke-all"):
 
     Args:
         at_s: time of the revocation.
-        for_s: time until it lends again.
+        for_s: time until serving lends again.
         share: share of the failure domains that are revoked, beginning with the first.
     """
 
@@ -224,8 +226,8 @@ class RevokeDuringUpdate(Spec, frozen=True, tag_field="kind", tag="revoke-during
     """Serving revokes every borrowed GPU during an update.
 
     Args:
-        into: share of the update that has passed.
-        for_s: time until it lends again.
+        into: share of the update that has passed at the revocation.
+        for_s: time until serving lends again.
     """
 
     into: Share = 0.5

@@ -38,12 +38,12 @@ from rose.sim.scenario.parts import (
 # The paper's sampler launches up to 5.7 times the batch.
 _REDUNDANCY: Final = LogUniform(1.0, 5.7)
 _SEEDS_MAX: Final = 1000
-# Set by each job itself.
+# Settings that are fields of each job.
 _OF_JOBS: Final = frozenset({"max_staleness", "batch_trajectories"})
 
 
 class Algorithm(Enum):
-    """The trainer's use of groups."""
+    """RL algorithm, which determines how the trainer uses groups."""
 
     GRPO = "grpo"
     DAPO = "dapo"
@@ -54,14 +54,14 @@ class Job(Spec, frozen=True):
 
     Args:
         name: name of the job.
-        algorithm: DAPO discards groups whose members all did equally well.
+        algorithm: GRPO, or DAPO, which discards groups whose members all did equally well.
         mode: mode of its trainer.
         batch: trajectories per version.
         group: trajectories with the same task.
-        context_tokens: limit of a trajectory.
+        context_tokens: longest context of a trajectory.
         train_s: training time per batch.
         environment: environment of its trajectories.
-        max_staleness: versions between a trajectory's oldest token and its use.
+        max_staleness: most versions between a trajectory's oldest token and its use.
         redundancy: DAPO's oversampling factor of the batch, drawn for each version.
     """
 

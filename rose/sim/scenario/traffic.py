@@ -94,7 +94,7 @@ def burst_variation(peak: float) -> float:
     factor is taken by Wilson and Hilferty's formula, which is accurate to a few percent here.
 
     Args:
-        peak: busiest second over the mean, >= 1.
+        peak: rate of the busiest second over the mean rate, >= 1.
     """
     low, high = 0.0, 3.0
     for _ in range(40):

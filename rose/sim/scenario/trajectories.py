@@ -42,7 +42,7 @@ def drawn_trajectories(
         environment: distributions to draw from.
         groups: number of groups, > 0.
         group: trajectories per group, > 0.
-        context_tokens: limit of a trajectory, > 1.
+        context_tokens: longest context of a trajectory, > 1.
         random: random generator; the order of draws is fixed.
     """
     count = groups * group

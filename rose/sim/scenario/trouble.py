@@ -1,8 +1,8 @@
 """Stress of a scenario, as changes of loans.
 
-Some stress depends on results: revocations during an update need the times of versions. A run is
-repeated with the times of the previous run. An event never changes the past, so in each run at
-least one more version is published at its final time than in the run before.
+Some stress depends on results: revocations during an update need the times of versions. A run with
+such stress is repeated with the times of the previous run. An event never changes the past, so in
+each run at least one more version is published at its final time than in the run before.
 """
 
 from collections.abc import Sequence

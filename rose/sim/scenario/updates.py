@@ -1,6 +1,6 @@
-"""Transfer time of a weight update, by the planner of real transfers.
+"""Transfer time of a weight update, from the planner that also plans real transfers.
 
-All layers are cut alike, so one layer is planned, and its bytes are multiplied by its copies.
+All layers are cut alike, so each matrix is planned once; its bytes are multiplied by its copies.
 Packing is left out, since it takes milliseconds on the training GPUs.
 """
 
@@ -42,7 +42,7 @@ _LOCAL_GBIT_PER_S: Final = 400.0  # inside a cluster, per GPU
 _DELTA_BYTES: Final = 1.05
 # COO: an int32 position per bf16 value.
 _COO_BYTES: Final = 6.0
-# Time of the paper's receivers to rebuild the weights from old weights and changes.
+# Time that the paper's receivers need to rebuild the weights from old weights and changes.
 _REBUILD_MS: Final = 1000.0
 
 
@@ -188,7 +188,7 @@ def _cut(matrix: Matrix, ranks: int) -> Iterator[tuple[int, Region]]:
 
 
 def _wire_bytes(scheme: UpdateScheme, network: Network) -> float:
-    """Return the average bytes per element of the model."""
+    """Return the average bytes on the wire per element of the model."""
     per_change = {
         UpdateScheme.DELTA: _DELTA_BYTES,
         UpdateScheme.COO: _COO_BYTES,

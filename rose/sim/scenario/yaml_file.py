@@ -119,7 +119,7 @@ def _swept(sweep: object) -> tuple[str, list[Any]]:
 
 
 def _with(content: dict[str, Any], field: str, value: object) -> dict[str, Any]:
-    """Return a copy with one field changed; it must exist, so that typing errors are detected."""
+    """Return a copy with one field changed; the field must exist, so that typos are detected."""
     changed = copy.deepcopy(content)
     *steps, last = [int(step) if step.isdigit() else step for step in _STEP.findall(field)]
     at: Any = changed

@@ -60,8 +60,8 @@ class ArmFigures:
         ended_s: time of the last publication, or the horizon.
         used: trajectories that the trainer learned from.
         throughput_per_hour: used trajectories per hour.
-        rollout_s: rollout time of each version, from its batch's first start to its last end.
-        bound_s: lower bound of the rollout time over all schedules, mean of the versions.
+        rollout_s: rollout time of each version: from the first start to the last end in its batch.
+        bound_s: lower bound of the rollout time over all schedules, mean over the versions.
         tokens_dedicated: tokens generated on dedicated workers.
         tokens_borrowed: tokens generated on borrowed workers.
         borrowed_busy: share of the lent time in which rollouts computed; 0 without loans.

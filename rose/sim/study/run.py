@@ -35,7 +35,7 @@ OnShare = Callable[[str, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class ArmRun:
-    """One simulation run."""
+    """Figures, world and outcome of one simulation."""
 
     figures: ArmFigures
     built: Built

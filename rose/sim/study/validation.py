@@ -1,4 +1,4 @@
-"""Published measurements against the simulation of the same set-up. Nothing is fitted to them.
+"""Compares published measurements with simulations of the same set-ups. Nothing is fitted to them.
 
 The measurements are from PEARL (arXiv 2609.35158) and from Table 1 of ROSE (arXiv 2605.06534, as
 public notes report it). Their trajectories, traffic and engines are not public. So differences are
@@ -29,7 +29,7 @@ class Published:
 
 
 # Table 1, by model size: rollout time of the paper's baselines over that of its system. The first
-# baseline shares without a promise, the second reserves memory.
+# baseline shares GPUs without a latency guarantee, the second reserves memory.
 TABLE_1: Final[Mapping[str, Mapping[str, float]]] = {
     "8b": {"share-all": 651.7 / 496.3, "reserved-share": 731.7 / 496.3},
     "32b": {"share-all": 1161.8 / 960.1, "reserved-share": 1301.2 / 960.1},
@@ -97,7 +97,7 @@ class _Published:
 
 
 def validations(runs: Runs) -> tuple[Validation, ...]:
-    """Return every published figure for which there are runs."""
+    """Return the validation of every published figure for which there are runs."""
     found = []
     for one in _PUBLISHED:
         predicted = one.predict(runs)
