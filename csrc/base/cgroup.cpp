@@ -76,9 +76,9 @@ bool is_offspring(pid_t pid, pid_t of, const CgroupTree& tree) {
 }
 
 // Returns true if every process in this directory is `pid` or one of its descendants, and none is
-// the calling process. (If the borrower `pid` has started serving, serving is a descendant, but must
-// not be killed.) A process that ends during the check may count as foreign; then the cgroup is left
-// alone.
+// the calling process. (If the borrower `pid` has started serving, serving is a descendant, but
+// must not be killed.) A process that ends during the check may count as foreign; then the cgroup
+// is left alone.
 bool has_only(const fs::path& directory, pid_t pid, const CgroupTree& tree) {
   std::ifstream members{directory / "cgroup.procs"};
   if (!members.is_open()) return false;

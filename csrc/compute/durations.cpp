@@ -13,9 +13,9 @@ void DurationRing::record(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcep
   recorded_.store(at + 1, std::memory_order_release);
 }
 
-// Called for every certificate, so it must be fast. The ring is ordered by the end of the durations,
-// so the recent ones are adjacent. Each of them is read once, and only those from the quantile
-// upwards are kept in a sorted list.
+// Called for every certificate, so it must be fast. The ring is ordered by the end of the
+// durations, so the recent ones are adjacent. Each of them is read once, and only those from the
+// quantile upwards are kept in a sorted list.
 Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
   const std::uint64_t end = recorded_.load(std::memory_order_acquire);
   const Nanoseconds oldest_ns = newest_ns() - kRecentNs;

@@ -215,8 +215,8 @@ class Trial {
   std::shared_ptr<const driver::KernelLibrary> library_;
   CUkernel kernel_{nullptr};
   std::unique_ptr<driver::Stream> plain_;
-  std::vector<std::pair<std::string, CUstream>> streams_;  // with their names in a refusal
-  // Declared last, so destroyed first: its destructor lets parked work run out.
+  std::vector<std::pair<std::string, CUstream>> streams_;  // each with its name in a refusal
+  // Declared last, so destroyed first: its destructor lets parked work finish.
   std::unique_ptr<StreamGate> stream_gate_;
 };
 

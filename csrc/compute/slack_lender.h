@@ -20,7 +20,7 @@ struct Offer {
 
 struct SlackConfig {
   std::uint32_t max_segments{8};
-  // A borrower that starts nothing within this time after an offer has nothing to run.
+  // A borrower that starts no segment within this time after an offer counts as having no work.
   Nanoseconds start_ns{1'000'000};
   bool has_credit{true};  // false: only the open bit limits rollouts (for comparisons)
 };
