@@ -43,7 +43,7 @@ class CreditPolicy {
 
 struct CreditorConfig {
   std::uint32_t max_segments{8};   // the quantum: maximum credit
-  Nanoseconds poll_ns{5'000'000};  // maximum sleep between two look()
+  Nanoseconds poll_ns{5'000'000};  // maximum sleep between two calls of look()
   bool has_credit{true};           // false: only the open bit limits rollouts (for comparisons)
 };
 

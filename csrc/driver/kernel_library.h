@@ -20,7 +20,7 @@ struct Fatbin {
 };
 std::span<const Fatbin> embedded_fatbins() noexcept;
 
-inline constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // in a grid's x dimension
+inline constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // limit of gridDim.x
 struct Grid {
   unsigned blocks{1};
   unsigned threads{1};

@@ -12,8 +12,8 @@ namespace rose::slo {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::infinity();
-// Invariant 4: older scores are outdated if the observed order of scores would have a chance below
-// this without a change.
+// Invariant 4: older scores are outdated if their observed order has a probability below this
+// value under the assumption that nothing has changed.
 constexpr double kDriftChance = 0.01;
 // Smallest factor between outdated and newer scores; a smaller difference is not worth the loss.
 constexpr double kDriftFactor = 1.1;

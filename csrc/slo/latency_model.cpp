@@ -115,8 +115,8 @@ Forecast LatencyModel::forecast_locked(const Features& features,
 //
 // Only the directions of this step's features are forgotten (directional forgetting: Kulhavy,
 // Automatica 1987). Engines mostly run a few mixes of features, but certificates ask about other
-// mixes, too. With uniform forgetting, noise would decide the forecasts for those. No weight is
-// negative, because no work makes a step faster.
+// mixes, too. With uniform forgetting, noise would decide the forecasts for these other mixes. No
+// weight is negative, because no work makes a step faster.
 void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
                                 double actual_ms) noexcept {
   const double scale = std::max(predicted_ms, actual_ms / 4);
