@@ -18,7 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Longer chains of parents are not followed: they may change while they are read.
+// Maximum number of parents followed: a chain may change while it is read, so the walk must be
+// bounded.
 constexpr int kParentsMax = 64;
 // Parent id that the kernel reports if the parent is outside the reader's pid namespace.
 constexpr pid_t kUnseen = 0;

@@ -20,7 +20,8 @@ constexpr double kDriftFactor = 1.1;
 // Number of fresh scores that confirm those of an earlier run: enough to recognise a machine that
 // is twice as slow, and few enough for a start within a second.
 constexpr std::uint32_t kConfirming = 8;
-// Most fresh scores above the restored margin that still confirm it.
+// Maximum number of fresh scores above the restored margin; if there are more, the restored scores
+// are dropped.
 constexpr std::uint32_t kContradictingMax = 1;
 // Range of a saved level that covers every epsilon and adaptation.
 constexpr double kLevelMin = -1;
