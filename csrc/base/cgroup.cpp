@@ -18,7 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Longer chains of parents are not followed: they may change while they are read.
+// Maximum number of parents followed: a chain may change while it is read, so the walk must be
+// bounded.
 constexpr int kParentsMax = 64;
 // Parent id that the kernel reports if the parent is outside the reader's pid namespace.
 constexpr pid_t kUnseen = 0;
@@ -36,8 +37,8 @@ std::optional<std::string> mount_of(const CgroupTree& tree) {
   return std::nullopt;
 }
 
-// Returns the cgroup path of a process below the mount, beginning with '/'; nothing for the root
-// cgroup.
+// Returns the path of a process's cgroup, relative to the mount point and beginning with '/'.
+// Returns nothing for the root cgroup, and for a cgroup outside our namespace.
 std::optional<std::string> path_of(pid_t pid, const CgroupTree& tree) {
   std::ifstream lines{tree.proc + "/" + std::to_string(pid) + "/cgroup"};
   std::string line;
@@ -52,8 +53,8 @@ std::optional<std::string> path_of(pid_t pid, const CgroupTree& tree) {
   return std::nullopt;
 }
 
-// Returns the fourth word of /proc/<pid>/stat. The name before it stands in brackets and may
-// contain any characters.
+// Returns the parent's id, which is the fourth field of /proc/<pid>/stat. The second field, the
+// process's name in brackets, may contain any characters, even spaces and brackets.
 pid_t parent_of(pid_t pid, const CgroupTree& tree) {
   std::ifstream stat{tree.proc + "/" + std::to_string(pid) + "/stat"};
   std::string line;
@@ -76,8 +77,9 @@ bool is_offspring(pid_t pid, pid_t of, const CgroupTree& tree) {
 }
 
 // Returns true if every process in this directory is `pid` or one of its descendants, and none is
-// the calling process: a borrower may have started serving, which must not die with it. A process
-// that ends during the check may count as foreign; then the cgroup is left alone.
+// the calling process. (If the borrower `pid` has started serving, serving is a descendant, but
+// must not be killed.) A process that ends during the check may count as foreign; then the cgroup
+// is left alone.
 bool has_only(const fs::path& directory, pid_t pid, const CgroupTree& tree) {
   std::ifstream members{directory / "cgroup.procs"};
   if (!members.is_open()) return false;
@@ -114,7 +116,7 @@ std::optional<std::string> own_cgroup(const Process& process, const CgroupTree& 
   std::error_code failure;
   const bool can_kill = fs::exists(directory + "/cgroup.kill", failure);
   if (!can_kill || !is_alone(directory, process.pid(), tree)) return std::nullopt;
-  // Before this check the pid could have been reused.
+  // A process that is alive now has kept its pid, so the files above belonged to this process.
   return process.is_alive() ? std::optional{directory} : std::nullopt;
 }
 

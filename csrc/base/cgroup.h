@@ -12,7 +12,7 @@ namespace rose {
 // Paths of the kernel's process and cgroup trees; tests use their own directories.
 struct CgroupTree {
   std::string proc{"/proc"};
-  // Mount point of cgroup v2; empty: the one in <proc>/self/mounts.
+  // Mount point of cgroup v2. If empty, it is read from <proc>/self/mounts.
   std::string mount{};
 };
 

@@ -11,7 +11,7 @@ using Nanoseconds = std::int64_t;
 inline constexpr double kNsPerS = 1e9;
 inline constexpr double kNsPerMs = 1e6;
 inline constexpr double kMsPerS = 1e3;
-// "For ever", without overflowing a clock.
+// Stands for no time limit: 146 years. Its sum with the time of a clock does not overflow.
 inline constexpr Nanoseconds kTimeoutMax = Nanoseconds{1} << 62;
 
 class Clock {
@@ -26,7 +26,7 @@ class BootClock final : public Clock {
   Nanoseconds now_ns() const noexcept override;
 };
 
-// Real time, for deadlines: they must pass even if the measuring clock stands still.
+// Real time, for time-outs: a wait must end even if the caller's Clock is virtual and stands still.
 inline Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
 
 // Virtual time for tests and simulation: it moves only by advance().

@@ -9,8 +9,9 @@
 
 namespace rose {
 
-// Sleeps while `word` holds `expected`, for at most `timeout_ns` (> 0). Returns when it was woken,
-// when the word had another value, on a signal, or at the deadline: the caller looks again.
+// Sleeps while `word` holds `expected`, for at most `timeout_ns` (> 0). Returns after a wake-up or
+// a signal, at the deadline, or at once if `word` has another value, so the caller must read `word`
+// again.
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 Nanoseconds timeout_ns) noexcept;
 

@@ -30,9 +30,9 @@ class Histogram {
 
   void record(Nanoseconds duration_ns) noexcept;
   Quantiles quantiles() const noexcept;
-  // Returns cumulative counts at the upper edges of buckets from `from_ns` to `to_ns`, then the
-  // count of all durations at the largest Nanoseconds value. The difference between two readings is
-  // the count of the time between them, and never negative.
+  // Returns a cumulative count for each bucket whose upper edge is in `from_ns`..`to_ns`, then the
+  // count of all durations, with the largest Nanoseconds value as `upper_ns`. Counts never
+  // decrease, so a later result minus an earlier one counts the durations recorded in between.
   std::vector<Count> counts(Nanoseconds from_ns, Nanoseconds to_ns) const;
 
  private:

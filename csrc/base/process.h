@@ -28,8 +28,8 @@ class EventFd {
   FileDescriptor fd_;
 };
 
-// Waits until one of `fds` is ready, for at most `timeout_ns`; a negative value counts as 0. False
-// at the deadline and on a signal: the caller looks again.
+// Waits until one of `fds` is ready, for at most `timeout_ns`; a negative value counts as 0.
+// Returns whether one is ready; a signal can end the wait early with false.
 bool poll_for(std::span<pollfd> fds, Nanoseconds timeout_ns) noexcept;
 
 // Returns a close-on-exec copy of a descriptor; the caller keeps the original.

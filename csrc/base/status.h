@@ -53,7 +53,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// Returns a number for a message in few digits, such as 0.05 or 1e-09.
+// Formats a number for a message, with at most six digits, such as 0.05 or 1e-09.
 std::string text_of(double value);
 
 // A value, or the Status of the failure.
@@ -79,14 +79,15 @@ Status from_errno(const char* what, int error) noexcept;
 
 }  // namespace rose
 
-// Passes a failure up.
+// Evaluates a Status; if it is a failure, returns it from the enclosing function.
 #define ROSE_TRY(expression)                             \
   do {                                                   \
     ::rose::Status rose_try_status_ = (expression);      \
     if (!rose_try_status_.ok()) return rose_try_status_; \
   } while (false)
 
-// A broken invariant is a bug in rose: reported, never an abort of the host process.
+// Returns kInternal from the enclosing function if the condition is false. A broken invariant is a
+// bug in rose, but must not abort the host process.
 #define ROSE_CHECK(condition, message)                          \
   do {                                                          \
     if (!(condition)) return ::rose::Status::internal(message); \

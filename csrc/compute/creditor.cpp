@@ -7,8 +7,8 @@ namespace rose::compute {
 
 namespace {
 
-// Shortest sleep between two looks, so that a policy which asks for an immediate look does not make
-// the thread spin.
+// Shortest sleep between two calls of look(). Without it, a policy with a retry_after_ns of 0 would
+// make the thread spin.
 constexpr Nanoseconds kShortestSleepNs = 50'000;
 
 }  // namespace
@@ -75,7 +75,8 @@ Nanoseconds Creditor::look() noexcept {
   }
   const std::uint32_t segments = std::min(decision.segments, config_.max_segments);
   // The quantum starts at the `passed` that the policy saw, so segments started since then count as
-  // part of the quantum. If the gate is closed, this also removes credit that the close left.
+  // part of the quantum. If the gate is closed, set_credit() also removes credit that was left when
+  // the gate closed.
   const bool is_set =
       gate_->set_credit(request.passed + (config_.has_credit ? segments : kUnlimitedCredit));
   (is_set && gate_->open(request.close_epoch) ? grants_ : overtaken_).fetch_add(1);

@@ -21,8 +21,8 @@ struct CreditRequest {
   std::uint32_t outstanding{0};  // segments already granted; 0 when the gate is closed
 };
 
-// A policy's answer: `segments` may start after number `passed`, and this count includes the
-// outstanding segments; 0 is a refusal.
+// A policy's answer: `segments` more segments may start after segment number `passed`. The
+// outstanding segments are included in `segments`; 0 is a refusal.
 struct CreditDecision {
   std::uint32_t segments{0};
   Nanoseconds retry_after_ns{0};
@@ -33,8 +33,8 @@ struct CreditDecision {
 // between two counters is read as a signed number.
 inline constexpr std::uint32_t kUnlimitedCredit = 1U << 30;
 
-// Decides whether serving can tolerate another quantum. Called without the GIL, so implementations
-// are C++, and under HostGate::granting(), so by one thread at a time.
+// Decides whether serving can tolerate another quantum. The caller does not hold the GIL, so
+// implementations are C++. It holds HostGate::granting(), so one thread calls at a time.
 class CreditPolicy {
  public:
   virtual ~CreditPolicy() = default;
@@ -43,7 +43,7 @@ class CreditPolicy {
 
 struct CreditorConfig {
   std::uint32_t max_segments{8};   // the quantum: maximum credit
-  Nanoseconds poll_ns{5'000'000};  // maximum sleep between two looks
+  Nanoseconds poll_ns{5'000'000};  // maximum sleep between two calls of look()
   bool has_credit{true};           // false: only the open bit limits rollouts (for comparisons)
 
   // Credit at which the borrower wakes the creditor. It covers the wake-up, so the borrower does
@@ -51,12 +51,13 @@ struct CreditorConfig {
   std::uint32_t low_water() const noexcept { return max_segments / 4; }
 };
 
-// 1. The credit is at most max_segments ahead of the started segments, whatever the policy decides.
+// 1. The credit is at most max_segments ahead of the started segments, whatever the policy decides;
+//    without CreditorConfig::has_credit, this limit does not apply.
 // 2. A refusal grants nothing; the outstanding segments end within one quantum.
 // 3. The gate opens only if no close came since the decision began: look() reads the close epoch
 //    before the policy reads anything. An arrival first becomes visible to the policy, then closes
-//    the gate. So if the policy did not see the arrival, the close is later than the epoch: it
-//    makes the opening fail, or it closes the gate after the opening.
+//    the gate. So if the policy did not see the arrival, the gate is closed after look() has read
+//    the epoch: this close makes the opening fail, or it comes after the opening and ends it.
 //
 // The owner calls start() and stop(); any thread calls notify(). stop() and the destructor join.
 class Creditor {
@@ -71,7 +72,7 @@ class Creditor {
   // Fails if the thread already runs or cannot be created.
   Status start() noexcept;
   void stop() noexcept;
-  // Makes the thread look at once, for example because serving became idle.
+  // Makes the thread call look() at once, for example because serving became idle.
   void notify() noexcept;
   bool is_running() const noexcept { return thread_.joinable(); }
 

@@ -12,8 +12,8 @@
 namespace rose::compute {
 
 // Owns the registration of one gate's page with one device, and keeps the gate alive. The device
-// may use the addresses until this object is destroyed, so its owner first waits until the stream
-// has passed its last gate.
+// may use the addresses until this object is destroyed. So the owner of this object must not
+// destroy it before the borrower's stream has passed the last gate.
 class DeviceWord {
  public:
   // On error nothing is registered. A gate can be registered once in a process.

@@ -13,8 +13,9 @@ void DurationRing::record(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcep
   recorded_.store(at + 1, std::memory_order_release);
 }
 
-// Called for every certificate, so it reads each duration only once: the ring is ordered by end,
-// and for a high quantile only the durations above the quantile are kept sorted.
+// Called for every certificate, so it must be fast. The ring is ordered by the end of the
+// durations, so the recent ones are adjacent. Each of them is read once, and only those from the
+// quantile upwards are kept in a sorted list.
 Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
   const std::uint64_t end = recorded_.load(std::memory_order_acquire);
   const Nanoseconds oldest_ns = newest_ns() - kRecentNs;
@@ -43,7 +44,8 @@ Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
 std::vector<Nanoseconds> DurationRing::drain() {
   const std::uint64_t end = recorded_.load(std::memory_order_acquire);
   std::uint64_t from = drained_;
-  // A quarter of the ring is a margin for durations recorded during the copy.
+  // Skips the oldest quarter of the ring, because durations recorded during the copy may overwrite
+  // it.
   if (end - from > kCapacity / 4 * 3) from = end - kCapacity / 4 * 3;
   std::vector<Nanoseconds> out;
   out.reserve(end - from);

@@ -15,9 +15,11 @@ namespace rose::compute {
 class DurationRing {
  public:
   static constexpr std::size_t kCapacity = std::size_t{1} << 15;
-  // Small enough to follow a change of batch shape, large enough for a 99th percentile.
+  // Number of durations in a quantile: small enough to follow a change of batch shape, large enough
+  // for a 99th percentile.
   static constexpr std::size_t kRecent = 128;
-  // An outlier, such as a cold start, must not count for ever.
+  // Maximum age of a duration in a quantile: an outlier, such as a cold start, must not count for
+  // ever.
   static constexpr Nanoseconds kRecentNs = 5'000'000'000;
 
   void record(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcept;

@@ -12,8 +12,9 @@
 
 namespace rose::compute {
 
-// The borrower writes the measurements, from whichever process it runs in. The creditor's segment
-// estimates and all reports read them. Only one reader, in serving's process, drains `recent`.
+// The borrower writes the measurements, from whichever process it runs in; only `forced_count` is
+// written by serving's watchdog. The creditor's segment estimates and all reports read them. Only
+// one reader, in serving's process, drains `recent`.
 struct GatePage {
   GateWord word{};
   Histogram segments;
@@ -23,8 +24,8 @@ struct GatePage {
   std::atomic<std::uint64_t> abort_count{0};
   std::atomic<std::uint64_t> forced_count{0};
   std::atomic<Nanoseconds> blocked_ns{0};
-  // 1 from the step's first segment, started or enqueued on a device, to the step's end: others may
-  // have to wait for the step.
+  // 1 from the start of the step's first segment (on a device: from its enqueueing) to the end of
+  // the step. Other work may have to wait for a step that has begun to run.
   std::atomic<std::uint32_t> mid_step{0};
 };
 

@@ -35,8 +35,8 @@ Result<std::optional<Nanoseconds>> wait_done(const driver::Event& event, Nanosec
   }
 }
 
-// Releases the borrower's stream if this object is still alive after `limit_ns`: a launch behind
-// the gate then blocks its host thread, and nothing else could unblock that thread.
+// Releases the borrower's stream if this object is still alive after `limit_ns`. By then a launch
+// behind the gate has blocked its host thread, and nothing else could unblock that thread.
 class Rescue {
  public:
   Rescue(HostGate& gate, std::uint32_t last, Nanoseconds limit_ns) noexcept
@@ -215,8 +215,8 @@ class Trial {
   std::shared_ptr<const driver::KernelLibrary> library_;
   CUkernel kernel_{nullptr};
   std::unique_ptr<driver::Stream> plain_;
-  std::vector<std::pair<std::string, CUstream>> streams_;  // with their names in a refusal
-  // Declared last, so destroyed first: its destructor lets parked work run out.
+  std::vector<std::pair<std::string, CUstream>> streams_;  // each with its name in a refusal
+  // Declared last, so destroyed first: its destructor lets parked work finish.
   std::unique_ptr<StreamGate> stream_gate_;
 };
 

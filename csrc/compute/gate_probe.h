@@ -18,8 +18,8 @@ struct ProbeRequest {
   std::shared_ptr<const driver::KernelLibrary> library{};  // as in StreamGateConfig
   // Time after which a launch that has not returned counts as blocked by the gate.
   Nanoseconds launch_ns{200'000'000};
-  // Time for which a gate must hold: much longer than a wake-up, so that a gate that does not hold
-  // is found.
+  // Time for which a gate must hold: much longer than a wake-up, so that a gate which lets work
+  // through is detected.
   Nanoseconds hold_ns{2'000'000};
   bool in_one_process{true};  // serving and borrower share a context
   bool try_all{false};        // test KERNEL even if MEMOP works
@@ -41,7 +41,7 @@ struct GateChoice {
 struct GateProbe {
   KindProbe memop;
   KindProbe kernel;
-  GateChoice choice;  // MEMOP before KERNEL before HOST
+  GateChoice choice;  // the first usable kind of MEMOP, KERNEL and HOST
 };
 
 // Tests each kind with its own gate in the borrower's stream. A kind is usable if the driver

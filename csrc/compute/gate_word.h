@@ -11,13 +11,13 @@ namespace rose::compute {
 // and the borrower while it drains. `passed` and `running`: borrower (serving may turn 1 into 2).
 // `step`: borrower and serving. `overdue`: device. `on_device`: borrower, before its first step.
 //
-// 1. state holds the open bit and the close epoch in one word. An opening names the epoch of its
-//    decision, so a close in between wins.
+// 1. `state` holds the open bit and the close epoch in one word. An opening succeeds only while the
+//    epoch is that of its decision, so a close in between wins.
 // 2. credit - passed (mod 2^32) segments may still start; never more than a quantum. credit only
 //    grows while the gate is open; opening a closed gate sets a new value.
-// 3. running != 0 from before a segment's last look at `state` until the segment has ended. On a
-//    device it stays kIdle: there serving's host never waits for a segment, and the priority of
-//    serving's streams limits the cost of one that still runs.
+// 3. `running` is not 0 from before a segment's last look at `state` until the segment has ended.
+//    On a device `running` stays kIdle: there serving's host never waits for a segment, and the
+//    priority of serving's streams limits the cost of a segment that still runs.
 // 4. While the drain bit is set no opening succeeds, and a device starts the segments in its
 //    stream, up to `credit`, as if the gate were open. The borrower's host adds no more segments.
 struct GateWord {
@@ -41,7 +41,7 @@ struct GateWord {
   std::atomic<std::uint32_t> low_water;  // the borrower rings `demand` if its credit is this low
   std::atomic<std::uint32_t> shut_down;
   std::atomic<std::uint32_t> magic;
-  std::atomic<std::uint32_t> overdue;    // segments released by a device's gate at its time limit
+  std::atomic<std::uint32_t> overdue;    // segments that a device's gate let go at its time limit
   std::atomic<std::uint32_t> on_device;  // 1: a device's stream passes the gate, not a thread
 };
 

@@ -17,8 +17,8 @@ constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
 // Only three parties use a gate, and each may change its state once during a close. So after this
 // many failed attempts a party must be broken.
 constexpr int kCloseTries = 16;
-// Longest time between two looks on a busy machine. After a longer time this process itself was
-// stopped, so the excess does not count towards the time-out.
+// Longest time between two looks on a busy machine. If more time has passed, this process itself
+// was stopped, so the excess does not count towards the time-out.
 constexpr Nanoseconds kLookMaxNs = 5 * HostGate::kLookAgainNs;
 
 struct NewPage {

@@ -46,7 +46,7 @@ struct GateStats {
 //    `state` again; a close writes `state`, then wait_parked reads `running`. Both sides are
 //    sequentially consistent, so at least one of them sees the other (Dekker).
 // 2. At most one quantum of segments starts without a new grant.
-// 3. Every wait ends at its deadline, and looks again at least every kLookAgainNs.
+// 3. Every wait ends at its deadline. Until then, it checks the gate at least every kLookAgainNs.
 //
 // Threads: one thread for the borrower's calls, any thread for all others. pass and close take no
 // lock. Time-outs use real time; `clock` is used for measurements.
@@ -55,7 +55,7 @@ class HostGate {
   // Maximum delay after a lost wake-up.
   static constexpr Nanoseconds kLookAgainNs = 20'000'000;
 
-  // Makes a closed gate without credit. Counting starts at `first_segment`.
+  // Makes a closed gate without credit. The count of started segments begins at `first_segment`.
   static Result<std::unique_ptr<HostGate>> create(std::shared_ptr<const Clock> clock,
                                                   std::uint32_t first_segment = 0);
   // Attaches to the gate of another process; both share the statistics.
@@ -106,9 +106,9 @@ class HostGate {
   // Returns the time until no segment ran; nothing if a segment still ran at the deadline.
   std::optional<Nanoseconds> wait_parked(Nanoseconds timeout_ns) noexcept;
   // Gives the gate a new, closed page after the borrower is gone. The old page, and all later
-  // writes to it, are ignored, and wait_parked stops waiting for its segment. Credit and `passed`
-  // continue from their last values. Not for a page that a device maps. On error the gate is
-  // unchanged.
+  // writes to it, are ignored, and wait_parked stops waiting for the borrower's segment. `passed`
+  // keeps its value, and no credit is left. Not for a page that a device maps. On error no new page
+  // is used.
   Status renew();
   // Asks the running step to end at its next gate; a step without a further gate runs to its end.
   // True if a step is running.

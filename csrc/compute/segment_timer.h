@@ -14,13 +14,15 @@ namespace rose::compute {
 // is free or the driver refuses its events. One thread.
 class SegmentTimer {
  public:
-  // More than any sensible window leaves unread. Segments beyond this number are not measured.
+  // Number of event pairs: more than a sensible window has in use at a time. A segment for which no
+  // pair is free is not measured.
   static constexpr std::uint32_t kPairs = 16;
 
   struct Measured {
     Nanoseconds duration_ns;
-    std::uint32_t segments;  // number of segments that it covers
-    // The close epoch at the start, if a gate inside may have waited for an opening.
+    std::uint32_t segments;  // number of segments that this measurement covers
+    // Close epoch at the start; set if a gate within the measurement may have waited for an
+    // opening.
     std::optional<std::uint32_t> close_epoch;
   };
 

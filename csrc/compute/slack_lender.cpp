@@ -6,8 +6,8 @@ namespace rose::compute {
 
 namespace {
 
-// Period of looks at `passed`, because a device writes it without ringing. A borrower on a CPU
-// rings earlier.
+// Period at which wait_spent() reads `passed`: a device writes it without ringing. A borrower on a
+// CPU rings, which ends the sleep earlier.
 constexpr Nanoseconds kLookNs = 200'000;
 
 }  // namespace
@@ -70,8 +70,8 @@ bool SlackLender::wait_spent(const Offer& offer) noexcept {
     if (gate_->passed() == offer.passed && now_ns >= start_by_ns) return false;
     const Nanoseconds left_ns = offer.until_ns - now_ns;
     if (gate_->credit_left() == 0) {
-      // On a device the last segment has started. Its rest is part of the quantum, and serving's
-      // stream need not wait for it here.
+      // On a device the last segment has started, but may still run. The quantum includes its whole
+      // duration, so serving need not wait for its end here.
       if (gate_->is_on_device()) return false;
       return gate_->wait_parked(left_ns).has_value() && gate_->is_open();
     }

@@ -363,7 +363,7 @@ Result<StreamGate::GraphGates*> StreamGate::gates_of(const driver::Graph& graph)
 
 bool StreamGate::can_launch(const GraphGates& gates) noexcept {
   const std::uint32_t passed = gate().passed();
-  // Compared relative to `passed`, so that a finished launch is not taken for one in flight.
+  // Compared relative to `passed`, so that a finished launch does not count as in flight.
   const bool is_in_flight = gates.last - passed - 1 < enqueued_ - passed;
   return !is_in_flight && can_add(gates.count);
 }

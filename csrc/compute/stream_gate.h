@@ -56,8 +56,9 @@ struct StreamGateConfig {
 //    counts the drains that took longer than drain_ns.
 // 4. Every wait ends at its deadline. After an error the gate is unchanged.
 //
-// Only the borrower's thread uses it, and no wait takes a lock. Call settle() before any other wait
-// for the stream: otherwise a segment behind a closed gate blocks the thread that an abort needs.
+// Only the borrower's thread uses this object, and no wait takes a lock. Call settle() before any
+// other wait for the stream: otherwise a segment behind a closed gate blocks the thread that an
+// abort needs.
 class StreamGate {
  public:
   static constexpr std::uint32_t kLargestWindow = 64;
@@ -92,7 +93,7 @@ class StreamGate {
   // captured.
   Result<std::optional<Verdict>> try_pass() noexcept;
   Result<Verdict> pass(Nanoseconds timeout_ns) noexcept;
-  // Waits until every segment in the stream has started: after it nothing of this step waits at a
+  // Waits until every segment in the stream has started. Afterwards nothing of this step waits at a
   // gate. Returns kAborted and kShutDown as pass does.
   Verdict settle(Nanoseconds timeout_ns) noexcept;
   // Ends the last segment of a step.
@@ -130,7 +131,7 @@ class StreamGate {
   struct GraphGates {
     std::uint64_t capture_id{0};
     std::uint32_t count{0};
-    std::vector<CUgraphNode> nodes;  // MEMOP nodes; KERNEL needs no new numbers
+    std::vector<CUgraphNode> nodes;  // MEMOP: renumbered at each launch; KERNEL: empty
     std::size_t operations{3};       // operations per node: 2 if a later kernel writes `passed`
     std::uint32_t last{0};           // number of the last gate in the last launch
   };

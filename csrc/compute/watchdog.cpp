@@ -48,8 +48,8 @@ Nanoseconds Watchdog::look() noexcept {
 }
 
 // Returns true if a step holds the device, and no segment of the step runs or may start. On a
-// device the host sees only the start of segments, so a long segment can look stuck; that costs one
-// segment.
+// device the host sees only the start of segments, so a long segment can look stuck; then one
+// segment is let through without need.
 bool Watchdog::is_stuck() const noexcept {
   if (!gate_->is_mid_step() || gate_->is_running() || gate_->is_shut_down()) return false;
   return !gate_->is_open() || gate_->credit_left() == 0;

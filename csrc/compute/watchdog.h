@@ -12,7 +12,7 @@
 
 namespace rose::compute {
 
-// Log of forced openings. The record of an opening is written before it.
+// Log of forced openings. Each record is written before its opening takes effect.
 class ForcedLog {
  public:
   virtual ~ForcedLog() = default;

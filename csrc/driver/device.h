@@ -71,9 +71,9 @@ using DevicePtr = std::shared_ptr<const Device>;
 // Makes a device's context current in this thread during its lifetime, then restores the previous
 // context. Check status() before the first call.
 //
-// It also sets the thread's capture mode to RELAXED. Without that, while another thread, such as
-// serving's, captures a stream in global mode, a query or an allocation in this thread would fail
-// and invalidate that capture.
+// It also sets the thread's capture mode to RELAXED. Another thread, such as serving's, may be
+// capturing a stream in global mode. In any other mode than RELAXED, a query or an allocation in
+// this thread would then fail, and would invalidate that capture.
 class Current {
  public:
   explicit Current(const Device& device) noexcept;

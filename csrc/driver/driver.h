@@ -12,8 +12,8 @@ namespace rose::driver {
 // Owns the loaded library and its entry points. Immutable after open(), so any thread may use it.
 //
 // open() loads "libcuda.so.1", resolves every entry at its version with cuGetProcAddress, and calls
-// cuInit. It uses no device and creates no context. The library is never unloaded: its threads
-// outlive every dlclose.
+// cuInit. It uses no device and creates no context. The library is never unloaded, because the
+// threads that it starts outlive a dlclose.
 class Driver {
  public:
   // Unavailable if there is no library, the driver is too old (the message has both versions), a
@@ -27,8 +27,9 @@ class Driver {
   int version() const noexcept { return version_; }
   const Entries& entries() const noexcept { return entries_; }
 
-  // Converts the answer of `call` to a Status, "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): ...",
-  // with code OutOfMemory, InvalidArgument, Unavailable or Internal.
+  // Converts the answer of `call` to a Status. A failure has the code OutOfMemory, InvalidArgument,
+  // Unavailable or Internal, and a message such as
+  // "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
   Status status(const char* call, Answer answer) const noexcept;
   // Returns Unavailable for a missing entry point; the message has the CUDA version that added it.
   static Status missing(const char* call) noexcept;

@@ -61,7 +61,8 @@ Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
   }
   const BatchMemOpNodeParams params = node_params(device, operations);
   CUgraphNode node = nullptr;
-  // Edges without data wait for all work of their source, so they can replace any edges.
+  // The new edges have no data. Such an edge waits for all work of its source node, so it can
+  // replace an edge that has data.
   ROSE_TRY(ROSE_CU(device.driver(), cuGraphAddBatchMemOpNode, &node, capture.graph, capture.last,
                    capture.last_count, &params));
   ROSE_TRY(ROSE_CU(device.driver(), cuStreamUpdateCaptureDependencies, stream, &node, nullptr, 1,
@@ -99,7 +100,7 @@ Result<std::unique_ptr<Graph>> Graph::instantiate(DevicePtr device, CUgraph capt
   return std::unique_ptr<Graph>{new Graph{device, captured, executable, false}};
 }
 
-// Running launches are not affected: the driver keeps what they need until they end.
+// Running launches are not affected: the driver keeps their resources until they end.
 Graph::~Graph() {
   const Current current{*device_};
   device_->driver().entries().cuGraphExecDestroy(executable_);

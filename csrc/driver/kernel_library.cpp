@@ -13,8 +13,8 @@ Result<LibraryPtr> KernelLibrary::create(DevicePtr device, std::string_view name
   if (found != all.end()) return create(std::move(device), *found);
   if (all.empty()) {
     return Status::unavailable(
-        "this build of rose has no device code: build it with nvcc; ROSE_CUDA=on reports "
-        "why there is none");
+        "this build of rose has no device code: build it with nvcc and ROSE_CUDA=on, which stops "
+        "the build if nvcc is missing");
   }
   return Status::unavailable("this build of rose has no fat binary '" + std::string{name} + "'");
 }

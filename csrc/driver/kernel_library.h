@@ -20,7 +20,7 @@ struct Fatbin {
 };
 std::span<const Fatbin> embedded_fatbins() noexcept;
 
-inline constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // CUDA's limit of grid x
+inline constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // limit of gridDim.x
 struct Grid {
   unsigned blocks{1};
   unsigned threads{1};
@@ -29,7 +29,7 @@ struct Grid {
 
 // Owns one loaded fat binary. By default the driver loads a kernel's code at its first launch, and
 // such a launch can wait for a stream behind a closed gate. So kernel() loads the code before any
-// launch. Any thread may use it.
+// launch. Any thread may use a KernelLibrary.
 class KernelLibrary {
  public:
   // Unavailable if this build has no device code, or none with that name.

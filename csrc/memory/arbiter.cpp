@@ -222,7 +222,7 @@ Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds t
   if (n > slabs_.unowned()) return GrantAnswer{{}, GrantRefusal::kPoolEmpty};
   if (n > spare_for(id)) return GrantAnswer{{}, GrantRefusal::kAtRisk};
 
-  // The epoch after this move, which no other lease has.
+  // The lease_epoch is the arbiter's epoch after this move, so no other lease has the same.
   Grant grant{next_lease_++, epoch_ + 1, {}};
   grant.slabs.reserve(static_cast<std::size_t>(n));
   for (std::int32_t i = 0; i < n; ++i) {
@@ -321,7 +321,7 @@ Status Arbiter::hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept {
   return {};
 }
 
-// Makes an own slab of a partition unowned, after its holder has released it.
+// Makes a partition's own slab unowned, after the holder has released the slab.
 Status Arbiter::release_own(SlabId slab) noexcept {
   --partition(slabs_[slab].owner).held;
   ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
@@ -349,7 +349,7 @@ Candidate Arbiter::candidate(SlabId slab) const noexcept {
 
 // Returns a free record of the ledger for a new partition; null if all are used. A partition keeps
 // its record until it is dropped and has no slabs left. So even a torn read never shows the numbers
-// of a partition with slabs under the id of another.
+// of one partition, while it has slabs, under the id of another partition.
 PartitionRecord* Arbiter::free_place() noexcept {
   for (PartitionRecord& one : shown_) {
     if (one.partition.id == kNobody) return &one;

@@ -36,7 +36,7 @@ struct Grant {
 enum class GrantRefusal : std::uint8_t {
   kPoolEmpty,
   kOverLimit,
-  kAtRisk,  // the rest would not cover another partition's reserve or the lender's demand
+  kAtRisk,  // the remaining slabs would not cover another reserve or the lender's demand
 };
 // The state of the pool when a loan is requested.
 struct LoanRequest {
@@ -163,8 +163,9 @@ class Arbiter final : private SlabWatcher {
 
   // ---- partitions
 
-  // InvalidArgument if all reserves together exceed the pool; Unavailable while slabs of this
-  // reserve are lent, or while kPartitionsMax partitions have slabs or may get some.
+  // InvalidArgument if all reserves together exceed the pool. Unavailable while too few slabs are
+  // free for this reserve, or while kPartitionsMax partitions have a record in the ledger: a
+  // dropped partition keeps its record until all its slabs have returned.
   Result<PartitionId> add_partition(std::string name, std::int32_t reserve_slabs,
                                     std::int32_t limit_slabs) noexcept;
   // Drops the partition of a tenant that is gone: its idle slabs return at once, and the rest go
@@ -208,8 +209,8 @@ class Arbiter final : private SlabWatcher {
   std::uint64_t epoch() const noexcept;
   // Grants n slabs, all or none. First n is lowered so that the partition holds at most `held_max`
   // slabs after the grant, quarantined ones included. With an `admission`, n is then lowered to the
-  // number that it admits; the grant is refused if its lender is watched and would be short
-  // afterwards (see watch()).
+  // number that the admission allows. The grant is refused if the admission's lender is watched and
+  // would be short afterwards (see watch()).
   Result<GrantAnswer> grant(
       PartitionId partition, std::int32_t n, Nanoseconds ttl_ns, Admission* admission = nullptr,
       std::int32_t held_max = std::numeric_limits<std::int32_t>::max()) noexcept;
@@ -250,8 +251,8 @@ class Arbiter final : private SlabWatcher {
   Result<RevocationProgress> poll(RevocationId revocation) noexcept;
   // As poll(), but waits until nothing is pending, or for `timeout_ns` of real time.
   Result<RevocationProgress> wait(RevocationId revocation, Nanoseconds timeout_ns) noexcept;
-  // Makes the quarantined slabs of a partition usable again. Its work must be known to be complete:
-  // its process is dead, or its stream has drained. Returns how many.
+  // Makes the quarantined slabs of a partition usable again, and returns their number. The caller
+  // must know that the tenant's work is complete: its process is dead, or its stream has drained.
   Result<std::int32_t> prove_completion(PartitionId partition) noexcept;
 
   // ---- watching a partition for a shortage (watch.cpp)
@@ -266,7 +267,8 @@ class Arbiter final : private SlabWatcher {
   // partition short or finds it short. listen() waits for the bell.
   Result<bool> watch(PartitionId partition, std::int64_t demand_blocks,
                      std::int32_t blocks_per_slab, std::int64_t taking) noexcept;
-  // Gives the same answer for the last demand, without arming the bell.
+  // Returns whether the partition is short, for the demand of the last watch(), or will be after
+  // taking `taking` blocks. Does not arm the bell.
   Result<bool> is_short(PartitionId partition, std::int64_t taking) const noexcept;
   // Sleeps until the bell has rung more than `seen` times, or for `timeout_ns` of real time.
   // Returns the number of rings.
@@ -314,7 +316,7 @@ class Arbiter final : private SlabWatcher {
     kLate,  // it timed out, and the device may still write
   };
 
-  // A lent slab with blocks or pins; the smallest is revoked first.
+  // A lent slab with blocks or pins. Slabs are revoked in ascending order, field by field.
   struct Busy {
     std::int32_t rank;   // in the caller's list of preferred slabs
     std::uint32_t hint;  // from the tenant
@@ -331,13 +333,13 @@ class Arbiter final : private SlabWatcher {
     PartitionId to{kNobody};
     std::int32_t slabs{0};  // not yet reported to the observer
   };
-  // Counts of a partition other than those of its slabs.
+  // Data of a partition besides its counts of slabs.
   struct Account {
     std::int32_t leases{0};
     RevocationId newest_revocation{0};
   };
 
-  // Holds the mutex; its end publishes the changes in the ledger and notifies tenants.
+  // Holds the mutex; its destructor publishes the changes in the ledger and notifies tenants.
   class Transaction {
    public:
     explicit Transaction(Arbiter& arbiter) noexcept : arbiter_{arbiter}, lock_{arbiter.books_} {
@@ -441,9 +443,9 @@ class Arbiter final : private SlabWatcher {
   std::vector<Account> accounts_;         // by partition
   std::vector<PartitionRecord> shown_;    // the records as published in the ledger
   std::vector<RevocationId> under_way_;   // revocations that were pending at the last show()
-  bool has_changed_{false};               // something but slabs has changed since the last show()
+  bool has_changed_{false};               // a change since the last show(), not counting slabs_
   bool has_news_{false};                  // blocks or pins changed; ownership did not
-  Nanoseconds changed_ns_{0};             // time of the last change that is not only has_news_
+  Nanoseconds changed_ns_{0};             // last change of anything but blocks and pins
   Watch watch_;
   bool is_listened_to_{false};
   Nanoseconds turn_ns_{0};       // start of the last transaction, on the clock
@@ -452,7 +454,7 @@ class Arbiter final : private SlabWatcher {
   RevocationId next_revocation_{1};
   std::int32_t waiters_{0};
 
-  // Counts the revoked slabs that returned or were quarantined; wait() sleeps on it.
+  // Advances when revoked slabs have returned or were quarantined; wait() sleeps on it.
   std::atomic<std::uint32_t> changes_{0};
   std::atomic<std::uint32_t> rung_{0};       // number of rings; listen() sleeps on it
   std::atomic<std::uint32_t> listeners_{0};  // number of threads in listen()

@@ -207,14 +207,14 @@ Status Attachment::check_slabs(std::span<const SlabId> slabs, const char* purpos
 }
 
 Status Attachment::reach(std::span<const SlabId> slabs) noexcept {
-  ROSE_TRY(check_slabs(slabs, "reach"));
+  ROSE_TRY(check_slabs(slabs, "be reached"));
   const std::lock_guard lock{slabs_};
   for (const SlabId slab : slabs) known_[static_cast<std::size_t>(slab)].is_mapped = true;
   return look_locked().status();
 }
 
-// A slab that was granted again in the meantime stays mapped, as it was all the time, and its bytes
-// are zeros.
+// A slab that was granted again in the meantime is not returned: it was never unmapped and stays
+// mapped, and the arbiter has zeroed its bytes.
 Result<std::vector<SlabId>> Attachment::retire() noexcept {
   const std::lock_guard lock{slabs_};
   std::vector<SlabId> gone;
@@ -255,7 +255,7 @@ Status Attachment::set_ranks(std::span<const SlabId> slabs,
                                     std::to_string(slabs.size()) + " slabs and " +
                                     std::to_string(ranks.size()) + " ranks");
   }
-  ROSE_TRY(check_slabs(slabs, "rank"));
+  ROSE_TRY(check_slabs(slabs, "be ranked"));
   for (std::size_t i = 0; i < slabs.size(); ++i) mailbox_.set_rank(slabs[i], ranks[i]);
   return {};
 }

@@ -26,17 +26,17 @@ struct AttachmentParts {
   FileDescriptor socket;  // its hang-up means that the arbiter is gone; may be empty
 };
 
-// News for a tenant since the last look.
+// What has changed for a tenant since the last call of news() or look().
 struct TenantNews {
   std::vector<SlabId> closed;   // being revoked, and still with blocks or pins of this tenant
   std::int32_t taken{0};        // idle slabs that the arbiter has taken back
   std::int32_t admitted{0};     // new slabs
   bool was_rung{false};         // the arbiter rang, perhaps only because slabs became free
-  bool is_arbiter_gone{false};  // for good: the loans are over, and the memory is released
+  bool is_arbiter_gone{false};  // the arbiter's process is gone for good, so all loans are over
 };
 
 // Holds the pool's mapping, the ledger, the mailbox and the tenant's allocators. Using a slab needs
-// no message to the arbiter: the allocator goes through the door of the mailbox.
+// no message to the arbiter: the allocator changes the slab's word in the mailbox, by SlabDoor.
 //
 // Thread rule: any thread. There are two locks: a thread that needs both takes `slabs_` first, then
 // `blocks_`. Neither is held during a wait.

@@ -119,7 +119,8 @@ class BlockAllocator final : public SlabHolder {
   // names another block keeps naming that block. A block in a slab that is being revoked gets no
   // key.
   Status publish(std::span<const BlockId> blocks, std::span<const BlockKey> keys) noexcept;
-  // Finds the blocks of the longest known prefix of `keys`, without taking references.
+  // Finds the blocks of the longest known prefix of `keys`, writes their ids to `out` and returns
+  // their number. Takes no references.
   std::size_t lookup(std::span<const BlockKey> keys, std::span<BlockId> out) const noexcept;
   // As lookup(), then share() of the result.
   std::size_t acquire(std::span<const BlockKey> keys, std::span<BlockId> out) noexcept;
@@ -148,9 +149,9 @@ class BlockAllocator final : public SlabHolder {
   // ---- evacuation
 
   // Plans to empty `slabs`, in this order, each wholly or not at all, by moving at most `limit`
-  // blocks. Skips slabs that are not the tenant's, are pinned, have blocks set aside, or whose
-  // blocks find no room elsewhere. The cached blocks of the chosen slabs are freed at once, and
-  // these slabs give no blocks until their moves are finished or cancelled.
+  // blocks. Skips a slab if it is not the tenant's, is pinned, has blocks set aside, or has more
+  // blocks than other slabs have room for. The cached blocks of the chosen slabs are freed at once,
+  // and these slabs give no blocks until their moves are finished or cancelled.
   Evacuation plan_evacuation(std::span<const SlabId> slabs, std::int64_t limit) noexcept;
   // Does the same for the slabs with the fewest blocks in use, as long as the other slabs in use
   // have room.
@@ -279,7 +280,7 @@ class BlockAllocator final : public SlabHolder {
   std::map<PinId, Pin> pins_;  // oldest first
   std::unordered_map<BlockId, Move> moves_;
   std::vector<std::int32_t>
-      moves_out_of_;  // by slab: moves that have not ended; the slab gives no blocks until 0
+      moves_out_of_;  // by slab: number of open moves; until it is 0, the slab gives no blocks
   std::uint64_t next_id_{1};
 };
 

@@ -50,7 +50,8 @@ BlockMap::BlockMap(const BlockGrid& grid) noexcept
 
 // ---- slabs
 
-// An absent slab has all blocks free, so add() need not write each of them.
+// Marks all blocks of the slab free. Absent slabs are kept in this state, so that add() need not
+// write each block.
 void BlockMap::reset(SlabId slab) noexcept {
   const std::int32_t count = entry(slab).run.count;
   std::uint64_t* word = words(free_bits_, slab);
@@ -340,7 +341,7 @@ Status BlockMap::audit() const noexcept {
     const Entry& at = entry(slab);
     ROSE_CHECK(
         (listed[static_cast<std::size_t>(slab)] == 1) == (at.gives() && at.free() > 0),
-        "slab " + std::to_string(slab) + " is in a bucket though it must not be, or the reverse");
+        "slab " + std::to_string(slab) + " is wrongly in a bucket, or wrongly missing from all");
     ROSE_TRY(audit_slab(slab));
     if (at.use == SlabUse::kAbsent) continue;
     if (at.gives()) free += at.free();
@@ -378,7 +379,7 @@ Status BlockMap::audit_slab(SlabId slab) const noexcept {
   ROSE_CHECK(free == at.free() && cached == at.kept && aside == at.aside,
              name + ": its bits differ from its counts");
   ROSE_CHECK(queue_.has(slab) == (at.kept > 0),
-             name + " is in the queue though it must not be, or the reverse");
+             name + " is wrongly in the queue, or wrongly missing from it");
   ROSE_CHECK(at.pins >= 0, name + " has a negative number of pins");
   ROSE_CHECK(at.use != SlabUse::kAbsent || (free == at.run.count && at.pins == 0),
              name + " is absent but in use");

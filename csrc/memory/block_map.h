@@ -31,10 +31,10 @@ struct BlockPosition {
 // Invariants:
 //   1. A block's free bit is set exactly while the block is free, and its references are counted
 //      exactly while it is in use. So no block is given twice.
-//   2. used(slab) is its number of blocks in use or set aside, kept(slab) that of cached ones. A
-//      slab is in a bucket exactly while it gives blocks (is open, not draining) and has a free
-//      block; the number of its bucket is count - used. A slab is in the queue exactly while it has
-//      a cached block.
+//   2. used(slab) is the slab's number of blocks in use or set aside, and kept(slab) its number of
+//      cached blocks. A slab is in a bucket exactly while it gives blocks (is open, not draining)
+//      and has a free block; the number of its bucket is count - used. A slab is in the queue
+//      exactly while it has a cached block.
 //   3. A slab is spare exactly while it gives blocks, none of them is used, and it has no pin.
 //   4. free_blocks() counts the free blocks of slabs that give blocks, and all cached blocks.
 //      capacity_blocks() and used_blocks() count over open and closed slabs.
@@ -245,7 +245,7 @@ class BlockMap {
   void clear_cached(BlockPosition at) noexcept;
   void count_released(SlabId slab, std::int32_t dropped, std::int32_t cached) noexcept;
   void count_used(Entry& at, std::int32_t more) noexcept;
-  // Must be called after every change that can make a slab spare, or end that.
+  // Must be called after every change after which a slab may be spare, or no longer spare.
   void recount_spare(Entry& at) noexcept {
     const bool is_spare = at.gives() && at.used == 0 && at.pins == 0;
     if (is_spare == at.is_spare) return;

@@ -47,7 +47,8 @@ Result<std::int32_t> BlockAllocator::references(BlockId block) const noexcept {
 void BlockAllocator::set_cache_namespace(std::string_view name) noexcept {
   const std::lock_guard lock{books_};
   cache_.enter_namespace(name);
-  // Moves the slabs of this namespace to the end, in the same order.
+  // Moves the slabs with cached blocks of this namespace to the end of the queue, in the same
+  // order.
   std::int32_t cached = 0;
   for (SlabId slab = map_.oldest_cached(); slab != kNoSlab; slab = map_.cached_after(slab)) {
     ++cached;

@@ -14,11 +14,11 @@ namespace rose::memory {
 // Its addresses are device addresses and must not be dereferenced on the host.
 //
 // Sizes must be multiples of the driver's granularity (2 MiB); any other size is InvalidArgument.
-// Memory can be exported. It holds the bytes of its previous owner until it is cleared.
+// Memory can be exported. New memory may hold the bytes of a previous owner until it is cleared.
 class CudaVmm final : public PageBackend {
  public:
-  // Unavailable for a device without virtual memory, or whose memory cannot be exported as a
-  // descriptor.
+  // Unavailable if the device has no virtual memory management, or if its memory cannot be exported
+  // as a descriptor.
   static Result<std::unique_ptr<CudaVmm>> create(driver::DevicePtr device) noexcept;
 
   std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }

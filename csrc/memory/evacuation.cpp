@@ -84,7 +84,7 @@ Evacuation BlockAllocator::plan_evacuation(std::int64_t limit) noexcept {
   return plan;
 }
 
-// Plans the move of each block in use of a draining slab to one of `targets`, which has as many.
+// Plans a move for each block in use of a draining slab. `targets` has one block for each of them.
 void BlockAllocator::clear_out(SlabId slab, std::span<const BlockId> targets,
                                Evacuation& plan) noexcept {
   map_.set_aside(targets);

@@ -24,7 +24,8 @@ constexpr std::uint64_t kLedgerMagic = 0x3152474c45534f52;  // "ROSELGR1", littl
 constexpr std::uint32_t kLedgerVersion = 3;
 // A change takes microseconds. After this many failed reads, the writer must have died.
 constexpr int kReadsMax = 10'000;
-// Pauses for a writer that was descheduled within a change: about 15 ms in total.
+// The reader pauses after every kReadsPerNap attempts, for about 15 ms in total, because the writer
+// may have been descheduled within a change.
 constexpr int kReadsPerNap = 64;
 constexpr long kNapNs = 50'000;
 

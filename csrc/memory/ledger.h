@@ -20,8 +20,8 @@
 namespace rose::memory {
 
 // One slab in the ledger.
-//   owner: the partition that holds it; for a quarantined slab the one whose completion is awaited;
-//          -1 when unowned.
+//   owner: the partition that holds the slab. If the slab is quarantined, the partition whose work
+//          must be proven complete. -1 when unowned.
 //   lease_epoch, lease_id: the lease under which the slab is lent; 0 when it is not lent.
 //   generation: advances each time the slab returns, so that older block ids are detected.
 struct SlabRecord {
@@ -132,8 +132,8 @@ struct LedgerChange {
 // The writing side. Thread rule: the caller's lock.
 //
 // Invariants:
-//   1. The only writable mapping is made before the memfd is sealed against further ones, so that
-//      other holders of the descriptor can only read.
+//   1. The only writable mapping is made before the memfd is sealed against further writable
+//      mappings, so that other holders of the descriptor can only read.
 //   2. Between calls the sequence is even and the counts match the records.
 class Ledger {
  public:

@@ -14,9 +14,10 @@
 //             CLOSED -> ABSENT   leaves for good, and rings
 //             IDLE   -> ABSENT   returns the slab, and rings
 //
-// Every move except a grant is one compare-and-swap of generation and use together, so a process
-// that acts late, with an old generation, changes nothing. The state is in the words alone: either
-// process can die after any single move, and the other continues from the words.
+// The moves from any state are plain stores of the arbiter. Every other move is one
+// compare-and-swap of generation and use together, so a process that acts late, with an old
+// generation, changes nothing. The state is in the words alone: either process can die after any
+// single move, and the other continues from the words.
 #pragma once
 
 #include <sys/types.h>

@@ -22,7 +22,7 @@ struct PageHandle {
   std::size_t size_bytes{0};
 };
 
-// Thread rule: one thread at a time, except scrub(). The pool calls a back end while it is
+// Thread rule: one thread at a time, except scrub(). A pool calls its back end while the pool is
 // constructed and destroyed. Creation can fail. Release returns nothing, because a destructor could
 // not use the result.
 class PageBackend {

@@ -24,9 +24,9 @@ class RemoteHolder final : public SlabHolder {
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override;
   bool take_idle(SlabId slab) noexcept override;
   Status close_slab(SlabId slab) noexcept override;
-  // Also reports the tenant as late, so that its watch may kill it: it missed a deadline, or was
-  // dropped while it used the slab. The tenant is never late with a slab if nobody notified it of
-  // the slab's revocation.
+  // Also reports the tenant as late, so that its watch may kill it: the tenant missed a deadline,
+  // or was dropped while it used the slab. A tenant that was never notified of the slab's grant
+  // cannot use the slab, so it is not late.
   void quarantine_slab(SlabId slab) noexcept override;
   void remove_slab(SlabId slab) noexcept override;
   void notify(SlabId slab) noexcept override;

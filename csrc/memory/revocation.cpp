@@ -15,7 +15,7 @@ constexpr std::int32_t kUnranked = std::numeric_limits<std::int32_t>::max();
 // Shortest sleep of wait(): it must not spin when a deadline is reached but the clock stands still.
 constexpr Nanoseconds kNapMin = 20'000;
 // Longest sleep of wait(), and of one listen() by the keeper, a Python thread. If the keeper does
-// not get the interpreter, wait() alone shows that this process runs.
+// not get the interpreter, only the transactions of wait() show that this process still runs.
 constexpr Nanoseconds kNapMax = 20'000'000;
 // Shortest gap between transactions that is a standstill. The keeper listens for 20 ms at a time,
 // and a busy machine delays it by tens of milliseconds.

@@ -30,7 +30,8 @@ struct PoolShape {
   bool operator==(const PoolShape&) const = default;
 };
 
-// InvalidArgument for an impossible pool: slabs that are not whole pages, none, or too many.
+// InvalidArgument if slabs are not whole pages, there is no lendable slab, the number of header
+// slabs is negative, or the pool exceeds the address space.
 Status check_shape(const PoolShape& shape) noexcept;
 
 }  // namespace rose::memory

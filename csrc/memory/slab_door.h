@@ -22,8 +22,8 @@ class SlabDoor {
   virtual bool is_open(SlabId slab, std::uint32_t generation) const noexcept = 0;
   // True if the tenant may use the slab until leave(); false if the tenant has lost the slab.
   virtual bool enter(SlabId slab, std::uint32_t generation) noexcept = 0;
-  // True if the slab is still the tenant's; false if it was closed, so that this call returned it,
-  // or was taken before.
+  // True if the slab is still the tenant's. False if it was closed, and this call returned it, or
+  // if the arbiter had taken it before.
   virtual bool leave(SlabId slab, std::uint32_t generation) noexcept = 0;
 };
 

@@ -14,7 +14,7 @@ enum class SlabUse : std::uint8_t {
   kAbsent,       // not the holder's: its ids are stale
   kOpen,         // gives and takes back blocks
   kClosed,       // being revoked: takes back blocks, gives none
-  kQuarantined,  // lost: takes back blocks as evidence of completion, and counts nowhere
+  kQuarantined,  // lost: takes back blocks as evidence of completion, and is in no total
 };
 
 // The rank of a slab for which the tenant has given no hint.
@@ -71,7 +71,7 @@ class SlabHolder {
   // Any -> kAbsent. Forgets remaining blocks and pins.
   virtual void remove_slab(SlabId slab) noexcept = 0;
 
-  // Notifies the holder that it may now use a slab that was added silently.
+  // Notifies the holder that it may now use a slab which add_slab() added without notice.
   virtual void notify(SlabId) noexcept {}
   virtual bool was_notified(SlabId) const noexcept { return false; }
 
@@ -88,7 +88,7 @@ class SlabHolder {
   virtual bool has_given(SlabId) const noexcept { return false; }
   // Called when the holder is proven gone: from now on every slab is idle.
   virtual void lose() noexcept {}
-  // Called at the end of a change of the records: notifies the holder of it.
+  // Called after each change of the arbiter's records; notifies the holder of the change.
   virtual void settle() noexcept {}
 
   // Internal unless the slab has the state `use`, at `generation` if it is not absent.

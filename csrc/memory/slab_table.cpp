@@ -93,7 +93,7 @@ Status SlabTable::audit() const noexcept {
     ROSE_CHECK(mine == shown, "the ledger and the table differ in slab " + std::to_string(slab));
     ROSE_CHECK(unowned_.test(at(slab)) == (mine.state == SlabState::kUnowned),
                "slab " + std::to_string(slab) +
-                   " is in the unowned set though it must not be, or the reverse");
+                   " is wrongly in the unowned set, or wrongly missing from it");
   }
   return {};
 }

@@ -13,8 +13,9 @@ namespace rose::memory {
 
 // Owns a thread that sleeps until one of three things happens. If the tenant rings, the thread
 // takes back the slabs that the tenant has left. If the arbiter reports the tenant as late, the
-// thread kills its process, and also its children where a cgroup contains only them. If the process
-// has ended, the thread takes everything back. It runs no Python, so no interpreter can delay it.
+// thread kills the tenant's process, and also its descendants if a cgroup contains nothing else. If
+// the process has ended, the thread takes everything back. The thread runs no Python, so no
+// interpreter can delay it.
 //
 // The end of the process proves that all its work on the host is complete. A forked process that
 // shares the mapping is not watched: a tenant must not fork without exec.

@@ -40,8 +40,8 @@ Result<bool> Arbiter::is_short(PartitionId id, std::int64_t taking) const noexce
   return left < low_water(slabs_.unowned());
 }
 
-// Returns how many of n slabs the admission lends; 0 if its lender would then have fewer free
-// blocks than its demand.
+// Returns how many of n slabs the admission lends; 0 if the lender is watched and would then be
+// short.
 Result<std::int32_t> Arbiter::admitted(Admission& admission, PartitionId id,
                                        std::int32_t n) noexcept {
   ROSE_TRY(check_known(admission.lender));

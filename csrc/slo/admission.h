@@ -37,15 +37,15 @@ struct AdmissionTerms {
 // free_serving + (unowned - n) * blocks_per_slab + revocable.
 struct AdmissionBalance {
   std::uint64_t growth_blocks{0};   // for the next tokens of the running requests
-  std::uint64_t request_blocks{0};  // for all new prompts as if they were one, and its first tokens
+  std::uint64_t request_blocks{0};  // for all new prompts as one request, with its first tokens
   std::uint64_t burst_blocks{0};    // extra cost because the new prompts are several requests
   std::uint64_t demand_blocks{0};
   std::uint64_t supply_blocks{0};
   std::int64_t slack_blocks{0};  // supply - demand
 };
 
-// The terms must be finite, with nonzero sizes of blocks and slabs; n must not exceed
-// unowned_slabs.
+// InvalidArgument unless block_tokens and blocks_per_slab are > 0, and all terms are small enough
+// that the sums cannot overflow. Ignores n: admission_certificate() refuses if n > unowned_slabs.
 Status check(const AdmissionTerms& terms) noexcept;
 
 // Computes supply and demand. Pure; requires check(terms).

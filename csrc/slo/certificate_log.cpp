@@ -158,9 +158,9 @@ void CertificateLog::promise_locked(const QuantumRecord& quantum) noexcept {
   if (quantum.mode == HarvestMode::kSlack) promised_ms_ += quantum.quantum_ms + header_.signal_ms;
 }
 
-// A step of serving adds the slowdown's share of its own time to the balance, and subtracts the
-// waits before it. If rollouts ran on lent time before it, its own time is at most the predicted
-// one, and the rest of its time is subtracted, too.
+// A step of serving adds the slowdown's share of the step's own time to the balance, and subtracts
+// the waits before the step. If serving lent time to rollouts before the step, the step's own time
+// is at most the predicted one, and the rest of the actual time is subtracted, too.
 void CertificateLog::settle_locked(const StepRecord& step) noexcept {
   const double own_ms =
       step.lent_ms > 0 ? std::min(step.actual_ms, step.predicted_ms) : step.actual_ms;

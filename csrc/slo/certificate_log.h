@@ -269,8 +269,8 @@ class CertificateLog {
     explicit Section(CertificateLog& log) noexcept
         : log_{log}, lock_{log.mutex_}, now_ns_{log.tick_locked()} {}
     Nanoseconds now_ns() const noexcept { return now_ns_; }
-    // Delay of serving that the STEPs have allowed, minus the delay that rollouts have caused; NaN,
-    // and unused, if the slowdown is infinite.
+    // Delay of serving that the STEPs have allowed, minus the delay that rollouts have caused.
+    // Meaningless, and unused, if the slowdown is infinite.
     double balance_ms() const noexcept { return log_.balance_ms_; }
     // Largest delay that the QUANTUMs of mode slack since the last STEP may cause to the next STEP.
     double promised_ms() const noexcept { return log_.promised_ms_; }

@@ -12,15 +12,16 @@ namespace rose::slo {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::infinity();
-// Invariant 4: older scores are outdated if the observed order of scores would have a chance below
-// this without a change.
+// Invariant 4: older scores are outdated if their observed order has a probability below this
+// value under the assumption that nothing has changed.
 constexpr double kDriftChance = 0.01;
 // Smallest factor between outdated and newer scores; a smaller difference is not worth the loss.
 constexpr double kDriftFactor = 1.1;
 // Number of fresh scores that confirm those of an earlier run: enough to recognise a machine that
 // is twice as slow, and few enough for a start within a second.
 constexpr std::uint32_t kConfirming = 8;
-// Most fresh scores above the restored margin that still confirm it.
+// Maximum number of fresh scores above the restored margin; if there are more, the restored scores
+// are dropped.
 constexpr std::uint32_t kContradictingMax = 1;
 // Range of a saved level that covers every epsilon and adaptation.
 constexpr double kLevelMin = -1;

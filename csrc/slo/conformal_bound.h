@@ -67,9 +67,9 @@ class ConformalBound {
   ConformalState state() const;
   // Continues from `state` once kConfirming fresh scores have confirmed it. Until then there is no
   // bound. If more than one fresh score exceeds the restored margin, the restored scores are
-  // dropped. A smaller window keeps the newest scores. A level fits only the epsilon with which it
-  // was learned; unless `has_same_epsilon`, it starts anew. kCorrupt, with nothing changed, for an
-  // impossible `state`.
+  // dropped. A smaller window keeps the newest scores. The saved level is used only if it was
+  // learned with the epsilon of this bound (`has_same_epsilon`); otherwise the level starts anew.
+  // kCorrupt, with nothing changed, for an impossible `state`.
   Status restore(const ConformalState& state, bool has_same_epsilon) noexcept;
 
  private:

@@ -11,7 +11,8 @@ namespace rose::slo {
 // probability at most `level`. A rank above `count` means that there are too few scores for a
 // bound.
 inline double conformal_rank(std::uint32_t count, double level) noexcept {
-  // In doubles, some products exceed their exact value, an integer, by a rounding error.
+  // Rounding can make the product slightly larger than its exact value. Where that value is an
+  // integer, ceil() would be too large by 1 without the subtraction.
   return std::ceil((static_cast<double>(count) + 1) * (1 - level) - 1e-9);
 }
 

@@ -90,8 +90,8 @@ Result<AdmissionTerms> Demand::terms(std::uint32_t running) noexcept {
                        .max_request_tokens = config_.request_tokens,
                        .max_batch_tokens = config_.step_tokens};
   const std::lock_guard lock{mutex_};
-  // A step can always be as fast as the mean, even while recent steps are slower than the model's
-  // mean.
+  // A step can be as fast as the model's mean, even if all recent steps were slower. So the
+  // speed-up is at least 1.
   const std::optional<double> speed_up = speed_up_.bound();
   const double per_s = (speed_up ? std::max(1.0, *speed_up) : kColdMargin) * kMsPerS;
   terms.decode_tokens_per_s = std::min(

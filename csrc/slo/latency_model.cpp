@@ -22,8 +22,8 @@ constexpr double kWeightMax = 1e16;
 // (30 * 0.18^2 = 1). With an absolute variance, it took hundreds of steps to correct a wrong prior
 // on a slow machine.
 constexpr double kPriorVariance = 30.0;
-// Smallest error that the prior of a weight may have: this share of the prior's time of an ordinary
-// step, and at least a millisecond.
+// Smallest error that is assumed for the prior of a weight: this share of the prior's time of an
+// ordinary step, and at least a millisecond.
 constexpr double kPriorShareMin = 0.03;
 constexpr double kPriorOffMinMs = 1.0;
 // While the trace of the covariance exceeds that of the prior by more than this factor, nothing is
@@ -115,8 +115,8 @@ Forecast LatencyModel::forecast_locked(const Features& features,
 //
 // Only the directions of this step's features are forgotten (directional forgetting: Kulhavy,
 // Automatica 1987). Engines mostly run a few mixes of features, but certificates ask about other
-// mixes, too. With uniform forgetting, noise would decide the forecasts for those. No weight is
-// negative, because no work makes a step faster.
+// mixes, too. With uniform forgetting, noise would decide the forecasts for these other mixes. No
+// weight is negative, because no work makes a step faster.
 void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
                                 double actual_ms) noexcept {
   const double scale = std::max(predicted_ms, actual_ms / 4);

@@ -35,9 +35,9 @@ struct Forecast {
   double upper_ms{0};  // infinite for a kind of step without evidence
 };
 
-// Kinds of steps, which differ in noise or in the error of the linear fit. kDecode has no prefill,
-// kPart has less than a full chunk of it, and kFull has a chunk near step_tokens, about which
-// certificates ask.
+// Kinds of steps, which differ in noise or in the error of the linear fit. kDecode has no prefill.
+// kPart has a prefill chunk that is smaller than a full one. kFull has a prefill chunk near
+// step_tokens, the size for which certificates need a forecast.
 enum class StepKind : std::uint8_t { kDecode = 0, kPart, kFull };
 inline constexpr std::size_t kStepKinds = 3;
 
@@ -78,10 +78,10 @@ class LatencyModel {
   // missing, too.
   Result<Evidence> evidence(const Features& features) const noexcept;
   Result<Forecast> forecast(const Features& features) const noexcept;
-  // Learns that a step took `actual_ms`, and returns the forecast for it from before. On error
-  // nothing changes. `is_after_loan`: serving let rollouts run just before the step, which slows
-  // it. Such a step counts for the bound, which must hold there, too, but not for the regression,
-  // so that predicted_ms stays the time without a loan.
+  // Learns that a step took `actual_ms`, and returns the forecast for this step from before it was
+  // learned. On error nothing changes. `is_after_loan`: serving let rollouts run just before the
+  // step, which makes the step slower. Such a step counts for the bound, which must hold for it,
+  // too. It does not count for the regression, so that predicted_ms stays the time without a loan.
   Result<Forecast> observe(const Features& features, double actual_ms,
                            bool is_after_loan = false) noexcept;
 

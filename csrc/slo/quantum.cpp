@@ -7,8 +7,9 @@ namespace rose::slo {
 
 namespace {
 
-// Longest pause between two decisions that counts for the earlier one. While a borrower wants to
-// run, a creditor decides every poll_ms, 5 ms by default. After a longer pause, none wanted to.
+// The time from a decision to the next one counts for the decision, but at most this time beyond
+// its quantum. While a borrower wants to run, a creditor decides every poll_ms, 5 ms by default. So
+// in a longer pause no borrower wanted to run.
 constexpr Nanoseconds kSilenceNs = 50'000'000;
 
 }  // namespace

@@ -85,10 +85,11 @@ struct QuantumGrant {
 // 5. and the record with all these terms is in the log. The targets are those in the log's header.
 //
 // A running request's deadline is the time of its last token + tpot_ms. In idle mode, step and
-// chunk are the largest possible. In slack mode, step is serving's next step, and chunk is that
-// step with as many prompt tokens of a next request as one step takes, at the end of the longest
-// prompt. A batch counts as committed only if it includes every running request. All reads and the
-// record happen in one section of the log, so the log has the true order.
+// chunk are the largest possible. In slack mode, step is serving's next step. chunk is that step
+// together with the most expensive prefill of a next request: the last chunk of the longest prompt,
+// as large as still fits the step. A batch counts as committed only if it includes every running
+// request. All reads and the record happen in one section of the log, so the log has the true
+// order.
 //
 // A request may arrive before a granted quantum takes effect. The gate resolves that: see Creditor,
 // invariant 3.
@@ -114,7 +115,8 @@ class QuantumCertifier {
     return spent_ns_[static_cast<std::size_t>(why)].load();
   }
   Nanoseconds granted_ns() const noexcept { return refused_ns(QuantumRefusal::kNone); }
-  // Cause of the newest refusal with kSloAtRisk or kNoEvidence; nothing before the first.
+  // Cause of the newest refusal, with kSloAtRisk or kNoEvidence, for which not even one segment
+  // fitted; nothing before the first.
   std::optional<Binding> binding() const {
     const std::scoped_lock lock{binding_mutex_};
     return binding_;

@@ -26,8 +26,9 @@ class ServingListener {
 // The load that a certificate reads, in one section of the log.
 struct ServingLoad {
   std::uint32_t running{0};         // requests that have their first token
-  std::uint64_t context_tokens{0};  // prompts and outputs of these
-  Nanoseconds oldest_token_ns{0};   // oldest last token of a running request; 0 if none
+  std::uint64_t context_tokens{0};  // prompts and outputs of the running requests
+  // Each running request has a time of its last token; this is the earliest, or 0 without any.
+  Nanoseconds oldest_token_ns{0};
 };
 
 // Token times of the requests that have a slot.
@@ -76,7 +77,7 @@ class ServingState {
   // True if a request has ever arrived prefilled. Such requests need their next token within the
   // TPOT target.
   bool has_prefilled() const noexcept { return has_prefilled_.load(); }
-  // Never negative; the largest value before the first heartbeat.
+  // Never negative; the largest Nanoseconds value before the first heartbeat.
   Nanoseconds heartbeat_age_ns(Nanoseconds now_ns) const noexcept;
   ServingLoad load() const noexcept;
   // The same, for a caller that holds a section of the log.
