@@ -14,7 +14,7 @@ struct ApplyArray {
   Box weights;
   u64 width;
   u64 count;
-  u64 first_cta;  // number of the array's first CTA in the grid; ascends with the array
+  u64 first_cta;  // number of the array's first CTA in the grid; ascending over the arrays
   u64* digest;    // two sums, to which the change of the array's digest is added; or null
 };
 

@@ -63,7 +63,8 @@ class Dispatch {
   Place skip_to(Place place, std::size_t job) const noexcept;
   bool is_barred_only(const Query& query) const noexcept;
   void refresh_bars(std::size_t slot);
-  // Sets the time at which the turn lowers its demands without another event.
+  // Makes place() search again once the turn's demands have dropped with time, even if no event
+  // arrives until then.
   void wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept;
   // True if the turn's warm home can run it as soon as there is room.
   bool can_go_home(const Query& query) const noexcept;
