@@ -54,8 +54,8 @@ class ChunkShelf {
   // Answers the requests that wait for the key now; the frame is not kept for later requests.
   // Returns the number of these requests.
   Result<std::uint32_t> give(const ChunkKey& key, Frame frame) noexcept;
-  // Answers the requests that wait for the key: the frame is not kept. A later request starts a new
-  // wait.
+  // Tells the requests that wait for the key that the frame is not kept. A later request starts a
+  // new wait.
   void refuse(const ChunkKey& key) noexcept;
   // Waits for a new miss, and returns at most `most` new misses in the order of their keys. Empty
   // at the deadline and after close().
