@@ -8,8 +8,8 @@
 
 namespace rose::scheduler {
 
-// Placement policy. The baselines differ from kJoint only in the choice of the worker; kMlfq also
-// differs in the order of the queue.
+// Placement policy: chooses the worker of a turn. Besides, only kJoint limits admission by memory
+// and lets turns wait for new weights or to spare caches, and only kMlfq changes the queue's order.
 enum class PlacementPolicy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // warm home, else least loaded dedicated, else least loaded borrowed
