@@ -76,8 +76,8 @@ struct BlockPlan {
   ChangeLayout layout;  // of a GAP or BITMAP block
 };
 
-// Returns the encoding of a block with `changed` > 0 changes. `far` of them have a size other than
-// 1.
+// Returns the encoding of a block with `changed` > 0 changes, of which `far` have a size other
+// than 1.
 ROSE_DEVICE BlockPlan plan_of(u32 elements, u32 width, u32 changed, u32 far, const Cheapest& few,
                               const Cheapest& every) {
   u32 few_words = 0;

@@ -18,7 +18,7 @@
 
 namespace rose::scheduler {
 
-// It uses no thread, clock, I/O or randomness, and does not depend on the order of a hash table:
+// Uses no thread, clock, I/O or randomness, and does not depend on the order of a hash table:
 // the same events at the same times give the same actions in production, replay and simulation.
 // One thread at a time.
 //

@@ -12,9 +12,10 @@
 
 namespace rose::scheduler {
 
-// After place(), no queued turn can start: every worker lacks room, version or grant, is avoided by
-// the turn, holds caches that the turn spares, or is kept for a starved turn. The only exception is
-// room from caches that starts gave up; the next step uses it.
+// After place(), each queued turn waits for newer weights, or no worker can take it: every worker
+// lacks room, version or grant, is avoided by the turn, holds caches that the turn spares, is kept
+// for a starved turn, or would exceed a limit on restarts, exposure or unfairness. The only
+// exception is room from caches that starts gave up; the next step uses it.
 class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}

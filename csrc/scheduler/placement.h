@@ -1,4 +1,4 @@
-// Chooses the best worker of a turn: an exact argmin over all workers.
+// Chooses the best worker for a turn: an exact argmin over all workers.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The trainer of a job: admits trajectories, forms batches, and publishes versions.
+// The trainer of a job: allows new trajectories, forms batches, and publishes versions.
 #pragma once
 
 #include <cstddef>
