@@ -1,4 +1,5 @@
-// The order of the blocks of a call: CTAs take the blocks, and payloads lie, in this order.
+// The order of the blocks of a call. CTAs take the blocks in this order, and the arena holds their
+// payloads in this order.
 //
 // The start of a payload depends on the words of all blocks before it. The kernel finds it without
 // another launch, by decoupled look-back (Merrill and Garland, "Single-pass Parallel Prefix Scan
@@ -9,19 +10,19 @@
 
 namespace rose::kernels {
 
-// Returns the number of the next block of the call. Every block before it has a CTA that runs, so
-// its CTA may wait for their words. `newest` is the last number taken, ~0 at first.
+// Returns the number of the next block of the call. CTAs already run for all earlier blocks, so the
+// CTA of this block may wait for their word counts. `newest` is the last number taken, ~0 at first.
 ROSE_DEVICE u64 take_block(u64* newest) { return atomic_add(newest, 1) + 1; }
 
-// The row of the offset table that will hold the end of a block's payload has three values, one
-// after the other: kNothing; kWordsOnly plus the number of words of the payload; the end.
+// The row of the offset table that will hold the end of a block's payload takes three values in
+// turn: kNothing; kWordsOnly plus the number of words of the payload; the end.
 constexpr u64 kNothing = ~u64{0};
 constexpr u64 kWordsOnly = u64{1} << 63;
 
-// Reserves the payload of block `number`, and returns its start to lane 0, which must pass the
-// number of words. `offset` points to the start of the payload in the offset table, and offset[1]
-// is its end. Waits until all earlier blocks have their numbers of words. All lanes of one warp
-// call this.
+// Reserves the payload of block `number`. Lane 0 must pass the payload's number of words, and only
+// lane 0 receives the payload's start. `offset` points to the row of the offset table for this
+// start, and offset[1] is the row for the end. Waits until the word counts of all earlier blocks
+// are known. All lanes of one warp call this.
 ROSE_DEVICE u64 reserve(u64* offset, u64 number, u32 words) {
   const u32 lane = threadIdx.x % kWarp;
   if (lane == 0) store_relaxed(&offset[1], kWordsOnly | words);
@@ -32,7 +33,7 @@ ROSE_DEVICE u64 reserve(u64* offset, u64 number, u32 words) {
     u64 known = 0;  // before block 0 there is nothing
     if (back < number) {
       do {
-        known = load_relaxed(offset - back);  // of block `number` - 1 - `back`
+        known = load_relaxed(offset - back);  // the end of block `number` - 1 - `back`
       } while (known == kNothing);
     }
     ends = __ballot_sync(kAllLanes, (known & kWordsOnly) == 0);

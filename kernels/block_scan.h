@@ -19,7 +19,7 @@ ROSE_DEVICE void atomic_min(u64* least, u64 number) {
   atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(number));
 }
 
-// Sums over the lower warps, for each warp of the largest CTA, and the sum over all warps.
+// For each warp of the largest CTA, the sum over the lower warps; then the sum over all warps.
 struct ScanShared {
   u64 before[kWarp + 1];
 };
@@ -30,8 +30,8 @@ struct Scanned {
   u64 total;
 };
 
-// All threads of the CTA, which consists of whole warps, call this. Between two calls there must be
-// a barrier, so that every thread has read the first results.
+// Sums `number` over the threads of the CTA. All threads call this, and the CTA consists of whole
+// warps. A barrier must separate two calls, so that every thread has read the first results.
 ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
   const u32 warps = blockDim.x / kWarp;
   const u32 lane = threadIdx.x % kWarp;

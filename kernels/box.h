@@ -5,9 +5,6 @@
 
 namespace rose::kernels {
 
-// The array's elements are those of the box, in row-major order. A flat array is a single row.
-// Dimensions that are contiguous in memory are merged; missing outer dimensions have size 1.
-//
 // Division by multiplication: n / number is the upper half of n * magic, shifted right by `shift`.
 // It is exact for n < 2^63 with shift = ceil(log2(number)) - 1 and magic = ceil(2^(64 + shift) /
 // number). For number = 1 the kernels do not divide.
@@ -17,6 +14,8 @@ struct Divisor {
   u64 shift;
 };
 
+// The array's elements are those of the box, in row-major order. A flat array is a single row.
+// Dimensions that are contiguous in memory are merged; missing outer dimensions have size 1.
 struct Box {
   u8* base;          // aligned to an element; null only where a kernel allows it
   Divisor sizes[3];  // of the inner dimensions, at least 1; the last is the row length

@@ -1,5 +1,5 @@
-// This kernel is separate from gate.cu: a driver that cannot resolve cudaGraphSetConditional cannot
-// load a fat binary that calls it, and must still be able to load the gates.
+// This kernel is not in gate.cu, because some drivers cannot resolve cudaGraphSetConditional. Such
+// a driver cannot load a fat binary that calls this function, but it must still load gate.cu's.
 #include "device_world.h"
 #include "kernels/gate.h"
 

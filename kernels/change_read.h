@@ -12,12 +12,13 @@
 
 namespace rose::kernels {
 
-// Changes that a thread visits at once, so that their loads overlap: from a list, and from bits.
+// Number of changes that a thread visits at once, so that their loads overlap: kTile if they are
+// listed (sparse blocks), kBitTile otherwise.
 constexpr u32 kTile = 4;
 constexpr u32 kBitTile = 2;
 
-// At most kCount changes of a thread; has(k) is true if there is a k-th. The rank of a change is
-// the number of changes before it in the block.
+// At most kCount changes of a thread; has(k) is true if there is a k-th change. The rank of a
+// change is the number of changes before it in the block.
 template <u32 kSize>
 struct ChangeTile {
   static constexpr u32 kCount = kSize;
@@ -52,11 +53,12 @@ struct ListTile {
 constexpr u32 kDenseGroup = 8;
 
 struct DecodeShared {
-  // The masks of a dense block: one bit per change, and one per listed change.
+  // Words of the two masks of a dense block: one has a bit per change, the other a bit per listed
+  // change.
   static constexpr u32 kPoolWords = 2 * (kMaskWordsMax + kMaskWordsMax / kDenseGroup);
 
   u32 pool[kPoolWords];
-  // Ones in each warp's share of the positions, the ranks and the large ranks.
+  // Number of one bits in each warp's share of the positions, the ranks and the large ranks.
   u32 ones[3][kReadThreadsMax / kWarp];
   ChangeLayout layout;
   bool is_open;  // the result of ChangeReader::open()
@@ -75,7 +77,8 @@ ROSE_DEVICE u32 field(const u32* words, u32 at, u32 width) {
 
 ROSE_DEVICE bool bit_at(const u32* words, u32 at) { return (words[at / 32] >> at % 32 & 1) != 0; }
 
-// Returns word i of a section of `bits` bits at bit `at`, a multiple of 32. Bits behind it are 0.
+// Returns word i of a section that begins at bit `at`, a multiple of 32, and has `bits` bits. The
+// word's bits behind the section's end are returned as 0.
 ROSE_DEVICE u32 section_word(const u32* words, u32 at, u32 bits, u32 i) {
   const u32 rest = bits - 32 * i;
   return words[at / 32 + i] & low_mask(rest < 32 ? rest : 32);
@@ -111,7 +114,8 @@ ROSE_DEVICE u32 end_of_section(const ChangeLayout& layout, u32 section) {
   return end;
 }
 
-// True if the counts of an entry suit a block of `elements`, and the payload contains its words.
+// True if a block of `elements` elements can have the entry's number of changes, and the payload
+// contains the block's words.
 ROSE_DEVICE bool is_in_payload(const Entry& entry, u32 elements, u64 offset, u64 payload_words) {
   if (entry.changed == 0 || entry.changed > elements) return false;
   return offset <= payload_words && entry.words <= payload_words - offset;
@@ -158,7 +162,7 @@ struct NumberTile {
   u32 number[kCount];
 };
 
-// A section of a payload: Elias-Fano, or a bitmap, where bit p is number p.
+// A section of a payload: an Elias-Fano code, or a bitmap in which bit p stands for number p.
 struct Section {
   const u32* words;
   EliasFano code;
@@ -255,7 +259,8 @@ struct RankMask {
   }
 };
 
-// Reads a block. Every thread of the CTA has a reader for the block, and all call its functions.
+// Reads a block. Every thread of the CTA constructs a reader for the block, and all threads call
+// each function.
 template <bool kIsSparse>
 class ChangeReader {
  public:
@@ -282,9 +287,9 @@ class ChangeReader {
     positions_ = reinterpret_cast<u16*>(differences_ + entry.changed);
   }
 
-  // Copies the payload if the block is sparse, and computes the layout. One thread computes it:
-  // the thread that copied the block's shape, word `shape_at`, if changes are listed. Returns false
-  // if the entry and the shape contradict each other.
+  // Copies the payload if the block is sparse, and computes the layout. One thread computes the
+  // layout; if changes are listed, it is the thread that copies the block's shape, word `shape_at`.
+  // Returns false if the entry and the shape contradict each other.
   ROSE_DEVICE bool open(const Entry& entry, const u32* payload, u32 elements, u32 width,
                         u32 shape_at) {
     if constexpr (kIsSparse) {
@@ -422,7 +427,8 @@ class ChangeReader {
     });
   }
 
-  // Checks the list, and adds the differences. Each thread lists the changes that it visits later.
+  // Checks the listed positions, and lists the differences. Each thread lists the differences of
+  // the changes that it visits later.
   ROSE_DEVICE void list_differences() {
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < layout().counts.changed; i += blockDim.x) {

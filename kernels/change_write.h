@@ -9,10 +9,11 @@ namespace rose::kernels {
 
 // A `Source` gives the changes; `word` is one of the mask words of this thread:
 //   sent(word), down(word), listed(word)    bit masks of 32 elements
-//   number(word, bit)                       the number that `positions` has for the element
+//   number(word, bit)                       the element's number in the section of positions
 //   size(word, bit)                         size of a change
 
-// Number of changes before this thread's first, and how many of these are listed and are large.
+// Number of changes before this thread's first change: all of them, the listed ones, and the listed
+// ones with a large magnitude.
 struct Before {
   u32 changes;
   u32 listed;

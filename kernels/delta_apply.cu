@@ -9,8 +9,8 @@
 namespace rose::kernels {
 namespace {
 
-// CTAs of the largest size whose registers must fit a multiprocessor: they have five eighths of its
-// threads. For sm_80 ptxas would spill, so there they have half of them.
+// Number of CTAs of the largest size whose registers must fit into one multiprocessor. Five have
+// five eighths of its threads. For sm_80, ptxas would then spill, so there four must fit.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr u32 kApplyCtas = 5;
 #else
@@ -36,7 +36,7 @@ ROSE_DEVICE void add(T* weights, const Tile& tile, const u64* places, bool is_un
 struct WordPlace {
   u64 first;        // index of the word's first element
   u32 count;        // number of elements: fewer at the end of the array
-  bool is_aligned;  // to a word of 64 bits, without gaps
+  bool is_aligned;  // true if the elements are one aligned 64-bit word of memory
   u64 offset;       // of the first element
 };
 
@@ -66,8 +66,7 @@ ROSE_DEVICE u64 load_word(const ApplyArray& array, const WordPlace& word) {
 }
 
 // Applies the differences of a list. The thread with a word's first change makes all changes of the
-// word.
-// Returns this thread's part of the change of the digest.
+// word. Returns this thread's part of the digest's change.
 template <typename T>
 ROSE_DEVICE DigestSum add_words(const ApplyArray& array, u64 first, const ListTile& list,
                                 bool is_undo) {

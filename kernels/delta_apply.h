@@ -14,17 +14,18 @@ struct ApplyArray {
   Box weights;
   u64 width;
   u64 count;
-  u64 first_cta;  // number of the array's first CTA in the grid; ascends with the array
+  u64 first_cta;  // number of the array's first CTA in the grid; ascending over the arrays
   u64* digest;    // two sums, to which the change of the array's digest is added; or null
 };
 
 // As many arrays as fit into 4,096 bytes, the most that every driver accepts as arguments.
 constexpr u32 kApplyArraysMax = 23;
 
-// One CTA of threads_to_read(block_elements) threads per delta block. Each block is checked
-// before it is written. A corrupt block changes nothing, and `bad_block` becomes the lowest number
-// that a corrupt block has in its array. To apply a part of a delta, pass that part of the table,
-// and `weights` from the part's first element on. Array 0 begins at CTA 0, and no array is empty.
+// One CTA of threads_to_read(block_elements) threads per delta block. Each block is checked before
+// any of its changes is written. A corrupt block changes nothing, and `bad_block` becomes the
+// lowest number that a corrupt block has in its array. To apply a part of a delta, pass that part
+// of the table, and `weights` from the part's first element on. Array 0 begins at CTA 0, and no
+// array is empty.
 struct DeltaApplyParams {
   u64 arrays;
   u64 block_elements;

@@ -283,7 +283,7 @@ ROSE_DEVICE void write_changes(const PackSource<Shared>& source, Shared& shared,
   const u32 words = layout.end / 32;
 #pragma unroll 1
   for (u32 first = 0; first < words; first += kWindow) {
-    // Each thread clears the words that it copied from the window before.
+    // Each thread clears the words that it copied out of the previous window.
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < kWindow; i += blockDim.x) shared.window[i] = 0;
     __syncthreads();  // separates clearing the window from setting bits
@@ -397,9 +397,9 @@ struct Arguments {
 };
 
 // One CTA packs a delta block. It reads the block once to find the changes (each thread takes every
-// blockDim-th group of eight elements), counts, and reserves its payload. Then each thread writes
-// the changes of its own kElementsOfThread elements, and finally all threads update the
-// shadow.
+// blockDim-th group of eight elements), counts them, and reserves the block's payload. Then each
+// thread writes the changes of its own kElementsOfThread elements, and finally all threads update
+// the shadow.
 //
 // `arguments` returns the arguments, and `number` the number of the block in its array. Both are
 // called again for the last steps, so that no register has to hold their results until then.
@@ -411,7 +411,7 @@ ROSE_DEVICE void pack(const Get& arguments, const Number& number, Shared& shared
   with_width(params.width, [&](auto zero) { fill_masks<decltype(zero)>(params, block, shared); });
   __syncthreads();  // separates writing the masks from reading those of other threads
 
-  u64 counts = 0;  // changes; from bit 32 on, changes with a size other than 1
+  u64 counts = 0;  // lower half: changes; upper half: changes with a size other than 1
 #pragma unroll
   for (u32 i = 0; i < kWordsOfThread; ++i) {
     const u32 word = threadIdx.x * kWordsOfThread + i;
@@ -465,20 +465,21 @@ ROSE_DEVICE void pack_array(const DeltaPackParams& params, Shared& shared) {
 template <u32 kBlock>
 struct ListShared {
   static constexpr u32 kWarps = kBlock / kElementsOfThread / kWarp;
-  // Room for the changes of a warp's 4,096 elements: for 4 % of them in blocks of 64 Ki, and 12 %
-  // in blocks of 16 Ki, which are for denser deltas. More would cost occupancy.
+  // Number of changes that a warp's list can hold: 4 % of the warp's 4,096 elements in blocks of
+  // 64 Ki elements, and 12 % in blocks of 16 Ki, which are for denser deltas. Longer lists would
+  // cost occupancy.
   static constexpr u32 kListed = kBlock == kBlockMax ? 184 : 512;
   static constexpr u32 kWindowWords = kWarps * sizeof(WordQueue) / sizeof(u32);
 
   union {
     alignas(16) WordQueue queues[kWarps];
-    u32 window[kWindowWords];  // once all words are taken
+    u32 window[kWindowWords];  // replaces the queues once all changes are listed
   };
   ChangeList<kListed> lists[kWarps];
   PlanShared planned;
 
-  // All sections of a block fit into the window: a change has at most 7 bits of its position, a
-  // sign, 2 bits of its rank and 15 of its magnitude, and each section ends with its word.
+  // All sections of a block fit into the window: a change takes at most 7 bits for its position, 1
+  // for its sign, 2 for its rank and 15 for its magnitude. Each section is padded to a whole word.
   static_assert(kWindowWords >= kWarps * kListed * 25 / 32 + 8);
 };
 
@@ -493,7 +494,7 @@ struct FlatShared {
   u32 array;
 };
 
-// Returns the arguments that make a CTA's block an array of its own.
+// Returns arguments for pack() that describe a CTA's block as an array of its own.
 template <u32 kBlock>
 ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params,
                                            const FlatShared<kBlock>& shared) {
@@ -525,12 +526,13 @@ ROSE_DEVICE DeltaPackParams block_as_array(const DeltaPackFlatParams& params,
           .seed = params.seed};
 }
 
-// Lists the changes of this warp's part of its CTA's block. A shorter block, the last one of its
-// array, is not read; its list counts as full.
+// Lists the changes in this warp's part of the CTA's block. A block of fewer than kBlock elements,
+// which only an array's last block can be, is not read; its list counts as overfull.
 template <u32 kBlock>
 ROSE_DEVICE void list_part(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared,
                            ListState& state) {
-  // The same for all lanes; a reduction tells the compiler, which then needs fewer registers.
+  // All lanes have the same number. The reduction shows this to the compiler, which then needs
+  // fewer registers.
   const u32 cta = __reduce_max_sync(kAllLanes, shared.cta);
   const u32 which = array_of_cta(params, cta);
   if (threadIdx.x == 0) shared.array = which;
@@ -549,7 +551,7 @@ ROSE_DEVICE void list_part(const DeltaPackFlatParams& params, FlatShared<kBlock>
 }
 
 // Packs a block of a flat array (is_flat()) from lists of its changes, one per warp. Returns false,
-// and writes nothing, if a list has no room or the block is shorter.
+// and writes nothing, if a list has no room or the block has fewer than kBlock elements.
 template <u32 kBlock>
 ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared) {
   using List = ListShared<kBlock>;
@@ -567,7 +569,7 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
   const u32 changed = static_cast<u32>(scanned.total) & low_mask(kFarAt);
   const u32 far = static_cast<u32>(scanned.total >> kFarAt) & low_mask(kFarAt);
   if (scanned.total >> kLongAt != 0) return false;
-  // Found again, because no register can hold the array during the loop above.
+  // The array is looked up again, because no register could hold it while list_part() ran.
   const FlatArray& array = params.at[shared.array];
   const u32 number = number_in(array, shared.cta);
   const PackBlock block{static_cast<u64>(number) * kBlock, kBlock, 16};
@@ -587,7 +589,7 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
       if (size != 1) count_size(lengths, size);
     }
   };
-  // A GAP block has the fewest words.
+  // With so few changes GAP needs the fewest words, so the plan is always a GAP block.
   make_plan([&] { return row; }, block, changed, far, planned, count);
   const Entry entry = entry_of(params.arena_words, planned);
   put_entry(row, entry);
@@ -622,7 +624,8 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
   return true;
 }
 
-// One CTA packs one delta block. Dense and shorter blocks are packed as by delta_pack_kernel.
+// One CTA packs one delta block. Blocks that are dense, or have fewer than kBlock elements, are
+// packed as in delta_pack_kernel.
 template <u32 kBlock>
 ROSE_DEVICE void pack_flat(const DeltaPackFlatParams& params, FlatShared<kBlock>& shared) {
   if (threadIdx.x == 0) {

@@ -13,9 +13,9 @@ constexpr u32 kAgeMax = 255;
 
 // One CTA of block_elements / kElementsOfThread threads per delta block.
 //
-// A call packs one or more arrays, with launches that follow each other on one stream. Their blocks
-// are numbered one after the other, and their rows are in this order in both tables. CTAs take the
-// blocks in the order of these numbers (block_order.h), not in that of CTA numbers.
+// A call packs one or more arrays, with launches that follow each other on one stream. The blocks
+// of all arrays are numbered consecutively, and both tables have a row per block in this order.
+// CTAs take the blocks in this order (block_order.h), not in the order of CTA numbers.
 //
 // Payloads lie in the arena in the order of the table. The last offset is the number of words that
 // all blocks need. If the arena has no room for a block, this block and all later blocks with
@@ -38,9 +38,9 @@ struct DeltaPackParams {
   u64* newest;      // number of the block that a CTA took last; ~0 at first
   u64 first_block;  // number of the array's first block in the call
   u64* entries;     // from the array's first block on
-  u64* offsets;     // in words, and the end of the last payload; ~0 at first
+  u64* offsets;     // starts of the payloads, and end of the last, in words; ~0 at first
   u64* digest;      // two sums, to which the change of the shadow's digest is added; or null
-  u64 first_index;  // index of the first element in its tensor, a multiple of 8 bytes
+  u64 first_index;  // index of the array's first element in its tensor, at a multiple of 8 bytes
   u64 seed;         // of the digest
 };
 
@@ -57,7 +57,7 @@ struct FlatArray {
   const u16* bits;
   u16* shadow;
   u64 count;
-  u64 first_cta;  // number of the array's first CTA in the grid; ascends with the array
+  u64 first_cta;  // number of the array's first CTA in the grid; ascending over the arrays
   u64* entries;
   u64* offsets;
   u64* digest;
@@ -67,14 +67,14 @@ struct FlatArray {
 // As many arrays as fit into 4,096 bytes, the most that every driver accepts as arguments.
 constexpr u32 kFlatArraysMax = 63;
 
-// CTAs as for DeltaPackParams. Array 0 begins at CTA 0, and no array is empty.
+// The grid is as for DeltaPackParams. Array 0 begins at CTA 0, and no array is empty.
 struct DeltaPackFlatParams {
   u64 arrays;
   const u32* threshold;
   u32* arena;
   u64 arena_words;
   u64* newest;
-  u64 first_block;  // of the launch
+  u64 first_block;  // number of the launch's first block in the call
   u64 seed;
   FlatArray at[kFlatArraysMax];
 };

@@ -30,8 +30,8 @@ constexpr u32 kWordsOfThread = kElementsOfThread / 32;
 constexpr u32 kBlockMax = 65536;
 constexpr u32 kMaskWordsMax = kBlockMax / 32;
 constexpr u32 kThreadsMax = kBlockMax / kElementsOfThread;
-// CTAs of kThreadsMax threads whose registers must fit a multiprocessor. Without this bound the
-// compiler uses fewer registers, and spills.
+// Number of CTAs of kThreadsMax threads whose registers must fit into one multiprocessor. Without
+// this bound the compiler uses fewer registers, and spills.
 constexpr u32 kCtas = 2;
 
 // A CTA that reads a block of a delta has fewer threads, because few elements of a block change.

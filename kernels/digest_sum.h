@@ -20,11 +20,11 @@ struct DigestKeys {
   u64 first;
   u64 second;
 
-  // `index` is that of the word in its tensor.
+  // `index` is the word's index in its tensor.
   ROSE_HD static DigestKeys of(u64 index, u64 seed) {
     return {(index + 1) * kFirstStride + seed, (index + 1) * kSecondStride + seed};
   }
-  // Those of the word `words` further on.
+  // Returns the keys of the word that is `words` words further on.
   ROSE_HD DigestKeys after(u64 words) const {
     return {first + words * kFirstStride, second + words * kSecondStride};
   }
@@ -38,7 +38,7 @@ struct DigestSum {
     first += mix(word + keys.first);
     second += mix(word + keys.second);
   }
-  // `index` is that of the word in its tensor.
+  // `index` is the word's index in its tensor.
   ROSE_HD void add(u64 word, u64 index, u64 seed) { add(word, DigestKeys::of(index, seed)); }
   ROSE_HD void operator+=(const DigestSum& other) {
     first += other.first;
@@ -48,7 +48,7 @@ struct DigestSum {
     first -= other.first;
     second -= other.second;
   }
-  // Turns the digest of a tensor with the word `old` into that with `now`.
+  // Updates the digest of a tensor for a word that changes from `old` to `now`.
   ROSE_HD void replace(u64 old, u64 now, const DigestKeys& keys) {
     first += mix(now + keys.first) - mix(old + keys.first);
     second += mix(now + keys.second) - mix(old + keys.second);

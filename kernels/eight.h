@@ -78,8 +78,8 @@ ROSE_DEVICE void add_to_digest(DigestSum& sum, const Eight<T>& eight, u64 at, u6
   }
 }
 
-// Replaces those digest words of eight elements that differ. `index` is the index of the first of
-// the elements in its tensor.
+// Updates `sum` for those digest words of eight elements that differ between `old` and `now`.
+// `index` is the first element's index in its tensor.
 template <typename T>
 ROSE_DEVICE void replace_in_digest(DigestSum& sum, const Eight<T>& old, const Eight<T>& now,
                                    u64 index, u64 seed) {
@@ -89,8 +89,8 @@ ROSE_DEVICE void replace_in_digest(DigestSum& sum, const Eight<T>& old, const Ei
   for (u32 i = 0; i < Eight<T>::kDigestWords; ++i) {
     differ |= (old.digest_word(i) != now.digest_word(i) ? 1U : 0U) << i;
   }
-  // Few words differ, and each lane has them at other places. So in each round, every lane takes
-  // its first remaining word.
+  // Few words differ, and they have different places i in each lane. So in each round, every lane
+  // takes its first remaining word.
 #pragma unroll 1
   for (; differ != 0; differ &= differ - 1) {
     const u32 at = floor_log2(differ & (0U - differ));

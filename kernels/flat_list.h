@@ -38,14 +38,14 @@ struct ChangeList {
 
 // State of a warp's growing list. All members but `far` and `sum` are equal in all lanes.
 struct ListState {
-  u32 first{0};    // of the waiting words in the ring
+  u32 first{0};    // place of the first waiting word in the ring
   u32 waiting{0};  // words in the ring
   u32 listed{0};   // changes so far, also those for which the list has no room
   u32 far{0};      // this lane's changes with a size other than 1
-  DigestSum sum;   // this lane's part of the change of the digest
+  DigestSum sum;   // this lane's part of the digest's change
 };
 
-// Returns a mask of the four elements of two words: bit i is 1 if element i differs.
+// Compares two words of four elements each: bit i of the result is 1 if element i differs.
 ROSE_DEVICE u32 changed_elements(u64 now, u64 old) {
   constexpr u32 kLow = 0x7FFF7FFF;
   const auto pair = [&](u32 differs) {
@@ -117,8 +117,8 @@ ROSE_DEVICE void take_words(const WordQueue& queue, u32 words, const u32* thresh
   }
 }
 
-// Eight elements are two words. Each lane queues its changed words; then words are taken, one for
-// each lane, while so many wait.
+// Compares eight elements per lane, which are two words. Each lane queues its changed words. While
+// at least kWarp words wait, each lane takes one of them.
 template <u32 kMax>
 ROSE_DEVICE void compare_eight(const Eight<u16>& now, const Eight<u16>& old, u32 index,
                                const u32* threshold, WordQueue& queue, ChangeList<kMax>& list,

@@ -49,11 +49,11 @@ ROSE_HD inline u32 size_of(u32 difference, u32 width) {
 
 // ---- sections -----------------------------------------------------------------------------------
 
-// Returns the next multiple of 32; sections begin at words.
+// Returns the first multiple of 32 from `at` on, where a section may begin.
 ROSE_HD inline u32 border(u32 at) { return (at + 31) & ~u32{31}; }
 
-// Elias-Fano of `count` numbers below `universe`, 0 < count <= universe. Positions are in bits from
-// the start of the block's payload.
+// Elias-Fano code of `count` numbers below `universe`, 0 < count <= universe. `high_at`, `low_at`
+// and `end` are in bits from the start of the block's payload.
 struct EliasFano {
   u32 universe;
   u32 count;
@@ -90,7 +90,7 @@ struct ChangeCounts {
 struct ChangeLayout {
   ChangeCounts counts;
   u32 width;
-  bool is_bitmap;  // then `positions` has only its position, with one bit per element
+  bool is_bitmap;  // then `positions` is a bitmap from high_at on, with one bit per element
   EliasFano positions;
   u32 signs_at;
   u32 shape_at;     // the shape and all later sections exist only if changes are listed

@@ -21,7 +21,7 @@ struct BranchParams {
   GateParams gate;
   std::uint64_t condition;   // conditional handle of the IF node that follows
   std::uint32_t skips;       // with any of these bits in `state` the segment is skipped
-  std::uint32_t has_waited;  // 1 if memory operations in front of this gate have waited, else 0
+  std::uint32_t has_waited;  // 1 if memory operations in front of this gate do its waiting, else 0
 };
 
 // `World` gives access to memory and clock: system-wide load (acquire) and store (release), now_ns,

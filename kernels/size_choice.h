@@ -1,5 +1,6 @@
-// Chooses the listing of a block's sizes that has the fewest words: either all changes or only
-// those with a size other than 1, and the bits per magnitude. docs/protocol.md, "Deltas".
+// Chooses how a block lists the sizes of its changes, so that it has the fewest words: whether it
+// lists all changes or only those with a size other than 1, and with how many bits per magnitude.
+// docs/protocol.md, "Deltas".
 #pragma once
 
 #include "block_scan.h"
@@ -7,8 +8,8 @@
 
 namespace rose::kernels {
 
-// A size is at most 2^31, so a magnitude has 0 to 31 bits: one bin per lane of a warp. Each bin
-// exists several times, because most magnitudes fall into few bins.
+// A size is at most 2^31, so a magnitude has 0 to 31 bits: one bin per lane of a warp. Each bin has
+// several copies, because most magnitudes fall into few bins, where atomics would contend.
 constexpr u32 kLengths = kWarp;
 constexpr u32 kCopies = 8;
 
@@ -42,8 +43,8 @@ struct Cheapest {
   u32 large;
 };
 
-// One warp calls this. Lane n tries n bits per magnitude; lane 0 has the result. Besides `lengths`
-// there are `steps` magnitudes of 0.
+// One warp calls this. Lane n tries n bits per magnitude; lane 0 has the result. `steps` further
+// magnitudes, which `lengths` does not include, are 0.
 ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count, u32 steps,
                               u32 width) {
   const u32 lane = threadIdx.x % kWarp;
@@ -75,7 +76,8 @@ struct BlockPlan {
   ChangeLayout layout;  // of a GAP or BITMAP block
 };
 
-// Returns the encoding of a block with `changed` > 0 changes, `far` with a size other than 1.
+// Returns the encoding of a block with `changed` > 0 changes, of which `far` have a size other
+// than 1.
 ROSE_DEVICE BlockPlan plan_of(u32 elements, u32 width, u32 changed, u32 far, const Cheapest& few,
                               const Cheapest& every) {
   u32 few_words = 0;

@@ -20,7 +20,8 @@ struct HistogramShared {
 
 ROSE_DEVICE void count_key(HistogramShared& shared, u64* histogram, u32 key) {
   const u32 slot = key % kSlots;
-  u32 owner = load_relaxed(&shared.key[slot]);  // a claimed slot stays claimed, and most are
+  // Most slots are claimed, and a claimed slot stays claimed, so the plain load mostly suffices.
+  u32 owner = load_relaxed(&shared.key[slot]);
   if (owner == kUnclaimed) owner = atomicCAS(&shared.key[slot], kUnclaimed, key);
   if (owner == kUnclaimed || owner == key) {
     atomicAdd(&shared.changes[slot], 1U);
@@ -32,14 +33,16 @@ ROSE_DEVICE void count_key(HistogramShared& shared, u64* histogram, u32 key) {
 // Groups of eight elements of each array that a thread loads before it looks at any.
 constexpr u32 kGroups = 2;
 
-// The element of a bit of differing(). Registers cannot be indexed, so it selects a word.
+// Returns the element that a bit of differing() stands for. Registers cannot be indexed, so nested
+// conditions select the word.
 ROSE_DEVICE u16 element_of(const Eight<u16>& eight, u32 bit) {
   const u32 low = (bit & 1) != 0 ? eight.words[1] : eight.words[0];
   const u32 high = (bit & 1) != 0 ? eight.words[3] : eight.words[2];
   return static_cast<u16>(((bit & 2) != 0 ? high : low) >> (bit & 16));
 }
 
-// Bit w or 16 + w for each lower or upper half of word w that differs, compared two at a time.
+// Returns a mask of the elements that differ: bit w stands for the lower half of word w, and bit
+// 16 + w for its upper half. Both halves are compared at once.
 ROSE_DEVICE u32 differing(const Eight<u16>& now, const Eight<u16>& old) {
   constexpr u32 kLow = 0x7FFF7FFF;
   u32 bits = 0;
@@ -51,7 +54,7 @@ ROSE_DEVICE u32 differing(const Eight<u16>& now, const Eight<u16>& old) {
   return bits;
 }
 
-// Counts the changes of elements `at` to `at` + 7.
+// Counts the changes among elements `at` to `at` + 7.
 ROSE_DEVICE void count_changes(const TopkHistogramParams& params, HistogramShared& shared, u64 at,
                                const Eight<u16>& now, const Eight<u16>& old) {
 #pragma unroll 1
@@ -131,7 +134,7 @@ extern "C" __global__ __launch_bounds__(
     rose::kernels::kThresholdThreads) void topk_threshold_kernel(const TopkThresholdParams params) {
   using namespace rose::kernels;
   __shared__ ThresholdShared shared;
-  // Thread 0 has the largest keys, so the sum over lower threads is that of larger keys.
+  // Thread 0 has the largest keys, so a sum over lower threads is a sum over larger keys.
   const u32 end = kKeys - threadIdx.x * kKeysOfThread;
   u64 changes = 0;
   for (u32 i = 1; i <= kKeysOfThread; ++i) changes += params.histogram[end - i];

@@ -1,5 +1,5 @@
-// topk_histogram_kernel and topk_threshold_kernel: the threshold of a budget of changes. It stays
-// on the device, where delta_pack reads it.
+// topk_histogram_kernel and topk_threshold_kernel: compute the smallest key that is sent, so that
+// the changes keep to a budget. This threshold stays on the device, where delta_pack reads it.
 #pragma once
 
 #include "box.h"
@@ -18,8 +18,8 @@ struct TopkHistogramParams {
   u64 count;
   const u8* ages;  // one per element; or null
   u64 age_limit;   // age from which a change is due
-  // Number of changes per key that are not due, then the number of those that are. The kernel adds
-  // to the existing content.
+  // For each key, the number of changes that are not due; in the last bin, the number of due
+  // changes. The kernel adds to the existing content.
   u64* histogram;
 };
 constexpr u32 kHistogramBins = kKeys + 1;
@@ -29,7 +29,7 @@ constexpr u32 kThresholdThreads = 1024;
 // One CTA.
 struct TopkThresholdParams {
   const u64* histogram;  // kHistogramBins numbers
-  u64 budget;            // in elements, due ones included
+  u64 budget;            // most changes to send, due ones included
   u32* threshold;        // output, 1 to kKeys
 };
 

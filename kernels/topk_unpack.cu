@@ -7,7 +7,8 @@
 namespace rose::kernels {
 namespace {
 
-// CTAs of the largest size per multiprocessor whose registers must fit: half of its threads.
+// Number of CTAs of the largest size whose registers must fit into one multiprocessor. Four have
+// half of its threads.
 constexpr u32 kUnpackCtas = 4;
 
 // One CTA lists one delta block; see delta_apply.cu.

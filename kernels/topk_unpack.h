@@ -1,4 +1,4 @@
-// topk_unpack_kernel: a delta as positions and new values.
+// topk_unpack_kernel: lists the changes of a delta as positions and new values.
 #pragma once
 
 #include "box.h"

@@ -83,7 +83,7 @@ py::list to_list(std::span<const BlockId> ids) {
   return list;
 }
 
-// Calls `fill` with room for n ids. Returns the list of them, or None if `fill` returns false.
+// Calls `fill` with room for n ids. Returns the list of these ids, or None if `fill` returns false.
 template <typename Fill>
 py::object fill_list(const BlockAllocator& allocator, std::int64_t n, Fill fill) {
   if (n < 0)

@@ -27,8 +27,7 @@ inline transfer::Shape shape_of(const char* name, const pybind11::array& array,
     if (!shape.append({static_cast<std::uint64_t>(array.shape(i)),
                        static_cast<std::uint64_t>(stride / item_bytes)})) {
       raise(Status::invalid_argument(
-          std::string{name} +
-          " has more than four dimensions that are not contiguous: pass a copy"));
+          std::string{name} + " has more than 16 dimensions that are not contiguous: pass a copy"));
     }
   }
   return shape;

@@ -118,9 +118,9 @@ class CertifiedPolicy final : public compute::CreditPolicy {
                                .committed = committed_});
   }
 
-  // If recent segments were too long for the targets, every further segment is refused, even if
-  // those were exceptions. So after a while, when serving is idle, a single segment may run with
-  // the prior as its estimate.
+  // If recent segments were too long for the targets, every further segment is refused, even if the
+  // long segments were exceptions. So after a while, when serving is idle, a single segment may run
+  // with the prior as its estimate.
   bool is_starved(const compute::CreditRequest& request) const noexcept {
     return request.outstanding == 0 && mode_of_now() == HarvestMode::kIdle &&
            certifier_->last_refusal() == QuantumRefusal::kSloAtRisk &&

@@ -50,12 +50,13 @@ kernels::Box box_at(Address address, const Lie& lie, std::uint64_t count) {
 // One number per array.
 using Numbers = std::vector<std::uint64_t>;
 
-// Columns of a call for several arrays have one entry per array each.
+// A call for several arrays passes its arguments as columns. Each column must have one entry per
+// array.
 void check_columns(std::size_t arrays, std::initializer_list<std::size_t> sizes) {
   for (const std::size_t size : sizes) {
     if (size == arrays) continue;
-    raise(Status::invalid_argument("pass one value per array: " + std::to_string(arrays) +
-                                   " arrays have " + std::to_string(size)));
+    raise(Status::invalid_argument("pass one value per array: got " + std::to_string(size) +
+                                   " for " + std::to_string(arrays) + " arrays"));
   }
 }
 

@@ -142,7 +142,8 @@ void bind_tenant(py::module_& m) {
           py::kw_only(), py::arg("timeout_ms"))
       .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(t.watch().partition())); })
       .def("ring", [](const Self& t) { t.ring(); })
-      // Has the tenant's process killed, as after a missed deadline; does not wait for its end.
+      // Makes the watch kill the tenant's process, as after a missed deadline. Does not wait for
+      // the process to end.
       .def("evict", [](const Self& t) { t.evict(); })
       .def("close", &Self::close);
 }

@@ -1,4 +1,5 @@
-// The scheduler's actions, to be carried out in order. rose/scheduler/events.py has their fields.
+// The scheduler's actions, to be carried out in order. rose/scheduler/events.py describes their
+// fields.
 #pragma once
 
 #include <cstdint>

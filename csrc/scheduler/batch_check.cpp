@@ -33,8 +33,8 @@ Status refuse(const char* event, const char* subject, std::int64_t number, std::
                                   std::to_string(number) + "): " + std::move(why));
 }
 
-// The book as the driver's events so far will leave it. Events of workers in between do not
-// restrict the driver, because it has not seen their effects yet.
+// The scheduler's state after the driver's events checked so far. The workers' events of the batch
+// do not count, because the driver has not seen their effects yet.
 class Checker {
  public:
   explicit Checker(const Book& book) noexcept : book_{book} {}
@@ -196,8 +196,7 @@ class Checker {
   const Book& book_;
   std::unordered_map<TrajectoryId, std::optional<Seen>> seen_;
   std::unordered_map<WorkerId, bool> workers_;
-  // Per job, trajectories that are done and not consumed by this batch; below 0 if it consumes
-  // earlier ones.
+  // Per job, the trajectories that this batch completes, minus those that it consumes.
   std::unordered_map<JobId, std::int64_t> left_;
 };
 

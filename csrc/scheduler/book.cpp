@@ -10,13 +10,13 @@ namespace rose::scheduler {
 
 namespace {
 
-// Range of the measured over the predicted duration of one turn. A ratio outside this range has
+// Range of the ratio of a turn's measured to its predicted duration. A ratio outside this range has
 // other causes than the worker's pace, so it is clamped.
 constexpr double kPaceMin = 0.25;
 constexpr double kPaceMax = 16;
 // Longest time that a prompt may take before its worker counts as stalled.
 constexpr double kPrefillMaxS = 3600;
-// The epoch of no grant.
+// An epoch that no grant has.
 constexpr std::int64_t kNoEpoch = -1;
 
 }  // namespace
@@ -100,8 +100,8 @@ void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
   workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted, used);
   // The start may have evicted caches that were larger than the turn's needs.
   has_changed = has_changed || workers.columns().spare_tokens[slot] > spare_before;
-  // Includes all turns on the device: prompts of another job's turns are computed before this one,
-  // too.
+  // The backlog includes all turns on the device: the prompts of another job's turns there are
+  // computed before this one, too.
   const double prefill_s = std::min(kPrefillMaxS, workers.columns().prefill_s_per_token[slot] *
                                                       workers.columns().backlog_tokens[slot]);
   trajectory.run = {
@@ -177,7 +177,7 @@ bool Book::extend(Trajectory& trajectory) {
   if (!run.is_held || std::min(trajectory.prompt_tokens() + ahead, most) <= run.reserved_tokens) {
     return false;
   }
-  // Twice as far ahead, because otherwise the next report would reserve again.
+  // Reserve twice as far ahead, because otherwise the turn's next report would reserve again.
   const Outlook& outlook = jobs[trajectory.job].outlook;
   const std::int64_t reserved = outlook.reserve_tokens(trajectory, 2 * ahead);
   const double spare_before = workers.columns().spare_tokens[run.slot];

@@ -26,7 +26,7 @@ inline constexpr double kUrgentLag = 0.5;
 //
 // Invariants:
 //   1. A worker holds exactly the RUNNING turns under its live grant, and the turns RECALLED from
-//      that grant until it releases them.
+//      that grant that are not released yet.
 //   2. A trajectory is in the queue if and only if it is QUEUED.
 //   3. known_tokens is the sum of all Delivers of the turn.
 //   4. Each cache on a worker belongs to one trajectory, which is not on any worker.
@@ -77,7 +77,7 @@ class Book {
   // Limit of a job's live trajectories. If memory cannot hold their final contexts, they evict one
   // another's caches and compute the same contexts repeatedly.
   std::int64_t live_max(std::size_t job) const noexcept;
-  // Urgency from 0 to 1: the lag behind other trajectories or the progress to the limit of
+  // Urgency from 0 to 1: the lag behind other trajectories or the progress towards the limit of
   // staleness, whichever is larger.
   double lag(const Trajectory& trajectory) const;
   // True if so many seats are free that all turns of the job are urgent, whatever their lag.

@@ -1,4 +1,4 @@
-// Bounds on the numbers of a state, whatever its source. Within them no sum overflows 64 bits.
+// Bounds on the numbers in the scheduler's state. Within these bounds no sum overflows 64 bits.
 #pragma once
 
 #include <cmath>

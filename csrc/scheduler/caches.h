@@ -24,7 +24,8 @@ class Caches {
   bool has(CacheId id) const noexcept;
   // True if a cache has or had this id.
   bool has_had(CacheId id) const noexcept { return id <= last_; }
-  // Removes a cache that a turn uses again, or whose trajectory is over. An evicted one is ignored.
+  // Removes a cache that a turn uses again, or whose trajectory is over. Does nothing if the cache
+  // was evicted.
   void remove(CacheId id) noexcept;
   // Evicts the least recently used caches until at most `tokens` tokens are left.
   void shrink_to(std::int64_t tokens) noexcept;

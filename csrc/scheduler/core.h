@@ -18,7 +18,7 @@
 
 namespace rose::scheduler {
 
-// It uses no thread, clock, I/O or randomness, and does not depend on the order of a hash table:
+// Uses no thread, clock, I/O or randomness, and does not depend on the order of a hash table:
 // the same events at the same times give the same actions in production, replay and simulation.
 // One thread at a time.
 //
@@ -27,10 +27,10 @@ namespace rose::scheduler {
 // stalled turns.
 //
 // Staleness, for each job: a trainer that takes B trajectories per version has consumed c = v B at
-// version v. Suppose that trajectories are used in the order of their starts. Then the k-th one
-// that started and was not consumed is used in the ceil(k / B)-th version from now, where the first
-// is the version that is being made. So a trajectory is used at most S versions after the version
-// with which it started if, at its start and counting itself,
+// version v. Suppose that trajectories are used in the order of their starts. Of those that started
+// and are not consumed, the k-th is used in the ceil(k / B)-th version from now, where the first is
+// the version that is being made. So a trajectory is used at most S versions after the version with
+// which it started if, at its start and counting itself,
 //   started - consumed <= (S + 1) B.
 // This is AReaL's rule started <= (S + v + 1) B without the assumption that c is exactly v B.
 class Core {
@@ -40,8 +40,8 @@ class Core {
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  // Appends its actions to `actions`. InvalidArgument: the driver contradicts itself; nothing has
-  // changed.
+  // Appends the step's actions to `actions`.
+  // InvalidArgument: the driver contradicts itself; nothing has changed.
   // Internal: a bug in the scheduler.
   Status step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions);
   Stats stats() const;

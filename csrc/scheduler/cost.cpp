@@ -20,7 +20,7 @@ struct Turn {
 };
 
 Turn turn_of(const Settings& settings, const CostQuery& query, double cached_tokens) noexcept {
-  // The context grows: on average it has half of the expected tokens.
+  // The context grows: on average it contains the prompt and half of the expected tokens.
   const double context = query.prompt_tokens + query.expected_tokens / 2;
   return {.prompt_tokens = query.prompt_tokens,
           .missing_tokens = query.prompt_tokens - cached_tokens,
@@ -85,7 +85,7 @@ template <typename Number>
 }
 
 #if defined(__x86_64__)
-// Without fused operations, so that its numbers equal those of the other version.
+// Compiled without fused multiply-add, so that its numbers equal those of the build without AVX2.
 [[gnu::target("avx2")]] void scan_avx2(const Turn& turn,
                                        const std::vector<WorkerRates<Lanes>>& workers,
                                        double* costs_s) noexcept {

@@ -1,4 +1,4 @@
-// The cost of a worker under the policy JOINT, in seconds.
+// The cost of running a turn on a worker, in seconds, under the policy JOINT.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct CostQuery {
   bool operator==(const CostQuery&) const = default;
 };
 
-// With u the urgency:
+// Returns the cost. With u the urgency, it is
 //   (1 + a u) own + others + (1 + b u) risk + c gap
 //   own     time for the worker's backlog, the prompt less `cached_tokens`, the expected tokens
 //   others  delay of the worker's other turns: slower steps, and steps that wait for this prompt
@@ -34,7 +34,7 @@ double cost_s(const Settings& settings, const WorkerColumns& workers, std::size_
 // full alignment. So types that hold lanes in memory set their alignment themselves.
 inline constexpr std::size_t kLanes = 4;
 using Lanes = double __attribute__((vector_size(kLanes * sizeof(double))));
-// Rows per block. Columns by row are padded to whole blocks.
+// Rows per block. Arrays with one element per row are padded to whole blocks.
 inline constexpr std::size_t kBlock = 8 * kLanes;
 
 // The properties of one worker, or of several, that a cost depends on. Except for the risk, the
@@ -74,9 +74,9 @@ class CostTable {
   }
   void resize(std::size_t rows) { lanes_.resize(padded(rows) / kLanes); }
   void set(std::size_t row, const WorkerColumns& workers, std::size_t slot) noexcept;
-  // cost_s() of every row with nothing cached, even of rows that cannot take the turn, so that the
-  // loop has no branch. Bitwise equal to cost_s() in every build for one architecture. Up to
-  // kBlock - 1 costs of padding follow the last row.
+  // Computes cost_s() of every row, as if nothing were cached. Rows that cannot take the turn are
+  // included, so that the loop has no branch. Bitwise equal to cost_s() in every build for one
+  // architecture. Up to kBlock - 1 costs of padding follow the last row.
   void scan(const Settings& settings, const CostQuery& query, std::vector<double>& costs_s) const;
 
  private:

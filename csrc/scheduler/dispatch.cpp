@@ -13,7 +13,7 @@ namespace {
 
 // Number under which a rescue reserves promised room; no trajectory has this number.
 constexpr TrajectoryId kPromise = -1;
-// Most failed searches that are remembered, to skip turns that need at least as much.
+// Maximum number of remembered failures. With them, turns that need at least as much are skipped.
 constexpr std::size_t kFailuresMax = 8;
 
 }  // namespace
@@ -110,7 +110,8 @@ bool Dispatch::try_start(const QueueKey& key) {
   if (const auto slot = placement_.choose(book_.workers, query)) {
     book_.start(trajectory, *slot, query.is_urgent);
     ++starts_;
-    // the turn may have left a cache on a kept worker, which shows that worker's room again
+    // The start may have removed the turn's cache from a worker that is kept for a starved turn.
+    // This made that worker's room visible again.
     for (const std::size_t kept : kept_) book_.workers.hide(kept);
     refresh_bars(*slot);
     return true;
@@ -160,7 +161,8 @@ void Dispatch::refresh_bars(std::size_t slot) {
   const Worker& worker = book_.workers[slot];
   const auto& wants = book_.jobs[worker.job].wants;
   const std::int64_t least = wants.empty() ? kCountMax : wants.begin()->first;
-  // If the smallest need of a job has changed, it may be backlogged on other devices than before.
+  // If the smallest need of a job has changed, the job may be backlogged on other devices than
+  // before.
   if (std::exchange(least_wants_[worker.job], least) != least) {
     book_.fairness.refresh(book_.jobs, book_.workers);
   } else {
@@ -217,7 +219,7 @@ void Dispatch::rescue_from(std::size_t slot) {
     check_ns = std::min(check_ns, trajectory->run.stall_at_ns);
     if (trajectory->run.stall_at_ns > book_.now_ns) continue;
     if (trajectory->known_tokens == trajectory->max_new_tokens) {
-      book_.recall(*trajectory);  // only the end is missing, so it needs no room elsewhere
+      book_.recall(*trajectory);  // only the report of its end is missing: it needs no room
       continue;
     }
     Query query = query_of(*trajectory, false);

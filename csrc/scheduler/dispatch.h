@@ -12,9 +12,10 @@
 
 namespace rose::scheduler {
 
-// After place(), no queued turn can start: every worker lacks room, version or grant, is avoided by
-// the turn, holds caches that the turn spares, or is kept for a starved turn. The only exception is
-// room from caches that starts gave up; the next step uses it.
+// After place(), each queued turn waits for newer weights, or no worker can take it: every worker
+// lacks room, version or grant, is avoided by the turn, holds caches that the turn spares, is kept
+// for a starved turn, or would exceed a limit on restarts, exposure or unfairness. The only
+// exception is room from caches that starts gave up; the next step uses it.
 class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
@@ -63,7 +64,8 @@ class Dispatch {
   Place skip_to(Place place, std::size_t job) const noexcept;
   bool is_barred_only(const Query& query) const noexcept;
   void refresh_bars(std::size_t slot);
-  // Sets the time at which the turn lowers its demands without another event.
+  // Makes place() search again once the turn's demands have dropped with time, even if no event
+  // arrives until then.
   void wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept;
   // True if the turn's warm home can run it as soon as there is room.
   bool can_go_home(const Query& query) const noexcept;

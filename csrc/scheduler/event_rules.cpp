@@ -15,7 +15,8 @@ void EventRules::apply(std::span<const Event> events) {
     std::visit(*this, event);
     ++place_;
   }
-  // After all events, because a worker may report a smaller grant before the turns that it gave up.
+  // After all events, because a worker may report a smaller grant before it reports the turns that
+  // it gave up.
   for (const std::size_t slot : shrunk_) fit(slot);
   for (const std::size_t slot : outgrown_) book_.counters.outgrown += fit(slot);
 }

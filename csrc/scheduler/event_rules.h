@@ -33,7 +33,7 @@ class EventRules {
   void operator()(const JobJoined& event);
 
  private:
-  // The turn of `event`, if the event is accepted.
+  // Returns the trajectory that the event reports on, or null if the event is not accepted.
   template <typename E>
   Trajectory* find_turn(const E& event) noexcept;
   // Prefetches the trajectories of the events from index `begin` on.

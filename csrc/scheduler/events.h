@@ -1,4 +1,4 @@
-// The scheduler's input. rose/scheduler/events.py and worker.py have the fields.
+// The scheduler's input. rose/scheduler/events.py and worker.py describe the fields.
 //
 // Events of the driver must not contradict earlier ones; events of workers may be late, duplicated
 // or obsolete.

@@ -40,7 +40,7 @@ class OutputLengthCounts {
 class Fates {
  public:
   void drop(std::int64_t tokens) noexcept { dropped_.add(tokens); }
-  // `version_min`: oldest weight version that generated one of its tokens.
+  // `version_min`: oldest weight version that generated a token of the trajectory.
   void end(std::int64_t tokens, std::int64_t version_min);
   // The trainer used `trajectories` more of the ended trajectories, in the order in which they
   // ended; `published` is the newest version.

@@ -40,8 +40,8 @@ enum class Freshness : std::uint8_t {
   kLost,      // it will probably not end in time, on any worker
 };
 
-// `versions_left`: versions that may still be published before it ends. `left_s`, `left_s_high`:
-// median and 90th percentile of its remaining time.
+// `versions_left`: versions that may still be published before the trajectory ends. `left_s`,
+// `left_s_high`: median and 90th percentile of the trajectory's remaining time.
 Freshness freshness(const TrainerClock& clock, std::int64_t versions_left, double left_s,
                     double left_s_high, Nanoseconds now_ns) noexcept;
 

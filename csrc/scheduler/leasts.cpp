@@ -34,7 +34,7 @@ struct LaneLeasts {
   least = other < least ? other : least;
 }
 
-// Puts NaN into these lanes, which no comparison selects.
+// Puts NaN into these lanes, so that no comparison selects them.
 [[gnu::always_inline]] inline void leave_out(const Masks& these, Lanes& lanes) noexcept {
   Masks bits;
   std::memcpy(&bits, &lanes, sizeof bits);
@@ -66,7 +66,7 @@ struct LaneLeasts {
   std::memcpy(least_number, &number, sizeof number);
 }
 
-// First over the blocks with changed rows, then over all blocks.
+// Recomputes the minima of the given blocks, then finds the minimum over all blocks.
 [[gnu::always_inline]] inline void look(const PricedRows& rows, double need_tokens,
                                         const std::vector<std::size_t>& blocks,
                                         std::vector<double>& costs_s, std::vector<double>& numbers,

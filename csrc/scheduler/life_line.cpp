@@ -7,7 +7,7 @@ namespace rose::scheduler {
 
 namespace {
 
-// selections are recomputed after one change per this many lives
+// Median and 95th percentile are recomputed after one change per this many lives.
 constexpr std::size_t kRefresh = 8;
 
 }  // namespace

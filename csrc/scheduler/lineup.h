@@ -15,7 +15,7 @@ namespace rose::scheduler {
 //
 // Invariants, after settle():
 //   1. The rows are the slots with room_tokens >= 0, each once.
-//   2. A row equals its slot in the table's columns.
+//   2. The values of a row equal its slot's values in the table's columns.
 class Lineup {
  public:
   static constexpr std::size_t kNoRow = std::numeric_limits<std::size_t>::max();

@@ -9,7 +9,7 @@ namespace rose::scheduler {
 
 namespace {
 
-// Most seconds by which a turn may count as queued earlier: in nanoseconds the result fits 64 bits.
+// Upper bound of a turn's queue credit, in seconds: in nanoseconds the credit then fits 64 bits.
 constexpr double kOrderMaxS = 1e6;
 constexpr auto kTokensMax = static_cast<double>(2 * kCountMax);
 

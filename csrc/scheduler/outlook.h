@@ -14,7 +14,7 @@
 
 namespace rose::scheduler {
 
-// Gets the events of each trajectory in this order: create, admit; for each turn queue (again after
+// The calls for a trajectory come in this order: create, admit; for each turn queue (again after
 // the turn left a worker) and finish; at last over.
 class Outlook {
  public:
@@ -31,13 +31,13 @@ class Outlook {
     fates_.consume(trajectories, published, max_staleness);
   }
 
-  // The turn's reservation of a grant: enough for all but a few such turns, at least `ahead_tokens`
-  // ahead of its output, at most its token limit.
+  // Tokens of a grant that the turn should reserve: enough for all but a few such turns, at least
+  // `ahead_tokens` beyond its output so far, and at most its token limit.
   std::int64_t reserve_tokens(const Trajectory& trajectory,
                               std::int64_t ahead_tokens) const noexcept;
-  // Rank of its predicted lifetime, from start to end: 0 up to the median of live trajectories, 1
-  // from the 95th percentile on. The predicted end time cannot replace the lifetime, because it
-  // would make the older of two batches, for which the trainer waits, less urgent.
+  // Rank of the trajectory's predicted lifetime, from start to end: 0 up to the median of live
+  // trajectories, 1 from the 95th percentile on. A rank by predicted end time would be wrong: it
+  // would make the older of two batches less urgent, although the trainer waits for that batch.
   double lag(const Trajectory& trajectory, Nanoseconds now_ns) const;
   // Position in the queue of a turn that is queued now: the current time minus the turn's credit.
   Nanoseconds order_ns(const Trajectory& trajectory, Nanoseconds now_ns) const;

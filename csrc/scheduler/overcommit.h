@@ -6,8 +6,8 @@
 
 namespace rose::scheduler {
 
-// Contexts grow until their trajectories end, but not all of them are at their ends at once. The
-// value learns how far memory can be overcommitted: it shrinks with each trajectory that lost a
+// Contexts grow until their trajectories end, but not all contexts have their final size at once.
+// The value learns how far memory can be overcommitted: it shrinks with each trajectory that lost a
 // cache for lack of memory, and grows with each other trajectory. It is stable when the share of
 // trajectories that lose a cache equals `share`.
 class Overcommit {

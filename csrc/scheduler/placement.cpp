@@ -9,13 +9,13 @@ namespace {
 
 // A turn stays at its home while the home has at most 1.5 n + 2 turns, where n is the number of
 // turns on the least loaded worker. If turns always stayed, the first workers with new weights
-// would be overloaded. The margin of two alone, the best value in verl's #7435, loses more by lost
-// caches than it gains by balance where engines run many turns.
+// would be overloaded. Where engines run many turns, the margin of two alone (the best value in
+// verl's #7435) loses more by lost caches than it gains by balance.
 constexpr double kStickyTurnsMax = 2;
 constexpr double kStickyRatioMax = 1.5;
 
 // After a revocation only a few prompts may restart on a worker at the same time, because decodes
-// would starve otherwise. A single prompt always may.
+// would starve otherwise. A single prompt may always restart.
 bool can_restart(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
   const double under_way = workers.restart_tokens[slot];
   if (query.restart_tokens <= 0 || under_way <= 0) return true;
@@ -45,7 +45,8 @@ bool has_room(const WorkerColumns& workers, std::size_t slot, const Query& query
   return tokens >= query.need_tokens && can_stay(workers, slot, query);
 }
 
-// True if the worker could take the turn if it had the newest weights.
+// True if the worker can take the turn, whatever the version of its weights and whether or not the
+// turn's job is barred there.
 bool can_take_but_for_version(const WorkerColumns& workers, std::size_t slot,
                               const Query& query) noexcept {
   return has_room(workers, slot, query) && workers.job[slot] == query.job &&

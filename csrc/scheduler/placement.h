@@ -1,4 +1,4 @@
-// Chooses the best worker of a turn: an exact argmin over all workers.
+// Chooses the best worker for a turn: an exact argmin over all workers.
 #pragma once
 
 #include <cstddef>
@@ -25,16 +25,16 @@ struct Query : CostQuery {
   std::optional<std::size_t> home{};   // slot of the last worker
   double hit_tokens{0};                // prompt tokens cached at home
   std::optional<std::size_t> avoid{};  // slot that may not run it now
-  double restart_tokens{0};            // its prompt, if it ran before
+  double restart_tokens{0};            // tokens of its prompt if the turn ran before, else 0
   double burst_tokens{0};              // limit of restarted prompts that a worker computes at once
   bool is_urgent{false};
   bool spares_caches{false};  // away from its warm home it takes only room that no cache uses
-  // Tokens per resident, this turn included, that a worker other than its warm home must lend; 0
-  // for no condition.
+  // A worker other than the warm home must lend this many tokens per resident, this turn included;
+  // 0 for no condition.
   double resident_tokens{0};
   bool may_wait{false};                     // for a worker that will commit the newest version
   double since_published_s{0};              // age of the job's newest version
-  const ExposureTable* exposures{nullptr};  // exposure of borrowed domains, which is limited
+  const ExposureTable* exposures{nullptr};  // limits the turn's borrowed domains; null: no limit
 };
 
 // Pure except for scratch memory: the same columns and query give the same slot. Among equals the

@@ -39,7 +39,7 @@ struct OutputSoFar {
 // Prediction for a trajectory with a current turn.
 struct LengthForecast {
   double turn_tokens_left{0};  // mean tokens still to come, regardless of the turn's limit
-  double turn_tokens_high{0};  // settings.reserve_quantile of the whole turn's length
+  double turn_tokens_high{0};  // the quantile settings.reserve_quantile of the whole turn's length
   double left_s{0};            // median time until the trajectory is over
   double left_s_high{0};       // 90th percentile of that time
 
@@ -50,8 +50,9 @@ struct LengthForecast {
 };
 
 // The members of a group share a task, so finished members predict the others. A group's own
-// observations count in full, those of its job as settings.job_weight observations. A group without
-// observations uses its job's; a job's prior comes from the settings and counts as one observation.
+// observations count in full, those of its job together as settings.job_weight observations. A
+// group without observations uses its job's. A job's prior comes from the settings and counts as
+// one observation.
 //
 // Memory: a group is forgotten when its last live member is over. Results do not depend on the
 // order of a hash table.

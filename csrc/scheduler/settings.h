@@ -8,10 +8,11 @@
 
 namespace rose::scheduler {
 
-// Placement policy. The baselines differ only in the choice of the worker, kMlfq also in the order.
+// Placement policy: chooses the worker of a turn. Besides, only kJoint limits admission by memory
+// and lets turns wait for new weights or to spare caches, and only kMlfq changes the queue's order.
 enum class PlacementPolicy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
-  kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue
+  kRosePublished,      // warm home, else least loaded dedicated, else least loaded borrowed
   kLeastLoadedSticky,  // home while it has room and few more turns, else the least loaded
   kMlfq,               // places like kLeastLoadedSticky; least served first, see mlfq.h
 };

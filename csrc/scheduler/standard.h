@@ -50,8 +50,8 @@ inline constexpr Settings kStandard{
     .urgent_risk_weight = 1,
     // Cost in seconds per version that a worker is behind.
     .staleness_s_per_version = 0.5,
-    // A turn leaves its cache only for a larger gain, in seconds: predictions are that inaccurate,
-    // and a moved prompt is computed again.
+    // A turn leaves its cache only for a gain above this many seconds. Predictions have errors of
+    // this size, and a moved prompt is computed again.
     .leave_home_margin_s = 0.3,
     // Prior revocation rate of a borrowed grant.
     .hazard_per_s = 1.0 / 60,

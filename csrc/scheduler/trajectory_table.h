@@ -114,8 +114,8 @@ struct Trajectory {
   Home home;
   Avoided avoided;
 
-  // RECALLED ends at this time. If the report of the end overtook tokens, it ends earlier, as soon
-  // as `awaited_tokens` tokens are known.
+  // The state RECALLED ends at this time. If the report of the turn's end arrived before some of
+  // its tokens, RECALLED ends earlier, as soon as `awaited_tokens` tokens are known.
   Nanoseconds recalled_until_ns{0};
   std::int64_t awaited_tokens{kTokensUnknown};
   TurnEnd awaited_end{TurnEnd::kInterrupted};

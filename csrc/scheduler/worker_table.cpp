@@ -256,7 +256,8 @@ void WorkerTable::observe_pace(std::size_t slot, double took_s, double foreseen_
                                double rate) noexcept {
   Worker& worker = workers_[slot];
   worker.pace.observe(took_s, foreseen_s, rate);
-  // The error common to all workers says nothing about one of them: batches shrink while turns run.
+  // An error common to all workers (batches shrink while turns run) says nothing about this one, so
+  // it is divided out.
   mean_pace_.observe(took_s, foreseen_s, rate * kMeanPaceRate);
   columns_.slowness[slot] =
       std::clamp(worker.pace.ratio() / mean_pace_.ratio(), kSlownessMin, kSlownessMax);

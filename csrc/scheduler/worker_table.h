@@ -15,8 +15,8 @@
 
 namespace rose::scheduler {
 
-// Initial measured and predicted times of a pace. Their ratio is 1, so that the figures of a new
-// worker are trusted.
+// Initial value of both durations of a Pace, in seconds. Their ratio is then 1, so that the figures
+// of a new worker are trusted.
 inline constexpr double kPacePriorS = 10;
 inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
@@ -255,7 +255,7 @@ class WorkerTable {
   std::unordered_map<WorkerId, std::size_t> slots_;  // never iterated
   std::map<DeviceId, std::vector<std::size_t>> devices_;
   std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of all workers that ever had a grant
-  Nanoseconds next_deadline_ns_{kNever};                    // lower bound for live grants
+  Nanoseconds next_deadline_ns_{kNever};                    // no live grant expires before it
   Pace mean_pace_;
   Nanoseconds next_held_off_ns_{kNever};  // lower bound for the end of a hold
   std::vector<std::size_t> changed_;      // slots, each once

@@ -24,7 +24,8 @@ inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 // Between two changes of the batch, steps differ only because each context grows by one token per
 // step, so their durations are an arithmetic series. The duration of a jump over k steps is one
 // sum, and a position within the jump is the root of a quadratic. The only approximation is that
-// the end of each jump is rounded up to a nanosecond; otherwise single steps give the same result.
+// the end of each jump is rounded up to a nanosecond. Apart from that, a simulation of every single
+// step gives the same result.
 //
 // A sequence is identified by its index in arrival order. When a sequence leaves, the indices of
 // later ones decrease by one.
@@ -71,10 +72,11 @@ class SimulatedEngine {
 
   Sequence* head() noexcept;
   void accrue(Nanoseconds now_ns) noexcept;
-  // Duration of the first `steps` of this jump, fewer than all.
+  // Duration of the first `steps` steps of this jump, which must have more steps.
   double work_ns(std::int64_t steps) const noexcept;
   std::int64_t steps_by(double work_ns) const noexcept;
-  // Completes the first `steps` of this jump, fewer than all, and keeps the rest as the jump.
+  // Completes the first `steps` steps of this jump, which must have more steps. The rest becomes
+  // the jump.
   void count(std::int64_t steps) noexcept;
   void settle(Nanoseconds now_ns) noexcept;
   // Shortens the jump so that it ends with the running step. Returns true if no step runs.

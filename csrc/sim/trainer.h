@@ -1,4 +1,4 @@
-// The trainer of a job: admits trajectories, forms batches, and publishes versions.
+// The trainer of a job: allows new trajectories, forms batches, and publishes versions.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ class Trainer {
  public:
   Trainer(const JobSpec& spec, std::span<SimulatedTrajectory> trajectories, std::int64_t versions);
 
-  // Number of trajectories that may have been created by now.
+  // Number of trajectories that the driver is allowed to have created by now.
   std::int64_t creatable() const noexcept { return creatable_; }
   void admitted() noexcept;
   void created() noexcept { ++created_; }

@@ -22,8 +22,8 @@ struct WorkerCounts {
   std::int64_t reprefill_tokens{0};
 };
 
-// Revocation is local: the worker first removes the turns that no longer fit from its engine, and
-// then reports them with all their tokens.
+// Revocation is local: the worker first removes from its engine the turns that no longer fit, and
+// then reports these turns with all their tokens.
 //
 // Weights: a published version arrives after `update_ns`, while the worker runs. Then the worker
 // pauses for `pause_ns`, and runs with the new version afterwards. Running turns keep their

@@ -19,8 +19,8 @@ struct MagnitudeShape {
   std::uint32_t words{0};
 };
 
-// Returns the width with which `listed` > 0 magnitudes take the fewest words; of equals, the
-// smallest.
+// Returns the width with which `listed` > 0 magnitudes take the fewest words; if several do, the
+// smallest of them.
 MagnitudeShape best_shape(const Histogram& sizes, std::uint32_t listed,
                           std::uint32_t width) noexcept {
   MagnitudeShape best{.bits = 0, .large = 0, .words = ~0U};

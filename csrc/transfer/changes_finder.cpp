@@ -62,8 +62,8 @@ BlockChanges<T> ChangesFinder<T>::find(std::uint64_t first, std::uint32_t elemen
           .differences = room_.differences()};
 }
 
-// All differences are sent, so the shadow becomes the new elements: one loop finds and digests
-// them.
+// All differences are sent, so the shadow becomes equal to the new elements. One loop finds the
+// differences and digests the new elements.
 template <ElementBits T>
 std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found) noexcept {
   if (tile.elements % kInWord != 0) {
@@ -126,7 +126,8 @@ void ChangesFinder<T>::add_all(const Tile& tile, const T* elements, Digest& to,
   to.second += sign < 0 ? 0U - part.second : part.second;
 }
 
-// Keeps the positions that are sent, and updates the ages: unsent elements are one pack older.
+// Keeps the positions that are sent, and updates the ages: an unsent change becomes one pack older,
+// and all other elements get age 0.
 template <ElementBits T>
 std::uint32_t ChangesFinder<T>::keep_sent(const Tile& tile, std::uint16_t* found,
                                           std::uint32_t count) noexcept {

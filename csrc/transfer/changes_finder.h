@@ -41,7 +41,8 @@ class ChangesFinder {
   static constexpr std::uint32_t kTile = 4096 / sizeof(T);
 
   static constexpr std::uint32_t kInWord = 8 / sizeof(T);
-  // With more than one change in this many elements, adding all words of a tile is faster.
+  // With more than one change in this many elements, it is faster to digest all words of a tile
+  // than only the changed ones.
   static constexpr std::uint32_t kManyInWord = 16;
 
   struct Tile {

@@ -270,8 +270,8 @@ void ChunkClient::lose(std::size_t index, Status why, Nanoseconds now_ns) noexce
   last_loss_ = std::move(why);
 }
 
-// Gives up the missing chunks if no connection can get them; no other function does. True if the
-// connections must be opened again at once.
+// Gives up the missing chunks if no connection can get them. Returns true if the connections must
+// be opened again at once.
 bool ChunkClient::end_if_hopeless() noexcept {
   if (!has_work()) last_loss_ = {};
   if (last_loss_.ok()) return false;

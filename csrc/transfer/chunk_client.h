@@ -42,7 +42,8 @@ struct ChunkClientStats {
 // Any thread may call fetch(), cancel(), close() and stats(); one thread at a time may call next().
 // The caller provides the memory, and limits it by fetching in portions.
 //
-// 1. Each want of fetch() has one arrival, or ends by one error of next(), or by cancel().
+// 1. Each Want passed to fetch() ends in exactly one way: with its arrival, with an error of
+//    next(), or with cancel() or close().
 // 2. A frame arrives whole or not at all; when a connection breaks, its missing frames are
 //    requested on another one. When no connection is left, all are opened once more; losing
 //    them all again before a frame has arrived is an error.

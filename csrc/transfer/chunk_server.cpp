@@ -132,7 +132,7 @@ ChunkServerStats ChunkServer::stats() const noexcept {
 
 void ChunkServer::turn(Nanoseconds wait_ns) noexcept {
   std::array<epoll_event, kEventsMax> events;
-  // Rounded up, because waits that end just before the deadline would be a spin.
+  // Rounded up, because with waits that end just before the deadline the loop would spin.
   const Nanoseconds most_ns = longest_wait(wait_ns);
   const int timeout_ms = static_cast<int>((most_ns + kMillisecondNs - 1) / kMillisecondNs);
   const int ready = ::epoll_wait(epoll_.get(), events.data(), kEventsMax, timeout_ms);

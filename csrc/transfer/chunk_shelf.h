@@ -51,11 +51,11 @@ class ChunkShelf {
   Status put(const ChunkKey& key, Frame frame) noexcept;
   // Drops all frames of an update. Returns the number of bytes of these frames that were sent.
   std::uint64_t forget(std::uint64_t n, std::int64_t base_n) noexcept;
-  // Answers the requests that wait for the key now; the frame is not kept for later requests.
-  // Returns the number of these requests.
+  // Answers the requests that currently wait for the key, and returns their number. The frame is
+  // not kept for later requests.
   Result<std::uint32_t> give(const ChunkKey& key, Frame frame) noexcept;
-  // Answers the requests that wait for the key: the frame is not kept. A later request starts a new
-  // wait.
+  // Answers the requests that wait for the key negatively: the frame is not kept. A later request
+  // starts a new wait.
   void refuse(const ChunkKey& key) noexcept;
   // Waits for a new miss, and returns at most `most` new misses in the order of their keys. Empty
   // at the deadline and after close().

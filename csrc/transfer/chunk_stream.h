@@ -77,7 +77,8 @@ class ChunkStream {
   // longer than timeout_ns plus the time of its bytes at kLeastBytesPerS. Empty while no answer is
   // due.
   std::optional<Nanoseconds> late_ns() const noexcept;
-  // Restarts both times because the pace stopped the reading, which is not the server's fault.
+  // Restarts both times of late_ns(). The client calls this while its own pace stops the reading,
+  // because then the server is not at fault.
   void excuse(Nanoseconds now_ns) noexcept;
   // The error of a stream that is lost because of its deadline.
   Status lateness() const noexcept;

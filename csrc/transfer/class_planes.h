@@ -61,8 +61,8 @@ struct WantedRanks {
   std::array<std::uint32_t, kClasses + 1> starts{};
 };
 
-// Writes the positions of the wanted elements of all classes, ascending, and for each its index in
-// `ranks`.
+// Writes the positions of the wanted elements of all classes, ascending, and for each element its
+// index in `wanted.ranks`.
 void find_positions(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
                     const WantedRanks& wanted, std::uint16_t* positions,
                     std::uint16_t* places) noexcept;

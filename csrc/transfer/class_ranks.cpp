@@ -109,7 +109,7 @@ ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
   ClassCounts counts{};
   const std::uint32_t groups = groups_of(asked.elements);
   if (groups != 0) {
-    // Before the last group every count fits 16 bits; with it, one may be 65,536.
+    // Before the last group every count fits 16 bits; after it, a count may be 65,536.
     for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] = count_at(asked.starts[groups - 1], c);
     add_group(masks_of(asked.planes[groups - 1]), counts);
   }

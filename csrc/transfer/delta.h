@@ -105,8 +105,8 @@ constexpr std::uint32_t rank_words(std::uint32_t changed, std::uint32_t listed) 
   return EliasFanoShape{changed, listed}.words();
 }
 
-// Words of the sections magnitudes, large ranks and large, if `large` <= listed magnitudes take
-// more than `magnitude_bits` bits.
+// Words of the sections of magnitudes, large ranks and large magnitudes, if `large` of the `listed`
+// magnitudes take more than `magnitude_bits` bits.
 constexpr std::uint32_t magnitude_words(std::uint32_t listed, std::uint32_t large,
                                         std::uint32_t magnitude_bits,
                                         std::uint32_t width) noexcept {

@@ -238,8 +238,8 @@ Status check_blocks(const DeltaView& delta, BlockRange range) noexcept {
   }
   if (offset != delta.payload.size()) {
     return Status::corrupt("the delta has " + std::to_string(delta.payload.size() - offset) +
-                           " words behind its last block, " + std::to_string(delta.entries.size()) +
-                           " blocks in all");
+                           " words behind its last block: its " +
+                           std::to_string(delta.entries.size()) + " blocks must use all words");
   }
   return {};
 }

@@ -21,8 +21,8 @@ struct PackedDelta {
   Digest digest;
 };
 
-// For each element, the number of consecutive packs that left it unsent. An element whose number
-// has reached the limit is sent.
+// For each element, the number of consecutive packs that left its change unsent. An element whose
+// number has reached the limit is due: its change is sent.
 struct Ages {
   Box<std::uint8_t> counts;  // one per element; empty: no ages
   std::uint32_t limit{0};

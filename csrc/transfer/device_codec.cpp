@@ -256,7 +256,7 @@ Status DeviceCodec::delta_pack(std::span<const kernels::DeltaPackParams> arrays,
     const std::uint64_t more = ceil_div(one.count, one.block_elements);
     const std::uint64_t first_block = std::exchange(done, done + more);
     if (!kernels::is_flat(one)) {
-      ROSE_TRY(launch());  // the blocks before
+      ROSE_TRY(launch());  // the flat arrays before this one
       kernels::DeltaPackParams params = one;
       params.first_block = first_block;
       const bool is_64k = one.block_elements == kernels::kBlockMax;

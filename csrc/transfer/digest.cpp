@@ -18,7 +18,7 @@ constexpr std::uint64_t kTileBytes = 8192;
 constexpr std::uint64_t kPartBytes = 1 << 20;
 constexpr std::uint64_t kDigestPartsMax = 64;
 
-// Returns the digest of elements `first` to `last` - 1. A word starts at `first`.
+// Returns the digest of elements `first` to `last` - 1. A digest word begins at element `first`.
 template <ElementBits T>
 Digest digest_of_part(const Box<const T>& bits, std::uint64_t first, std::uint64_t last,
                       std::uint64_t first_word, const DigestOptions& options) noexcept {

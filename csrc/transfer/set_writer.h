@@ -52,7 +52,7 @@ struct SetPlaces {
   }
 };
 
-// Writes the bits at ascending places, and 0 elsewhere.
+// Writes ones at ascending places, and zeros between them.
 class SetWriter {
  public:
   explicit SetWriter(std::uint32_t* out) noexcept : bits_{out} {}

@@ -44,8 +44,8 @@ std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t c
 void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first_word,
                std::uint64_t seed, Digest& digest) noexcept;
 
-// Does both of the above for `words` whole words in one loop: one computes while the other waits
-// for memory. Adds the digest of `fresh`, with seed 0.
+// Does the work of find_changed() and add_words() for `words` whole words in one loop: one part
+// computes while the other waits for memory. Adds the digest of `fresh`, with seed 0.
 template <ElementBits T>
 std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t words,
                          std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,

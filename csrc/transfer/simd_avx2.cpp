@@ -117,7 +117,7 @@ ROSE_FIND(std::uint16_t)
 ROSE_FIND(std::uint32_t)
 #undef ROSE_FIND
 
-// Eight positions at once, which usually lie within 32 bits.
+// Writes eight places at once if they lie within 32 bits, as they usually do.
 ROSE_AVX2 void write_places_avx2(const SetPlaces& set, SetWriter& writer) noexcept {
   const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(set.shift));
   const __m256i steps = _mm256_mullo_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0),
