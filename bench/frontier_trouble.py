@@ -1,8 +1,8 @@
 """How long a step of serving waits for rollouts in trouble, in virtual time.
 
 A burst: more requests than fit a batch arrive at once while rollouts run. A frozen host: serving's
-host shows no life for a while before such a burst. The third trouble, a borrower that is stuck in a
-segment, needs no simulation: serving continues after `Policy.park_wait_ms`.
+host gives no heartbeat for a while before such a burst. The third trouble, a borrower that is stuck
+in a segment, needs no simulation: serving continues after `Policy.park_wait_ms`.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ class Trouble:
 
     Args:
         at_ms: arrival of all requests of a burst.
-        freeze_ms: duration of the freeze that ends with each burst; as many.
+        freeze_ms: duration of the freeze before each burst.
     """
 
     at_ms: tuple[float, ...]

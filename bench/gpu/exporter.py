@@ -31,7 +31,7 @@ class Exporter:
     def kill(self) -> None:
         """Kill it like a crash; return when its process and context are gone."""
         self._child.kill()
-        check(self._child.wait(LIMIT_S) == -signal.SIGKILL, "it lived until now")
+        check(self._child.wait(LIMIT_S) == -signal.SIGKILL, "the exporter had ended before it was killed")
 
 
 def _receive(line: socket.socket, slab_bytes: int, slabs: int) -> Any:

@@ -56,7 +56,7 @@ class Interrupts:
         before = borrower.host.passed
         borrower.open()
         spin_until(lambda: borrower.host.passed != before, nap_s=20e-6)
-        # It runs; then it continues for one to two segments.
+        # A segment runs now. The close comes after the length of one to two segments.
         time.sleep(self._rng.uniform(1.0, 2.0) * self._length_ms * 1e-3)
         began_ns = time.perf_counter_ns()
         borrower.close()

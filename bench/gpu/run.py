@@ -92,8 +92,9 @@ def shadowed(names: Sequence[str] = ("bench", "rose", "tests")) -> str | None:
 
 
 def card() -> dict[str, object] | str:
-    """Return the description of the GPU, or the reason why there is none. A child asks, because it
-    may hang.
+    """Return the description of the GPU, or the reason why there is none.
+
+    A child process asks the driver, because the query may hang.
     """
     try:
         done = subprocess.run(

@@ -68,9 +68,9 @@ def one_size(report: Report, cuda: Any, size: str, gb_s: float) -> None:
 
         ms = median_of(event_timed(apply, before=undo), rounds=ROUNDS)
         report.add(names[1], ms, "ms", bar=BARS.get(names[1]))
-        check(torch.equal(weights, versions.new), "applied, they are the new weights")
+        check(torch.equal(weights, versions.new), "after apply the weights differ from the new ones")
         undo()
-        check(torch.equal(weights, versions.old), "undone, they are the old ones")
+        check(torch.equal(weights, versions.old), "after undo the weights differ from the old ones")
 
 
 def measure(report: Report) -> None:
