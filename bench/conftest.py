@@ -17,7 +17,7 @@ from bench.document import NOT_REACHED, Document
 from bench.paired import Measure, PairedRatio, Pairs
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, Term, row, said_of
 
-_QUICK: Final = 20  # divisor of --quick
+_QUICK: Final = 20  # --quick divides counts by this
 # Seconds of rounds in a suite without --full. All else takes as long again: inputs, processes,
 # warm-up, and benchmarks of five slow rounds.
 _SUITE_S: Final = 180.0

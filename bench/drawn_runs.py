@@ -13,7 +13,7 @@ from rose.sim.study.figures import ArmFigures
 from rose.sim.study.run import study_arm
 
 SEEDS_FILE: Final = Path(__file__).resolve().parent / "scenarios" / "drawn_seeds.txt"
-_RUNS_APART: Final = 1_000_000  # larger than the number of scenarios
+_RUNS_APART: Final = 1_000_000  # larger than the seed of any scenario
 
 
 def run_seed(scenario: int, run: int) -> int:

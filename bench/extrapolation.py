@@ -74,7 +74,7 @@ class Deployment:
         ]
 
 
-# 120 B parameters at 3 %, as in the figure of the closest peer; 128 GPUs train, and eight serve.
+# 120 B parameters at 3 %, as in the closest peer's figure; 128 GPUs train, and eight serve.
 LARGE = Deployment(
     elements=120e9,
     density=0.03,

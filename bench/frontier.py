@@ -40,7 +40,7 @@ ARMS: Final = (
 )
 PROMPT_MAX: Final = 4096  # 99 % of the Azure trace's prompts are shorter
 ATTAINED: Final = 0.99
-CLOSE: Final = 1.05  # ratio at which the search for the capacity ends
+CLOSE: Final = 1.05  # ratio of the bounds at which the search for the capacity ends
 CAPACITY_SEED: Final = 0
 HOLD_TRIES: Final = 3
 HELD: Final = 1.01  # ratio up to which two P99s count as equal

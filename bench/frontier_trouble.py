@@ -18,7 +18,7 @@ from rose.sim.simulation import govern
 from rose.units import NS_PER_MS
 
 EVERY_MS: Final = 2000.0
-FREEZE_MAX_MS: Final = 500.0  # twice the largest age of a heartbeat, so that both cases occur
+FREEZE_MAX_MS: Final = 500.0  # twice the largest age of a heartbeat: some freezes are noticed
 BURST: Final = 100
 PROMPT_TOKENS: Final = 16
 OUTPUT_TOKENS: Final = 4

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-# Replaces the path of this folder: names of its files must not be importable.
+# Replaces this folder on the path: its files must not be importable by their bare names.
 sys.path[0] = str(ROOT)
 
 from rich.console import Console  # noqa: E402

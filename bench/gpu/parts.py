@@ -363,7 +363,7 @@ def demo_rows(report: Mapping[str, Any]) -> Findings:
 
 # ---- the sanitizer
 
-# Small, without torch, and with an allocation per buffer, so that an access beyond one is detected.
+# Small tests without torch. Each buffer is an allocation, so that an access beyond it is detected.
 SANITIZED_TESTS: Final = (
     "tests/gpu/test_codec.py::test_pack_is_bit_for_bit_the_reference[1000]",
     "tests/gpu/test_codec.py::test_apply_is_bit_for_bit_the_reference[1000]",

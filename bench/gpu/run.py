@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Part]:
     parser = Parser("gpu", prog="make gpu", description=__doc__)
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     parser.add_argument(
-        "--part", type=read_part, default=Part(1, 1), metavar="K/N", help="of the work; all of it"
+        "--part", type=read_part, default=Part(1, 1), metavar="K/N", help="part of all work"
     )
     options = parser.parse_args(arguments)
     out: Path = options.out

@@ -117,7 +117,7 @@ class MappedLoan:
             take(self.window, lent)
         mapped_ns = time.perf_counter_ns()
         self.arbiter.revoke(self.partition, self.slabs, deadline_ns=self.arbiter.now_ns() + 10**9)
-        check(self.arbiter.snapshot().unowned == self.slabs, "an idle loan was not returned at once")
+        check(self.arbiter.snapshot().unowned == self.slabs, "a slab was not returned at once")
         keep(self.window, [])
         sweeping_ns = time.perf_counter_ns()
         check(self.window.sweep(self.slabs) == self.slabs, "the sweep did not unmap every slab")
