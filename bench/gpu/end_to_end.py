@@ -117,8 +117,8 @@ class Bench:
 
         torch.cuda.synchronize()  # weights were drawn on another stream
         for engine in (self.serving, self.rollout):
-            # One stream per engine: torch builds a stream's cuBLAS workspace into its graphs, and graphs
-            # of both engines run at the same time.
+            # One stream per engine: torch builds a stream's cuBLAS workspace into its graphs, and
+            # graphs of both engines run at the same time.
             engine.place = Place(torch.cuda.Stream(self.device))
             engine.capture()
         torch.cuda.synchronize()

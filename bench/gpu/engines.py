@@ -109,7 +109,7 @@ class ServingEngine:
         stop: threading.Event,
         began_s: float,
     ) -> None:
-        """Serve until all requests are done, or `stop` is set. Another thread brings them."""
+        """Serve until all requests are done, or `stop` is set. A thread delivers them."""
         inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         source = threading.Thread(
             target=_arrive, args=(requests, watched, inbox, stop, began_s), daemon=True
