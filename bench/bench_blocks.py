@@ -34,7 +34,7 @@ class Event:
     """An event of a sequence.
 
     Args:
-        name: name of the sequence.
+        name: number that identifies the sequence.
         keys: one key per prompt block at the arrival; empty later.
         is_over: whether the sequence ends; otherwise it arrives or grows by one block.
     """
@@ -62,8 +62,9 @@ def prompt_of(name: int, rng: random.Random) -> list[bytes]:
 
 
 def decode_trace(events: int) -> list[Event]:
-    """Return arrivals until all sequences are live, then growth by one block and ends in random
-    order.
+    """Return a trace in which `LIVE` sequences are live, until it has `events` events.
+
+    A random sequence grows by one block, or ends and is replaced. At last all sequences end.
     """
     rng = random.Random(7)
     growth: dict[int, int] = {}
@@ -205,7 +206,7 @@ STRIDES = (2, 3, 4, 8, 16)
 
 
 def staggered(stride: int) -> tuple[BlockAllocator, int]:
-    """Return an allocator and its slabs, after sequences grew in turns and most of them ended."""
+    """Return an allocator, after sequences grew in turns and most ended, and its slab count."""
     allocator = blocks_of(SEQUENCES * SEQUENCE_BLOCKS)
     held: list[list[int]] = [[] for _ in range(SEQUENCES)]
     for _ in range(SEQUENCE_BLOCKS):

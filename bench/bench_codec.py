@@ -45,7 +45,7 @@ def not_now(_settings: Settings) -> Recording:
 
 @pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest) -> TrainedSteps:
-    """Return versions of a trained model. Without stored ones, only --full trains it."""
+    """Return stored versions of a trained model; if there are none, train it with --full only."""
     return trained_steps(make=record if request.config.getoption("--full") else not_now)
 
 
@@ -162,7 +162,7 @@ REST_S = 0.02
 
 
 class Bench:
-    """The versions of one case at a time, and torch with the case's threads."""
+    """Makes the versions of one case at a time, and gives torch the case's number of threads."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -221,8 +221,9 @@ def by_torch(bench: Bench, new: Any, held: Any) -> Any:
 @pytest.mark.parametrize("encoding", ["gap", "strat"])
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_pack(report: Report, bench: Bench, case: Case, encoding: str) -> None:
-    """Speed with digest and choice of codec; STRAT together with GAP in one pass, with a given
-    rule.
+    """Measure packing, including the digest and the choice of block kinds.
+
+    STRAT is packed together with GAP in one pass, with a given class rule.
 
     As in a chain of deltas, the shadow's digest is known from the previous delta, so it is computed
     once and not timed. The digest of the result is part of every call.
@@ -263,7 +264,7 @@ def test_pack(report: Report, bench: Bench, case: Case, encoding: str) -> None:
 
 @pytest.mark.parametrize("case", JUDGED, ids=case_id)
 def test_pack_over_memory_read(report: Report, bench: Bench, case: Case) -> None:
-    """Speed of a pack over that of reading both versions with as many threads."""
+    """Speed of a pack, divided by that of reading both versions with as many threads."""
     versions = bench.versions(case)
     base, shadow = digest(versions.old), versions.old.copy()
     words = [bench.tensor(one).view(bench.torch.int64) for one in (versions.new, shadow)]
@@ -283,7 +284,7 @@ def test_pack_over_memory_read(report: Report, bench: Bench, case: Case) -> None
     report.add_ratio(
         f"pack_gap_over_memory_read_{case.name}",
         paired,
-        # It reads two bytes for each byte of weights.
+        # The sums read two bytes for each byte of weights.
         peer=Peer("torch sums both versions as int64", 2 * paired.peer, "GB/s"),
     )
 

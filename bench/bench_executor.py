@@ -197,7 +197,7 @@ def test_arrival_to_parked_over_segment(report: Report, tmp_path: Path) -> None:
 
 def test_revoke_under_load_ms_p99(report: Report, tmp_path: Path) -> None:
     rng = random.Random(5)
-    settled: list[Revocation] = []  # alternately in the middle of a segment and at a closed gate
+    settled: list[Revocation] = []  # begun alternately within a segment and at a closed gate
 
     with Pair.open(tmp_path) as pair, Borrower.running(pair.rollout) as borrower:
         blocks_per_slab = KV.blocks_per_slab(pair.device.arbiter.slab_bytes)
@@ -247,9 +247,6 @@ def test_revoke_under_load_ms_p99(report: Report, tmp_path: Path) -> None:
     aborts, fenced = (sum(column) for column in zip(*outcomes, strict=True))
     report.add("aborts_per_revocation", aborts / len(settled), "steps")
     report.add("revoke_under_load_fenced_slabs", fenced, "slabs")
-
-
-# ---- cost of rose's own calls for serving
 
 
 # ---- harvest

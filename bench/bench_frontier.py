@@ -65,7 +65,7 @@ from rose.sim.outcome import PRICES
 from rose.sim.simulation import SLOWDOWNS
 from rose.whole_file import write_whole
 
-REQUESTS: Final = 300  # per seed and load; a report of fewer gives no P99
+REQUESTS: Final = 300  # per seed and load; a report of fewer requests has no P99
 CAPACITY_REQUESTS: Final = 2000
 NEAR: Final = Bar(at_least=0.9)
 BLOCKING: Final = Bar(at_most=1.2)
@@ -102,7 +102,7 @@ class Modelled:
 
 @pytest.fixture(scope="module")
 def kept() -> dict[str, Modelled]:
-    """Return the file in which the first test stores its results for the other tests, as "now"."""
+    """Return the dict in which the first test stores its results for later tests, as "now"."""
     return {}
 
 
@@ -150,7 +150,7 @@ def ablation_row(arm: str, load: float) -> str:
 def test_modelled(
     report: Report, kept: dict[str, Modelled], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Simulate all arms, and for each of rose's a clairvoyant scheduler with the same P99s."""
+    """Simulate all arms, and for each arm of rose a clairvoyant scheduler with the same P99s."""
     seeds, loads = seeds_of(report), LOADS if report.is_full else LOADS_BRIEF
 
     def run() -> None:
@@ -245,7 +245,7 @@ def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) ->
 
 
 def test_ablation_of_gates(report: Report, kept: dict[str, Modelled]) -> None:
-    """The harvest that gates inside a rollout step add at the default price and at any price."""
+    """Report the harvest that gates inside a rollout step add, at three slowdowns."""
     modelled = kept.get("now")
     if modelled is None:
         names = [ablation_row(arm, load) for arm in ABLATED_ARMS for load in ABLATED_LOADS]
@@ -267,7 +267,7 @@ def test_ablation_of_gates(report: Report, kept: dict[str, Modelled]) -> None:
 
 
 def test_trouble(report: Report) -> None:
-    """The worst setting of rose; priority waits for the whole running step."""
+    """Report the longest wait over all slowdowns; priority waits for the whole running step."""
     bursts, seed = report.count(100, at_least=10), TUNING_SEEDS[0]
     worst: dict[str, tuple[float, float]] = {}
 
@@ -359,7 +359,7 @@ def test_on_engines(report: Report, tmp_path: Path, load: float) -> None:
 def add_measured(report: Report, measured: Rounds, load: float) -> None:
     """Report the control first: its width shows whether the other rows are meaningful."""
     is_void = False
-    uppers = []  # of the metrics and ranks whose control can resolve a slowdown of 0.05
+    uppers = []  # for metrics and ranks whose control can resolve a slowdown of 0.05
     for metric in METRICS:
         for rank, most in HALF_WIDTHS_MAX.items():
             control = measured.estimate(measured.times_alone("alone_again", metric, rank))

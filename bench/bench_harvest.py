@@ -1,9 +1,9 @@
 """Harvest of rollouts in virtual time and harm to serving: rose and a clairvoyant scheduler.
 
-A bursty trace with the lengths of the Azure chat trace, stretched until serving alone is busy for
-87.5 % of the time. A request is missed if its first token is late or its longest gap exceeds the
-target. An excess miss would have met its targets with serving alone. Shares are medians over the
-seeds, misses are sums over them.
+The trace is bursty and has the lengths of the Azure chat trace. It is stretched until serving alone
+is busy for 87.5 % of the time. A request counts as a miss if its first token is late or its longest
+gap exceeds the target, and as an excess miss if it would have met its targets with serving alone.
+Shares are medians over the seeds, misses are sums over them.
 """
 
 import statistics
@@ -61,7 +61,7 @@ def trace(seed: int, seconds: int) -> tuple[Request, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Arms:
-    """A scheme on the traces of all seeds."""
+    """Outcomes of a scheme, and of serving alone, on the traces of all seeds."""
 
     outcomes: tuple[ArmOutcome, ...]
     alone: tuple[ArmOutcome, ...]
@@ -188,7 +188,7 @@ def test_harvest_of_other_engines(report: Report, traffic: Traffic) -> None:
 
 
 def test_harvest_with_noise(report: Report, traffic: Traffic) -> None:
-    """A certificate may be wrong for a share epsilon of the steps, so tokens are counted."""
+    """Count late tokens, because a certificate may be wrong for a share epsilon of the steps."""
     report.once(lambda: traffic.arms("rose_slack", tpot_ms=25.0, device=NOISY))
     epsilon = default_policy(NOISY).epsilon
     for tpot_ms in TPOTS_MS:

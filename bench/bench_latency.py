@@ -14,7 +14,7 @@ from rose.slo.latency_file import new_latency_model
 
 STEPS = 40_000
 EPSILONS = (0.01, 0.05)
-WIDER_MAX = 1.1  # relative to a bound that knows everything but the future
+WIDER_MAX = 1.1  # relative to `clairvoyant_width`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Mapped loans: cost of the zeros at a loan, and time to attach to a pool."""
+"""Mapped loans: cost of zeroing lent slabs, and time to attach to a pool."""
 
 import ctypes
 import time

@@ -49,7 +49,7 @@ class Ran:
         clone: folder of the clone.
         took_s: duration.
         peak_gib: largest resident memory of the command and its descendants together.
-        log: its output.
+        log: output of the command.
     """
 
     clone: Path
@@ -121,7 +121,7 @@ def run_in(clone: Path, command: Sequence[str], *, cuda: str) -> Ran:
         for line in process.stdout or ():
             log.append(line)
             print(line, end="", file=sys.stderr, flush=True)
-        # Not earlier: an unreaped process is a zombie, and the sampler ends at a zombie.
+        # The process has ended. It is a zombie until `with` reaps it, and so the sampler ends.
         memory.join()
     took_s = time.perf_counter() - started
     named = " ".join(command)
@@ -200,7 +200,7 @@ def test_install_with_nvcc(report: Report, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ci(report: Report, tmp_path: Path) -> None:
-    """Install, lint and test in one run, whose `make test` also gives the row of the tests."""
+    """Run `.ci/run` once; its `make test` also gives the row of the tests."""
     with ran_in_a_clone(tmp_path, ".ci/run", cuda="auto") as one:
         tests_s = TESTS.findall(one.log)
     assert tests_s, "pytest did not print how long it took"

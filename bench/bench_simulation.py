@@ -78,7 +78,7 @@ def add_kept_promises(report: Report, mine: Sequence[ArmFigures]) -> None:
 
 
 def test_a_correlated_burst(report: Report) -> None:
-    """All borrowed GPUs are revoked at once; the bound is the scheduler's own, from before."""
+    """Revoke all borrowed GPUs at once. The bound is the scheduler's estimate right before."""
     (scenario,) = read("stress_revoke_all")
     bursts: dict[str, list[Burst]] = {}
 
@@ -102,7 +102,7 @@ def test_a_correlated_burst(report: Report) -> None:
 
 
 def test_serving_keeps_its_promise(report: Report) -> None:
-    """Every quantum of the scenario was certified, so no request may be late because of it."""
+    """Every quantum of rose was certified, so no request may be late because of a loan."""
     (scenario,) = read("paper_8b")
     excess: Counter[str] = Counter()
 

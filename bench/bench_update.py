@@ -75,7 +75,7 @@ WIRE_ROUNDS: Final = 11
     ],
 )
 def test_paced_link(report: Report, wire: Wire) -> None:
-    """Frames through rose's data plane, divided by a bare TCP sender's rate on the same link.
+    """Rate of rose's data plane, divided by that of a bare TCP sender on the same link.
 
     A link that this machine cannot fill counts as a slower one, at the peer's rate. A second row
     gives the rate relative to the link's limit.
@@ -105,7 +105,7 @@ JUDGED: Final = ("dense_broadcast", "nemo_like", "verl_like")
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """Updates of an engine's ranks, to and fro."""
+    """Input of the updates of an engine's ranks; `folder` has the old row as `old.npy`."""
 
     layout: Layout
     versions: Versions
@@ -128,7 +128,7 @@ def without_torch(peer: RefitPeer) -> str | None:
 
 
 def to_and_fro(update: Callable[[int], object]) -> Measure:
-    """Return a measure of updates per second; `update` brings one of two versions."""
+    """Return a measure of updates per second; `update` gets 1 and 0 in turn, for two versions."""
     turns = 0
 
     def measure() -> float:
@@ -155,9 +155,7 @@ def to_and_fro(update: Callable[[int], object]) -> Measure:
     ],
 )
 def test_refit(report: Report, refit: Refit, peer: RefitPeer, gbit: int) -> None:
-    """Pack, wire encoding and apply for every rank of a two-rank engine; all results equal bit for
-    bit.
-    """
+    """Update both ranks of an engine, from pack to apply. All results must equal bit for bit."""
     name = f"speedup_vs_{peer.name}_{gbit}gbit"
     update_row = f"update_ms_beside_{peer.name}_{gbit}gbit"
     crossing_row = f"crossing_mib_beside_{peer.name}_{gbit}gbit"
@@ -207,7 +205,7 @@ LARGE_ROUNDS: Final = 5
 
 
 def test_large_update(report: Report) -> None:
-    """A model with 1 % changes, between two processes over loopback: 1 B parameters with --full."""
+    """Update 1 % of a model between two processes on loopback: 1 B parameters with --full."""
     patterns = report.count(LARGE_PATTERNS, brief=BRIEF_PATTERNS)
     updates: list[Update] = []
 
@@ -349,7 +347,7 @@ def served() -> Iterator[ServedEngine]:
 
 @pytest.mark.slow
 def test_serving_during_updates(report: Report, served: ServedEngine) -> None:
-    """P99 of windows with updates, divided by windows without, on a real engine with one thread."""
+    """P99s in windows with updates, divided by those without, on a real engine of one thread."""
     seconds = WINDOW_S if report.count(WINDOW_ROUNDS, at_least=1) > 1 else WINDOW_S / 3
     tpot: deque[float] = deque()
 
@@ -364,7 +362,7 @@ def test_serving_during_updates(report: Report, served: ServedEngine) -> None:
     both = {"ttft": Pairs(window(True), window(False)), "tpot": Pairs(tpot.popleft, tpot.popleft)}
 
     def one_round() -> None:
-        for pairs in both.values():  # the second list also has the windows' other percentiles
+        for pairs in both.values():  # "ttft" runs the windows, "tpot" takes their other P99s
             pairs.round()
 
     report.repeat(one_round, WINDOW_ROUNDS)

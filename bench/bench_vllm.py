@@ -40,7 +40,7 @@ from rose.units import MS_PER_S
 
 _ROUNDS: Final = 9
 _ROUNDS_BRIEF: Final = 3
-_REQUESTS: Final = 60  # of a slice: each arm has at least 540 in 9 rounds
+_REQUESTS: Final = 60  # per slice; each arm has at least 540 in 9 rounds
 _REQUESTS_BRIEF: Final = 12
 _GAP_S: Final = 0.5
 _TOKENS: Final = 24
@@ -108,7 +108,7 @@ class Machine:
         self.stock = server("stock", stock, "serve", str(served), *memory)
         self.stock_rollouts = server("stock-rollouts", stock, "serve", str(rolled_out), *memory)
         self._rollouts: Talk | None = None
-        self._taken = 0  # loans that a fall of the storm's limit took back
+        self._taken = 0  # loans that were taken back because the storm lowered the limit
 
     @property
     def _servers(self) -> tuple[Server, ...]:
@@ -315,7 +315,7 @@ def _measure(report: Report, all_: Machine, said: Sequence[Sequence[int]], found
 
 
 def _storm(report: Report, all_: Machine, found: Found) -> None:
-    """Compare tokens through revocations and aborts: 1,000 with --full, or for half a minute."""
+    """Compare tokens through 1,000 revocations and aborts, for half a minute without --full."""
     all_.stop_rollouts()
     all_.lend(0.0)
     served = Talk(all_.serving, _STORM, tokens=_STORM_TOKENS).tokens()
@@ -357,7 +357,7 @@ def _report(report: Report, found: Found) -> None:
 
 
 def _report_share_all(report: Report, found: Found) -> None:
-    """Report the time to the first token beside rollouts: without rose, divided by with rose."""
+    """Report the P50 of TTFT beside rollouts without rose, divided by that with rose."""
     lent = [
         (statistics.median(first.ttft_ms), statistics.median(last.ttft_ms))
         for first, _, last in found.rounds
@@ -397,7 +397,7 @@ def _report_tokens(report: Report, found: Found) -> None:
 
 
 def test_priority_steps_waited(report: Report, tmp_path: Path) -> None:
-    """Count steps of vLLM's scheduler, without a model: 8 urgent prompts beside 200 decodes."""
+    """Count the scheduler steps, without a model, that 8 urgent prompts wait beside 200 decodes."""
     pytest.importorskip("torch")
     from tests.engines.vllm import rig, urgent
 
@@ -452,7 +452,7 @@ def test_overhead_alone(report: Report) -> None:
 def _report_added(
     report: Report, rounds: Sequence[Any], part: str, *, steps: int, bar: Bar | None
 ) -> None:
-    """Report the CPU time that rose adds in one part of each step, and the same of stock vLLM."""
+    """Report the CPU time that rose adds in one part of a step; stock vLLM again is the control."""
     name = {"books": "vllm_overhead_alone_percent", "all": "vllm_whole_step_alone_percent"}[part]
     added = [ours[part] - stock[part] for ours, stock, _ in rounds]
     control = [again[part] - stock[part] for _, stock, again in rounds]

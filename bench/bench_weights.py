@@ -60,7 +60,7 @@ def test_weight_activation_over_copy(report: Report) -> None:
             )
             lease.give_up(lane.leaving())
 
-        # The same region too, because pages of a pool's shared memory may have another size.
+        # The copy goes into the pool too, because pages of its shared memory may have another size.
         target = device.arbiter.pool_view()[-len(source) :]
         paired = report.pairs(activate_ns, timed(lambda: np.copyto(target, source)), rounds=41)
     report.add_ratio(

@@ -17,7 +17,7 @@ from bench.document import NOT_REACHED, Document
 from bench.paired import Measure, PairedRatio, Pairs
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, Term, row, said_of
 
-_QUICK: Final = 20  # divisor of --quick
+_QUICK: Final = 20  # --quick divides counts by this
 # Seconds of rounds in a suite without --full. All else takes as long again: inputs, processes,
 # warm-up, and benchmarks of five slow rounds.
 _SUITE_S: Final = 180.0
@@ -27,9 +27,9 @@ _ROUNDS_S: Final = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="few rounds: try the suite, not rose")
+    parser.addoption("--quick", action="store_true", help="few rounds: the figures mean little")
     parser.addoption("--full", action="store_true", help="all rounds, however long they take")
-    parser.addoption("--document", type=Path, help="JSON file with the head; rows are added")
+    parser.addoption("--document", type=Path, help="JSON file with a head, to add rows to")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -143,7 +143,7 @@ class Report:
         self.once(all_rounds)
 
     def once(self, function: Callable[[], object]) -> None:
-        """Run a function that takes minutes and keeps its own samples once."""
+        """Run a function once; it takes minutes and keeps its own samples."""
         self._benchmark.pedantic(function, rounds=1)
 
     def pairs(self, subject: Measure, peer: Measure, *, rounds: int) -> PairedRatio:

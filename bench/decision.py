@@ -29,7 +29,7 @@ def build_decisions(folder: Path) -> Callable[[int, int], float]:
 
 
 def build_bursts(folder: Path) -> Callable[[int, int, int, int, bool], tuple[float, int]]:
-    """Return a function for the median ms of a step, and its number of moved turns.
+    """Return a function that returns the median ms of a step, and how many turns the step moves.
 
     Its arguments are (workers, revoked, turns, rounds, whether turns differ).
 

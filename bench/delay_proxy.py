@@ -55,7 +55,7 @@ class DelayLine:
     delay_ns: int
     room_bytes: int
     held_bytes: int = 0
-    _marks: deque[tuple[int, int]] = field(default_factory=deque)  # time of departure, and number
+    _marks: deque[tuple[int, int]] = field(default_factory=deque)  # departure in ns, and bytes
 
     @property
     def room(self) -> int:
@@ -64,7 +64,7 @@ class DelayLine:
 
     def put(self, nbytes: int, now_ns: int) -> None:
         """Add bytes."""
-        check(0 < nbytes <= self.room, f"{nbytes} bytes do not fit {self.room}")
+        check(0 < nbytes <= self.room, f"{nbytes} bytes do not fit into {self.room} free bytes")
         self._marks.append((now_ns + self.delay_ns, nbytes))
         self.held_bytes += nbytes
 
@@ -228,7 +228,7 @@ class Settings:
     Args:
         listen: address to listen on.
         to: address to connect to, at the same port; if it is local it must differ from `listen`.
-        ports: ports of both.
+        ports: ports of both addresses.
         delay_ms: delay of each direction.
         room_bytes: buffer of each direction of a connection.
     """

@@ -13,7 +13,7 @@ from rose.sim.study.figures import ArmFigures
 from rose.sim.study.run import study_arm
 
 SEEDS_FILE: Final = Path(__file__).resolve().parent / "scenarios" / "drawn_seeds.txt"
-_RUNS_APART: Final = 1_000_000  # larger than the number of scenarios
+_RUNS_APART: Final = 1_000_000  # larger than the seed of any scenario
 
 
 def run_seed(scenario: int, run: int) -> int:
@@ -31,7 +31,7 @@ def simulated(runs: Sequence[int], *, processes: int) -> Iterator[list[ArmFigure
 
     Args:
         runs: seeds, from `run_seed`.
-        processes: how many simulate at a time, > 0.
+        processes: number of processes, > 0.
     """
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(simulate_run, run, None) for run in runs]
@@ -43,7 +43,7 @@ def simulated(runs: Sequence[int], *, processes: int) -> Iterator[list[ArmFigure
 
 
 def simulate_run(seed: int, arms: Sequence[str] | None) -> list[ArmFigures]:
-    """Return the figures of a run of a drawn scenario: of some arms, or with None of all."""
+    """Return the figures of the arms in a run of a drawn scenario; None means all arms."""
     scenario, inputs = drawn(scenario_of(seed)), Inputs()
     serving = ServingGroups(scenario, seed=seed, inputs=inputs)
     return [

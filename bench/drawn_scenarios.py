@@ -1,8 +1,8 @@
 """Randomly drawn scenarios for judging. A seed defines a scenario; a file lists the seeds.
 
 The table has the ranges and their reasons. Ranges and seeds were fixed before any policy was tuned
-on them. Change neither to make a result look better. "Log" means that every factor is as likely as
-another.
+on them. Change neither to make a result look better. "Log" means that the logarithm is drawn
+uniformly.
 
 ============================  ==============================  ======================================
 what                          range                           because
@@ -15,11 +15,11 @@ borrowed over dedicated GPUs  0.5-4, log, whole engines       the paper lends 2x
 GPU types                     one of four, or two of them     the paper's fleet is of one type; real
                                                               ones are mixed (H100, A100, L40S)
 serving's load                0.1-0.85                        0.19 is the paper's mean; 0.85 is a
-                                                              fleet that is bought to measure
+                                                              fleet without spare GPUs
 busiest minute over the mean  1.2-3, log, load permitting     1.5 Azure, 1.7 the paper, 3.2 ServeGen
 busiest second over minute    1.5-10, log                     1.9 Azure chats, 2.5 the paper; code
                                                               assistants' bursts are worse
-wave of the load              10-60 minutes                   a simulation sees all of a day's wave
+wave of the load              10-60 minutes                   stands for the wave of a whole day
 batch                         32-1024, log, whole groups      32 is PEARL's least, 1024 the paper's
                                                               largest
 group                         4, 8, 16                        GRPO as it is run
@@ -177,8 +177,8 @@ def _job(random: np.random.Generator, *, speed: float) -> tuple[dict[str, Any], 
 
 
 def _environment(random: np.random.Generator) -> tuple[dict[str, Any], float, float, float]:
-    """Return the environment, and the mean number of turns, and of input and output tokens per
-    turn.
+    """Return the environment, and the means of its turns, of their input tokens and of their output
+    tokens.
     """
     turns, turns_sigma = _log(random, 2, 24), _uniform(random, 0.3, 1)
     output, output_sigma = _log(random, 48, 768), _uniform(random, 0.4, 1)

@@ -11,8 +11,8 @@ from bench.drawn_runs import scenario_of
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed, factor_of
 
-# Margins of the shares: none, and two others. One scenario in five ends within 2 % of the lower
-# bound for every schedule; chance changes a run by 1 %.
+# Least ratios for which a scenario counts as good: no loss, and two small losses. One scenario in
+# five ends within 2 % of the lower bound for every schedule; chance changes a run by 1 %.
 LEAST: Final = (1.0, 0.998, 0.99)
 
 
@@ -75,7 +75,7 @@ class Verdict:
 
     @property
     def geometric_mean(self) -> float:
-        """Return the geometric mean over the best baseline, where its throughput is above 0."""
+        """Return the geometric mean of `best`, without baselines whose throughput is 0."""
         return self.rows[-1].geometric_mean
 
 

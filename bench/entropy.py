@@ -1,6 +1,6 @@
 """Lower bounds for the bytes of a change, for codecs with different knowledge.
 
-A bound counts, for every element, whether it changed and by which step, the difference of the bits
+A bound counts, for every element, whether it changed, and its step: the difference of the bits
 modulo 2^16. Rates and step sizes are taken from the arrays themselves at no cost, so no codec with
 that knowledge can use fewer bytes.
 """

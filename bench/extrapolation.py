@@ -10,7 +10,7 @@ from bench.rows import Term
 
 _GB = 1e9
 _BYTES = 2  # per element
-_SECTOR_ELEMENTS = 16  # memory is read and written in 32 bytes
+_SECTOR_ELEMENTS = 16  # memory is read and written in units of 32 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class Parts:
     """Measured parts of one run, on one core unless stated otherwise.
 
     Args:
-        pack_gb_s: weights per second, digest included.
+        pack_gb_s: GB of weights packed per second, digest included.
         bytes_per_change: bytes on the wire per change, all headers of the frames included.
         wire_efficiency: rate of frames divided by the link's rate.
-        stage_gb_s: frames per second: checksum, reading, and the check before apply.
-        commit_gb_s: weights per second: apply, reading for the digest, and bookkeeping.
-        commit_over_bare: time of a commit divided by that of a bare one: change and digest.
+        stage_gb_s: GB of frames per second: checksum, reading, and the check before apply.
+        commit_gb_s: GB of weights per second: apply, reading for the digest, and bookkeeping.
+        commit_over_bare: time of a commit divided by that of a bare change and digest.
     """
 
     pack_gb_s: float
@@ -74,7 +74,7 @@ class Deployment:
         ]
 
 
-# 120 B parameters at 3 %, as in the figure of the closest peer; 128 GPUs train, and eight serve.
+# 120 B parameters at 3 %, as in the closest peer's figure; 128 GPUs train, and eight serve.
 LARGE = Deployment(
     elements=120e9,
     density=0.03,

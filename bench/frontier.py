@@ -40,7 +40,7 @@ ARMS: Final = (
 )
 PROMPT_MAX: Final = 4096  # 99 % of the Azure trace's prompts are shorter
 ATTAINED: Final = 0.99
-CLOSE: Final = 1.05  # ratio at which the search for the capacity ends
+CLOSE: Final = 1.05  # ratio of the bounds at which the search for the capacity ends
 CAPACITY_SEED: Final = 0
 HOLD_TRIES: Final = 3
 HELD: Final = 1.01  # ratio up to which two P99s count as equal
@@ -125,7 +125,7 @@ class Found:
         record: results of all arms.
         equal_p99: harvest of a clairvoyant scheduler within the P99s of an arm of rose, by arm.
         p99_over_limit: larger of the clairvoyant's two P99s, divided by its limit.
-        equal_slowdown: its harvest within the slowdown that the arm promises each request and
+        equal_slowdown: the clairvoyant's harvest within the slowdown promised to each request and
             within the arm's P99 of TTFT; for arms with a limited slowdown.
     """
 
@@ -224,8 +224,8 @@ def within(
     """Return deadlines that keep the given P99s of TTFT and of mean TPOT.
 
     A request may be as late as these two allow, or as it is with serving alone, whichever is later.
-    Its mean TPOT counts from its own first token; that of serving alone is multiplied by 1 +
-    `slowdown`.
+    The mean TPOT counts from the request's own first token. The TPOT of serving alone is first
+    multiplied by 1 + `slowdown`.
     """
     arrivals_ns = [ns_of(one.arrival_ms) for one in requests]
     firsts_ns = [
@@ -258,7 +258,7 @@ def clairvoyant_within(
     slowdown: float,
     seed: int,
 ) -> ArmOutcome:
-    """Return the harvest of a clairvoyant scheduler within these deadlines."""
+    """Return the harvest of a clairvoyant scheduler that keeps the deadlines of `within`."""
     step_noise, rollout_noise = noises(seed, DEVICE)
     knowing = Clairvoyant(
         requests,
@@ -368,7 +368,7 @@ def priority_over_rose(job: PriorityJob) -> tuple[float, float, float]:
 
 
 def rose_at_harvest(requests: Sequence[Request], harvest: float, *, seed: int) -> ArmOutcome:
-    """Return rose at the smallest slowdown up to 0.1 with this harvest, or up to 2 % more."""
+    """Return rose at a slowdown, at most 0.1, with this harvest or up to 2 % more, if possible."""
 
     def at(slowdown: float) -> ArmOutcome:
         return simulate(requests, KERNELS, "rose", slo=TARGETS, slowdown=slowdown, seed=seed)

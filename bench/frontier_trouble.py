@@ -1,8 +1,8 @@
 """How long a step of serving waits for rollouts in trouble, in virtual time.
 
 A burst: more requests than fit a batch arrive at once while rollouts run. A frozen host: serving's
-host shows no life for a while before such a burst. The third trouble, a borrower that is stuck in a
-segment, needs no simulation: serving continues after `Policy.park_wait_ms`.
+host gives no heartbeat for a while before such a burst. The third trouble, a borrower that is stuck
+in a segment, needs no simulation: serving continues after `Policy.park_wait_ms`.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from rose.sim.simulation import govern
 from rose.units import NS_PER_MS
 
 EVERY_MS: Final = 2000.0
-FREEZE_MAX_MS: Final = 500.0  # twice the largest age of a heartbeat, so that both cases occur
+FREEZE_MAX_MS: Final = 500.0  # twice the largest age of a heartbeat: some freezes are noticed
 BURST: Final = 100
 PROMPT_TOKENS: Final = 16
 OUTPUT_TOKENS: Final = 4
@@ -30,7 +30,7 @@ class Trouble:
 
     Args:
         at_ms: arrival of all requests of a burst.
-        freeze_ms: duration of the freeze that ends with each burst; as many.
+        freeze_ms: duration of the freeze before each burst.
     """
 
     at_ms: tuple[float, ...]

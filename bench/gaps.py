@@ -66,7 +66,7 @@ class Gaps:
 
     Args:
         wall_ms: durations of the gaps.
-        idle_ms: their parts in which the engine's thread used no CPU time.
+        idle_ms: part of each gap in which the engine's thread used no CPU time.
         forward_s: duration of all forward passes.
     """
 

@@ -76,7 +76,7 @@ class LargeTrainer:
         return Update(took_ns / 1e6, pause_ns / 1e6, manifest.nbytes, manifest.changed)
 
     def bare_ms(self) -> float:
-        """Return the engine's time for a bare read-modify-write and digest read."""
+        """Return the engine's time for a bare read-modify-write and digest, in ms."""
         self._engine.say(_BARE)
         return float(self._engine.hear()) / 1e6
 
@@ -147,7 +147,7 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
 
 
 def _bare_ns(row: Row, tiles: Tiles, patch: Bits) -> int:
-    """Change every tile by a dense patch, as an update touches all tiles, and read the digest."""
+    """Apply a dense patch to every tile and compute its digest; an update touches all tiles too."""
     began_ns = time.perf_counter_ns()
     for tile in tiles:
         bits = row.bits(tile.index)

@@ -38,9 +38,9 @@ class End:
     """One end of a link.
 
     Args:
-        namespace: its name.
-        device: its end of the wire.
-        address: its address.
+        namespace: name of its network namespace.
+        device: its network device, an end of the wire.
+        address: its IPv4 address, in 127/8.
     """
 
     namespace: str

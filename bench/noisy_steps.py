@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 CHUNK_TOKENS: Final = 512
-_FULL_TOKENS: Final = 384  # three quarters, as in the model
+_FULL_TOKENS: Final = 384  # three quarters of 512, as in the latency model
 _PREFILL_SHARE: Final = 0.4
 
 

@@ -50,7 +50,7 @@ class PairedRatio:
 
     Args:
         ratio: subject divided by peer, per round.
-        control: subject divided by itself; shows the machine's share of `ratio`.
+        control: subject divided by the subject again; 1 on a machine that disturbs nothing.
         subject: the subject's own figure.
         peer: the peer's own figure.
         interval: interval of `ratio`, from `median_interval`.

@@ -1,6 +1,6 @@
 """A trainer and the ranks of an engine, each rank a process at the far end of a link.
 
-A peer's payload crosses the link once, to the first rank, and is passed on from rank to rank, like
+A peer's payload crosses the link once, to the first rank, and is passed on from rank to rank, as
 in a ring of NCCL or a tree of relays. Packing, sending, passing on and applying overlap.
 """
 

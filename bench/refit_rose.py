@@ -1,4 +1,4 @@
-"""The same trainer, link and ranks with rose: each rank receives only the tiles that it holds."""
+"""Rose with the link and ranks of `refit_ranks`: a rank receives only the tiles that it holds."""
 
 import hashlib
 import os

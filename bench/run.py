@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-# Replaces the path of this folder: names of its files must not be importable.
+# Replaces this folder on the path: its files must not be importable by their bare names.
 sys.path[0] = str(ROOT)
 
 from rich.console import Console  # noqa: E402
@@ -40,7 +40,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", required=True, type=Path, help="file of the document")
     parser.add_argument("--quick", action="store_true", help="few rounds: the figures mean little")
     parser.add_argument("--full", action="store_true", help="all rounds and all benchmarks")
-    parser.add_argument("--only", help="only benchmarks that pytest -k selects by this")
+    parser.add_argument("--only", help="expression of pytest -k that selects benchmarks")
     parser.add_argument("--strict", action="store_true", help="status 1 when a bar is missed")
     options = parser.parse_args(arguments)
     if options.suite not in suites():

@@ -10,7 +10,7 @@ from bench.entropy import exponents
 
 Bits = npt.NDArray[np.uint16]
 
-# Elements are drawn once; larger versions repeat them. Codecs cannot notice, as blocks are smaller.
+# Elements are drawn once; larger versions repeat them. Codecs cannot notice: blocks are smaller.
 PATTERN: Final = 1 << 24
 _SPREAD: Final = 0.02
 _STEPS: Final = 0.89  # share of changes that are one step

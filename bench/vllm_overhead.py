@@ -144,7 +144,7 @@ def main() -> None:
         print(json.dumps([asdict(one.spent) for one in engines]), flush=True)
         print(f"  round {number} of {rounds}", file=sys.stderr, flush=True)
     print(json.dumps({"steps": TOKENS, "are_equal": are_equal}), flush=True)
-    os._exit(0)  # Several engines do not end in one process.
+    os._exit(0)  # A process with several engines does not end by itself.
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A server, the process of its engine, and its output. `start` works again after an end."""
+    """A server, the process of its engine, and its output. After its end it can start again."""
 
     def __init__(self, *command: str, log: Path, core: int | None = None) -> None:
         self.port = free_port()

@@ -10,7 +10,7 @@ from bench.gpu.report import Report
 
 
 def main(module: str, rows: str) -> int:
-    # Stopped at its limit, it prints the position of every thread, then ends as by SIGTERM.
+    # A child stopped at its limit prints a traceback of every thread, then ends as by SIGTERM.
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     suite = importlib.import_module(module)
     suite.measure(Report(Path(rows), suite.ROWS))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-# Time for a stopped child to write its position, and for a killed one to end. A child that waits in
-# the driver may never end; then it is left behind.
+# Time for a stopped child to write its tracebacks, and for a killed child to end. A child that
+# waits in the driver may never end; then it is left behind.
 GRACE_S: Final = 2.0
 # Bytes kept of each log, at its start and end: together less than a megabyte.
 LOG_BYTES_MAX: Final = 1 << 20

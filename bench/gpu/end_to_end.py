@@ -117,8 +117,8 @@ class Bench:
 
         torch.cuda.synchronize()  # weights were drawn on another stream
         for engine in (self.serving, self.rollout):
-            # A stream each: torch keeps one cuBLAS workspace a stream, which a graph bakes in, and
-            # graphs of both engines run side by side.
+            # One stream per engine: torch builds a stream's cuBLAS workspace into its graphs, and
+            # graphs of both engines run at the same time.
             engine.place = Place(torch.cuda.Stream(self.device))
             engine.capture()
         torch.cuda.synchronize()
@@ -205,7 +205,7 @@ class _Rollouts:
         try:
             with torch.inference_mode():
                 self._engine.run(self._sharing.one_step, self._stop)
-        except BaseException as failure:  # noqa: BLE001 (told by the thread that joins this one)
+        except BaseException as failure:  # noqa: BLE001 (raised again by the thread that joins)
             self._failure = failure
 
     def start(self) -> None:
@@ -215,7 +215,7 @@ class _Rollouts:
         self._stop.set()
         self._sharing.close()
         self._thread.join(JOIN_S)
-        check(not self._thread.is_alive(), "an arm that is closed lets its rollouts go")
+        check(not self._thread.is_alive(), "the rollouts did not end after their arm was closed")
         if self._failure is not None:
             raise self._failure
 
@@ -229,7 +229,7 @@ class Trials:
         self._bench = bench
 
     def run(self, name: str, seed: int) -> None:
-        """Run an arm that has not failed with another trace."""
+        """Run an arm, unless it failed with an earlier trace."""
         if name in self.failures:
             return
         try:
@@ -239,7 +239,7 @@ class Trials:
 
 
 def measure(report: Report, settings: Settings = FULL) -> None:
-    """Report each arm's medians over the traces after its last one."""
+    """Run every arm with every trace; report an arm's medians after its last trace."""
     with report.rows(*ROWS):
         bench = Bench(settings)
         # The first runs make all allocations and fill caches.
@@ -288,7 +288,7 @@ def _report(report: Report, arm: str, outcomes: dict[str, list[Outcome]], reques
                 peer=statistics.median(alone),
             )
             peer = Peer("serving alone", paired.peer, "ms")
-            # Slack mode raises TPOT towards its target by design, so the target is its bar.
+            # Slack mode raises TPOT towards its target by design, so it has no bar.
             bar = Bar(at_most=1.02) if arm == "rose_idle" else None
             report.add_ratio(row, paired, peer=peer, bar=bar)
 
@@ -296,7 +296,7 @@ def _report(report: Report, arm: str, outcomes: dict[str, list[Outcome]], reques
 def parse(arguments: Sequence[str]) -> tuple[Settings, Path]:
     parser = argparse.ArgumentParser(prog="end_to_end", description=__doc__)
     parser.add_argument("--device", default="cuda:0", help="'cpu' runs the tiny shapes")
-    parser.add_argument("--seconds", type=float, help="of arrivals in each arm")
+    parser.add_argument("--seconds", type=float, help="seconds of arrivals in each arm")
     parser.add_argument("--rate", type=float, help="requests a second")
     parser.add_argument("--seeds", type=int, default=1, help="traces, each run in every arm")
     parser.add_argument("--rows", type=Path, required=True, help="file that rows are appended to")

@@ -1,4 +1,4 @@
-"""Two engines of the end-to-end suite: one serves requests, one rolls out without end."""
+"""Engines of the end-to-end suite: one serves requests, the other runs endless rollouts."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ from rose.executor import StepBatch
 
 CHUNK: Final = 512
 WAIT_S: Final = 0.05
-# Rollouts are mostly prefill: 77-86 % of ROSE's tokens were.
+# Rollouts are mostly prefill: 77-86 % of the tokens in ROSE's paper.
 CHUNKS_OF_ROUND: Final = 4
 BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 
@@ -29,7 +29,7 @@ class Watched(Protocol):
 
 
 class Nobody:
-    """For the arms without rose."""
+    """The observer of arms without rose."""
 
     def arrived(self, request_id: str, *, prompt_tokens: int) -> None:
         """Ignore it."""
@@ -109,7 +109,7 @@ class ServingEngine:
         stop: threading.Event,
         began_s: float,
     ) -> None:
-        """Serve until all requests are done, or `stop` is set. Requests arrive by themselves."""
+        """Serve until all requests are done, or `stop` is set. A thread delivers them."""
         inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         source = threading.Thread(
             target=_arrive, args=(requests, watched, inbox, stop, began_s), daemon=True
@@ -145,7 +145,7 @@ def _arrive(
     stop: threading.Event,
     began_s: float,
 ) -> None:
-    """Let requests arrive at their times; rose learns first, so the gate closes before the work."""
+    """Let requests arrive at their times. Notify rose first, so the gate closes before the work."""
     for one in requests:
         if stop.wait(max(0.0, began_s + one.at_s - time.perf_counter())):
             return
@@ -220,7 +220,7 @@ class _Batch:
 
 
 class RolloutEngine:
-    """Alternating prompts of rollouts and decode steps, as long as it may run.
+    """Runs prompts of rollouts and decode steps in turn, as long as it may run.
 
     Args:
         decoder: model of the engine.

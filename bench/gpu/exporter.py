@@ -13,7 +13,7 @@ from bench.gpu.children import ROOT, environment, python
 from rose.errors import check
 
 LIMIT_S: Final = 30.0
-FDS_MAX: Final = 253  # of one message on a socket
+FDS_MAX: Final = 253  # descriptors in one message on a socket
 
 
 class Exporter:
@@ -31,7 +31,7 @@ class Exporter:
     def kill(self) -> None:
         """Kill it like a crash; return when its process and context are gone."""
         self._child.kill()
-        check(self._child.wait(LIMIT_S) == -signal.SIGKILL, "it lived until now")
+        check(self._child.wait(LIMIT_S) == -signal.SIGKILL, "the exporter had already ended")
 
 
 def _receive(line: socket.socket, slab_bytes: int, slabs: int) -> Any:

@@ -18,7 +18,7 @@ PARK_SEGMENT_MS: Final = 2.0
 
 
 def spin_until(condition: Callable[[], bool], *, limit_s: float = 5.0, nap_s: float = 0.0) -> None:
-    """Poll; without sleeping where the result is microseconds away."""
+    """Poll until the condition holds; without `nap_s`, never sleep between two polls."""
     end_s = time.monotonic() + limit_s
     while not condition():
         check(time.monotonic() < end_s, "the device did not get there in time")
@@ -83,7 +83,7 @@ class Borrower:
 
     def open(self, segments: int = CREDIT_MAX) -> None:
         self.host.grant(segments)
-        check(self.host.open(self.host.close_epoch), "nobody else closes this gate")
+        check(self.host.open(self.host.close_epoch), "something else closed this gate")
 
     def close(self) -> None:
         from rose._core import CloseReason
@@ -117,12 +117,12 @@ class Borrower:
         work = self.lanes.sleep_ms(PARK_SEGMENT_MS)
         self.half.begin_step()
         self.open()
-        check(self.push(work) and self.push(work), "an open gate lets two segments in")
+        check(self.push(work) and self.push(work), "an open gate refused a segment")
         # The first segment runs for a time that is long for a host, so the second must wait for it.
         spin_until(lambda: self.host.passed == self.pushed - 1)
         self.close()
         spin_until(lambda: self.has_ended(self.pushed - 1))
-        check(self.host.passed == self.pushed - 1, "one segment waits at its gate")
+        check(self.host.passed == self.pushed - 1, "the last segment does not wait at its gate")
         try:
             yield
         finally:
@@ -153,7 +153,7 @@ class Running:
                 pass
             self.borrower.half.leave()
             self.borrower.half.end_step()
-        except BaseException as failure:  # noqa: BLE001 (told by the thread that joins this one)
+        except BaseException as failure:  # noqa: BLE001 (raised again by the thread that joins)
             self._failure = failure
 
     @classmethod
@@ -166,6 +166,6 @@ class Running:
         finally:
             borrower.host.shut_down()
             one._thread.join(LONG_MS * 1e-3)
-            check(not one._thread.is_alive(), "a gate that is shut down lets its thread go")
+            check(not one._thread.is_alive(), "the thread did not end after its gate was shut down")
         if one._failure is not None:
             raise one._failure

@@ -59,7 +59,7 @@ class Meeting:
             self.close()
 
     def pauses(self) -> tuple[int, list[float]]:
-        """Return segments that started after a close was visible, and the first steps after it."""
+        """Return how many segments started after a visible close, and the first steps in ms."""
         late, first_ms = 0, []
         for _ in range(PAUSES):
             before = self._gate.passed

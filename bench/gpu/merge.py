@@ -1,4 +1,4 @@
-"""Merge the documents of several parts; of a row the latest one counts.
+"""Merge the documents of several parts; the latest row of each name counts.
 
     python -m bench.gpu.merge part-1 part-2 part-3 --out gpu.json
 
@@ -18,7 +18,7 @@ from bench.usage import Parser
 from rose.whole_file import write_whole
 
 NAME: Final = "gpu.json"
-# Reason of a row whose part has not run, up to the name of that part.
+# How the reason begins for a row whose part has not run; the name of that part follows.
 NOT_RUN: Final = "not run yet: "
 # Fields of the machine card that identify neither the device nor its software.
 INCIDENTAL: Final = frozenset(
@@ -125,7 +125,7 @@ def _waits(entries: Sequence[Mapping[str, Any]]) -> bool:
 def main(arguments: Sequence[str]) -> int:
     parser = Parser("gpu", prog="python -m bench.gpu.merge", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="the latest last")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="of all of them")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="merged document")
     options = parser.parse_args(arguments)
     paths = [folder / NAME for folder in options.folders]
     try:

@@ -97,7 +97,7 @@ def borrowing(
     late = threading.Timer(READY_S, child.kill)
     late.start()
     try:
-        check(child.stdout is not None, "its output is a pipe")
+        check(child.stdout is not None, "its output is not a pipe")
         said = child.stdout.readline().strip()  # type: ignore[union-attr]
         late.cancel()
         if said != "ready":

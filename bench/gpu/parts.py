@@ -1,4 +1,4 @@
-"""The work of `make gpu`: children, and the rows that they measured or not."""
+"""The work of `make gpu`: child processes, their rows, and reasons for rows not measured."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ from bench.gpu.children import ROOT, Deadline, last_line, python, run_child
 from bench.gpu.report import read_rows
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, row
 
-# Expected at most. It may take longer where only less important work needs that time.
+# Time limits in seconds. The build may take longer, at the expense of less important work.
 BUILD_S: Final = 150.0
 TESTS_S: Final = 180.0
 TEST_FILE_S: Final = 90.0
@@ -363,7 +363,7 @@ def demo_rows(report: Mapping[str, Any]) -> Findings:
 
 # ---- the sanitizer
 
-# Small, without torch, and with an allocation per buffer, so that an access beyond one is detected.
+# Small tests without torch. Each buffer is an allocation, so that an access beyond it is detected.
 SANITIZED_TESTS: Final = (
     "tests/gpu/test_codec.py::test_pack_is_bit_for_bit_the_reference[1000]",
     "tests/gpu/test_codec.py::test_apply_is_bit_for_bit_the_reference[1000]",
@@ -371,7 +371,7 @@ SANITIZED_TESTS: Final = (
     "tests/gpu/test_codec.py::test_digest_is_bit_for_bit_the_reference[1001]",
 )
 # Top-k reads a slot that another thread may claim at that moment, and repeats with a CAS if it saw
-# none. This race is intended, and its reports would hide those of others.
+# none. This race is intended, and its reports would hide reports of other races.
 RACES_BY_INTENTION: Final = ("topk",)
 # The last line of each tool: its number of findings.
 SANITIZER_TOOLS: Final = {

@@ -19,8 +19,8 @@ WARM_UP: Final = 10
 # Time after which every device has seen a store of the host; a later segment started after the
 # close.
 VISIBLE_NS: Final = 100_000
-# A polling thread may keep the interpreter from the borrower's for this long; with the default of
-# five milliseconds it would be longer than a segment.
+# The longest time for which a polling thread keeps the interpreter lock while the borrower's thread
+# waits for it; the default, five milliseconds, is longer than a segment.
 SWITCH_S: Final = 20e-6
 LIMIT_NS: Final = 5_000_000_000
 BAR: Final = Bar(at_most=1.1)
@@ -56,7 +56,7 @@ class Interrupts:
         before = borrower.host.passed
         borrower.open()
         spin_until(lambda: borrower.host.passed != before, nap_s=20e-6)
-        # It runs; then it continues for one to two segments.
+        # A segment runs now. The close comes after the length of one to two segments.
         time.sleep(self._rng.uniform(1.0, 2.0) * self._length_ms * 1e-3)
         began_ns = time.perf_counter_ns()
         borrower.close()

@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Part]:
     parser = Parser("gpu", prog="make gpu", description=__doc__)
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     parser.add_argument(
-        "--part", type=read_part, default=Part(1, 1), metavar="K/N", help="of the work; all of it"
+        "--part", type=read_part, default=Part(1, 1), metavar="K/N", help="part of all work"
     )
     options = parser.parse_args(arguments)
     out: Path = options.out
@@ -92,8 +92,9 @@ def shadowed(names: Sequence[str] = ("bench", "rose", "tests")) -> str | None:
 
 
 def card() -> dict[str, object] | str:
-    """Return the description of the GPU, or the reason why there is none. A child asks, because it
-    may hang.
+    """Return the description of the GPU, or the reason why there is none.
+
+    A child process asks the driver, because the query may hang.
     """
     try:
         done = subprocess.run(

@@ -60,7 +60,7 @@ class Graphs:
         from rose._core import Verdict
 
         verdict = self.borrower.half.launch(graph, timeout_ms=LONG_MS)
-        check(verdict == Verdict.PASSED, "an open gate lets a graph in")
+        check(verdict == Verdict.PASSED, "an open gate refused a graph")
 
     def timed_ms(self, put: Callable[[], None]) -> float:
         import torch
@@ -116,8 +116,8 @@ def abort_ms(graphs: Graphs, graph: Any, rng: random.Random) -> float:
     time.sleep(rng.uniform(0, LAYERS / 2) * SEGMENT_MS * 1e-3)
     began_ns = time.perf_counter_ns()
     host.close(CloseReason.REVOCATION)
-    check(host.abort_step(), "a step is in flight")
-    check(half.pass_(timeout_ms=LONG_MS) == Verdict.ABORTED, "an abort is told")
+    check(host.abort_step(), "no step was in flight")
+    check(half.pass_(timeout_ms=LONG_MS) == Verdict.ABORTED, "the gate did not report the abort")
     took_ms = (time.perf_counter_ns() - began_ns) * 1e-6
     half.leave()
     half.end_step()

@@ -76,7 +76,7 @@ def slab_views(lanes: Lanes, blocks: int) -> tuple[Any, list[Any], list[int]]:
     arbiter.take(partition, slabs)
     space = KVSpace(arbiter, partition, geometry, header_index=0)
     ids = space.allocator.alloc(blocks)
-    check(ids is not None, "the pool holds all blocks")
+    check(ids is not None, "the pool is too small for all blocks")
     # numpy has no bf16, but the bits are the same.
     views = [
         as_tensor(view, lanes.torch_device).view(torch.bfloat16)
@@ -107,7 +107,7 @@ def measure(report: Report) -> None:
         subject, peer = Paged(views, in_slabs, query), Paged(dense, in_dense, query)
         for number in range(LAYERS_TIMED):
             same = torch.equal(subject.layer(number), peer.layer(number))
-            check(same, "both attend to the same bytes")
+            check(same, "attention over slabs and over the dense pool differ")
         pairs = Pairs(event_timed(subject.all_layers), event_timed(peer.all_layers))
         for _ in range(ROUNDS):
             pairs.round()

@@ -75,9 +75,9 @@ class Packing:
 
         self.restore()
         packed = self.once()
-        check(torch.equal(self.shadow, self.versions.new), "the shadow became the new weights")
+        check(torch.equal(self.shadow, self.versions.new), "the shadow is not the new weights")
         words, room = int(packed.words.item()), packed.arena.numel()
-        check(words <= room, f"a delta of {words} words fits an arena of {room}")
+        check(words <= room, f"a delta of {words} words does not fit into an arena of {room}")
         changed = int(((packed.entries >> 4) & 0xFFFFF).sum().item())
         truly = sum(
             int(torch.count_nonzero(new != old).item())
@@ -85,7 +85,7 @@ class Packing:
                 self.versions.new.split(1 << 28), self.versions.old.split(1 << 28), strict=True
             )
         )
-        check(changed == truly, f"the delta has {changed} changes, and there are {truly}")
+        check(changed == truly, f"the delta has {changed} changes, expected {truly}")
         return packed
 
     def timed(self) -> Callable[[], float]:
@@ -169,8 +169,8 @@ def applies(report: Report, cuda: Any, versions: Versions, packed: Any) -> None:
         applied(cuda, packed, weights)
 
     with report.rows("apply_gap_0p5b_ms", "apply_over_index_copy"):
-        check(int(applied(cuda, packed, weights).item()) == -1, "no block is corrupt")
-        check(torch.equal(weights, versions.new), "applied, the old weights are the new ones")
+        check(int(applied(cuda, packed, weights).item()) == -1, "apply found a corrupt block")
+        check(torch.equal(weights, versions.new), "apply did not make the new weights")
         ms = median_of(event_timed(apply, before=undo), rounds=ROUNDS)
         report.add("apply_gap_0p5b_ms", ms, "ms")
         positions = (versions.new != versions.old).nonzero().view(-1)
@@ -180,7 +180,7 @@ def applies(report: Report, cuda: Any, versions: Versions, packed: Any) -> None:
         subject = event_timed(apply, before=undo)
         report_pairs(report, "apply_over_index_copy", subject, peer, "torch index_copy_")
         undo()
-        check(torch.equal(weights, versions.old), "undone, they are the old ones again")
+        check(torch.equal(weights, versions.old), "undo did not restore the old weights")
 
 
 def digests(report: Report, cuda: Any, versions: Versions, gb_s: float) -> None:
@@ -206,7 +206,7 @@ def models(report: Report, cuda: Any, versions: Versions) -> None:
     with report.rows("pack_model_ms", "pack_model_over_kernel", "apply_model_ms"):
         new, shadow, weights = versions.new, versions.old.clone(), versions.old.clone()
         deltas = delta_pack(tensors(new), tensors(shadow))
-        check(torch.equal(shadow, new), "the shadow became the new weights")
+        check(torch.equal(shadow, new), "the shadow is not the new weights")
         known = {name: one.base_digest for name, one in deltas.items()}
 
         def restore() -> None:
@@ -226,7 +226,7 @@ def models(report: Report, cuda: Any, versions: Versions) -> None:
             torch.cuda.synchronize()
 
         delta_apply(tensors(weights), deltas)
-        check(torch.equal(weights, new), "applied, the old weights are the new ones")
+        check(torch.equal(weights, new), "apply did not make the new weights")
         apply_ms = median_of(
             host_timed(lambda: delta_apply(tensors(weights), deltas), before=undo), rounds=CALLS
         )

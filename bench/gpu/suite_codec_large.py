@@ -57,7 +57,7 @@ def one_size(report: Report, cuda: Any, size: str, gb_s: float) -> None:
         moved_bytes = PACK_BYTES * versions.count
         report.add(names[0], ms, "ms", peer=floor_ms(moved_bytes, gb_s), bar=BARS.get(names[0]))
         report.add(share, share_of_copy(moved_bytes, ms, gb_s), "ratio")
-        # The shadow stands in for the receiver's weights, the result of the delta.
+        # The shadow has the result of the delta, so it serves as the receiver's weights.
         weights = packing.shadow
 
         def undo() -> None:
@@ -68,9 +68,9 @@ def one_size(report: Report, cuda: Any, size: str, gb_s: float) -> None:
 
         ms = median_of(event_timed(apply, before=undo), rounds=ROUNDS)
         report.add(names[1], ms, "ms", bar=BARS.get(names[1]))
-        check(torch.equal(weights, versions.new), "applied, they are the new weights")
+        check(torch.equal(weights, versions.new), "apply did not make the new weights")
         undo()
-        check(torch.equal(weights, versions.old), "undone, they are the old ones")
+        check(torch.equal(weights, versions.old), "undo did not restore the old weights")
 
 
 def measure(report: Report) -> None:

@@ -68,7 +68,7 @@ class Chain:
         def put() -> None:
             for _ in range(GATES):
                 verdict = self.borrower.half.pass_(timeout_ms=LONG_MS)
-                check(verdict == Verdict.PASSED, "an open gate lets every segment in")
+                check(verdict == Verdict.PASSED, "an open gate refused a segment")
                 self._work()
 
         return self._timed_ms(put)
@@ -121,7 +121,7 @@ def graph_cost(report: Report, chain: Chain, name: str) -> None:
         began_ns = time.perf_counter_ns()
         verdict = chain.borrower.half.launch(gated, timeout_ms=LONG_MS)
         host_us["gated"].append((time.perf_counter_ns() - began_ns) * 1e-3)
-        check(verdict == Verdict.PASSED, "an open gate lets a graph in")
+        check(verdict == Verdict.PASSED, "an open gate refused a graph")
 
     def launch_plain() -> None:
         began_ns = time.perf_counter_ns()
@@ -160,7 +160,7 @@ def wake(report: Report, lanes: Lanes, kind: Any, name: str) -> None:
             with borrower.parked():
                 waiting = borrower.host.passed
                 time.sleep(1e-4)
-                check(borrower.host.passed == waiting, "a closed gate holds")
+                check(borrower.host.passed == waiting, "a closed gate let a segment pass")
                 samples_us.append(_wake_us(borrower, waiting))
         for statistic, share in (("p50", 0.5), ("p99", 0.99)):
             report.add(f"gate_wake_us_{statistic}_{name}", quantile(samples_us, share), "us")

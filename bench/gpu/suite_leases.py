@@ -73,7 +73,7 @@ def descriptors(report: Report, device: Any) -> None:
                 shared_ns = time.perf_counter_ns()
                 pool = Pool.attach(export, device=device)
                 samples.append((shared_ns - began_ns, time.perf_counter_ns() - shared_ns))
-                check(pool.pool_bytes == size_bytes, "all of it is there")
+                check(pool.pool_bytes == size_bytes, "the attached pool has another size")
             for at, name in enumerate(names):
                 report.add(name, statistics.median(one[at] for one in samples) * 1e-3, "us")
 
@@ -108,19 +108,19 @@ class MappedLoan:
         from rose._core import Grant
 
         grant = self.arbiter.grant(self.partition, self.slabs, ttl_ns=10**12)
-        check(isinstance(grant, Grant), "the pool is there for the borrower alone")
+        check(isinstance(grant, Grant), "the pool was not lent")
         began_ns = time.perf_counter_ns()
         lent = self.loans.lend(grant.slabs)
         lent_ns = time.perf_counter_ns()
-        check(len(lent.fds) == self.slabs, "nobody takes anything back meanwhile")
+        check(len(lent.fds) == self.slabs, "a part of the loan was taken back")
         with lent:
             take(self.window, lent)
         mapped_ns = time.perf_counter_ns()
         self.arbiter.revoke(self.partition, self.slabs, deadline_ns=self.arbiter.now_ns() + 10**9)
-        check(self.arbiter.snapshot().unowned == self.slabs, "an idle loan comes home at once")
+        check(self.arbiter.snapshot().unowned == self.slabs, "a slab was not returned at once")
         keep(self.window, [])
         sweeping_ns = time.perf_counter_ns()
-        check(self.window.sweep(self.slabs) == self.slabs, "all of it was mapped")
+        check(self.window.sweep(self.slabs) == self.slabs, "the sweep did not unmap every slab")
         swept_ns = time.perf_counter_ns()
         took_ns = (lent_ns - began_ns, mapped_ns - began_ns, swept_ns - sweeping_ns)
         scrub_s, grant_s, sweep_s = (one_ns * 1e-9 for one_ns in took_ns)

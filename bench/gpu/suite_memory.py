@@ -84,7 +84,7 @@ class Loan:
             header_slabs=2,
             device=device,
         )
-        check(not self.arbiter.is_on_host, "the pool is on the device")
+        check(not self.arbiter.is_on_host, "the pool is not on the device")
         everything = {"reserve_slabs": 0, "limit_slabs": self.slabs + 2}
         self.serving = self.arbiter.add_partition("serving", **everything)
         self.rollout = self.arbiter.add_partition("rollout", **everything)
@@ -96,13 +96,13 @@ class Loan:
         from rose._core import Grant
 
         loan = self.arbiter.grant(self.rollout, self.slabs, ttl_ns=10**12)
-        check(isinstance(loan, Grant), "the pool is there for the borrower alone")
+        check(isinstance(loan, Grant), "the pool was not lent")
         deadline_ns = self.arbiter.now_ns() + 10**9
         began_ns = time.perf_counter_ns()
         self.arbiter.revoke(self.rollout, self.slabs, deadline_ns=deadline_ns, taker=self.serving)
         took_us = (time.perf_counter_ns() - began_ns) * 1e-3
         home = self.arbiter.give_back(self.serving, self.slabs)
-        check(home == self.slabs, "an idle loan comes home inside the call")
+        check(home == self.slabs, "an idle loan was not returned within the call")
         return took_us
 
 

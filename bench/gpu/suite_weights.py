@@ -57,7 +57,7 @@ class Leased:
         from rose.executor.weights import WeightsState
 
         self.lease.activate()
-        check(self.lease.state is WeightsState.ACTIVE, "there is room for the weights")
+        check(self.lease.state is WeightsState.ACTIVE, "the weights got no slabs")
 
     def activate_ns(self) -> float:
         took_ns = timed(self.activate)()

@@ -50,7 +50,7 @@ def two_versions(count: int, *, seed: int) -> Versions:
 
 
 def arena_words_of(count: int) -> int:
-    """Return room for a payload of one percent, several times over, and at least some."""
+    """Return the arena size, in words, that holds a payload of 1 % changes several times."""
     # A change takes about ten bits in GAP, and an exception 24 more; a sixteenth of the elements in
     # words is 200 bits per change.
     return max(1024, count // 16)

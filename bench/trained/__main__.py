@@ -27,7 +27,7 @@ def document_of(trained: TrainedSteps) -> dict[str, Any]:
 
 
 def table_of(document: dict[str, Any]) -> Table:
-    """Return the steps of every run, with the mean of its last ones, and the points."""
+    """Return a table of the points, and of every run's steps with the mean of the last steps."""
     table = Table(title="steps of a trained model")
     for name in ("steps", "changed %", *_KINDS, "±1 ULP %", "bound i.i.d. B", "given exponent B"):
         table.add_column(name, justify="right")

@@ -9,7 +9,7 @@ from bench.trained.tasks import Language, draw_examples
 from rose.demo.environments.text import PAD
 from rose.engines.transformers import load_model
 
-_TEXT_EVERY = 4  # one step in this many is on text
+_TEXT_EVERY = 4  # one of this many steps trains on text
 _TEXT_WIDTH = 48
 _WEIGHT_DECAY = 0.1
 _GRAD_NORM_MAX = 1.0

@@ -12,7 +12,7 @@ from bench.entropy import class_entropy_bytes, exponents, iid_entropy_bytes, ste
 
 Bits = npt.NDArray[np.uint16]
 
-# The first word in a parameter's name that determines its kind.
+# The first of these words that is in a parameter's name determines its kind.
 _KINDS = {"norm": "norm", "embed": "embed", "lm_head": "head", "attn": "attn", "mlp": "mlp"}
 _ULP_GROUPS = {"1": (1, 1), "2": (2, 2), "3_to_4": (3, 4), "5_or_more": (5, 1 << 15)}
 

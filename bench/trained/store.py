@@ -56,7 +56,7 @@ def trained_steps(
         _write(settings, make(settings), folder)
         kept = _read(settings, folder)
     if kept is None:
-        raise OSError(f"what was just written to {folder} is not there any more")
+        raise OSError(f"the versions just written to {folder} cannot be read")
     return kept
 
 

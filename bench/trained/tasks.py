@@ -48,7 +48,7 @@ def _add(random: np.random.Generator, length: int) -> tuple[str, str]:
     digits = _drawn(random, _DIGITS, length)
     cut = int(random.integers(1, length))
     left, right = digits[:cut], digits[cut:]
-    # The sign between the two operands takes the place that other tasks have before theirs.
+    # Other tasks begin with their sign; here it is between the operands, so lengths stay equal.
     return f"{left}+{right}", str(int(left) + int(right))
 
 
