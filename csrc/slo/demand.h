@@ -43,8 +43,8 @@ struct DemandConfig {
 // Thread rule: any thread. One mutex; nothing else is called under it.
 class Demand {
  public:
-  // Factor between the prior's mean and a bound. Until steps were measured, steps of the same shape
-  // are assumed to vary by less than this factor.
+  // Until enough steps were measured, a step is assumed to be at most this many times faster than
+  // the latency model predicts.
   static constexpr double kColdMargin = 2.0;
 
   // InvalidArgument for a count of 0 that must be positive, or a duration out of range.

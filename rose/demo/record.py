@@ -136,7 +136,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class RevocationRecord:
-    """Slabs revoked from rollouts under pressure.
+    """One revocation of slabs from rollouts, because serving needed memory.
 
     Args:
         latency_ms: time from the demand to the return of the last slab.

@@ -54,7 +54,7 @@ def views_of(config: Any, space: KVSpace) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def pool_for_kv(allocate: Allocate) -> Iterator[None]:
-    """Make a worker that initialises its KV cache in this context use views of rose's pool.
+    """While this context is open, the KV cache that a worker initialises is views of rose's pool.
 
     Args:
         allocate: function that returns the tenant's space for a `KVCacheConfig`.

@@ -94,7 +94,8 @@ class Wanted(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not fol
 
     Args:
         version: lowest number that is accepted.
-        timeout_s: longest wait for each newer version, in seconds. The engine runs no step in it.
+        timeout_s: longest wait for the next version, in seconds. Versions are awaited one by one,
+            until one is at least `version`. The engine runs no step during a wait.
     """
 
     version: int = 1

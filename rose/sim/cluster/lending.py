@@ -1,15 +1,15 @@
 """The loans of a serving device: a table filled by the stepwise machine of `rose.sim`.
 
-A row is the result of one run of the machine at a steady arrival rate, with the lengths and
-second-scale bursts of the traffic: rollouts' share of compute, serving's context tokens, and the
-latencies of each request. Rows are computed on demand and kept. A device's loan over time is
+A row holds the results of one run of the machine: rollouts' share of compute, serving's context
+tokens, and the latencies of each request. The run has a steady arrival rate, and the lengths and
+second-scale bursts of the traffic. Rows are computed on demand and kept. A device's loan over time is
 composed of half-minute pieces, each from the row of the device's arrival rate at that time. If this
 rate is between two rates of the grid, one of the two rows is chosen at random; the nearer row is
 more likely.
 
 Effects across piece borders are neglected: running requests, and the queue of a burst longer than a
-piece. Each row is one random draw of the expected number of requests, with lengths spread evenly
-over the mix; `tests/sim/test_lending.py` measures the error against the machine itself.
+piece. A row has the expected number of requests; their arrival times are drawn once, and their
+lengths are spread evenly over the mix. `tests/sim/test_lending.py` measures the error against the machine itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
