@@ -1,4 +1,4 @@
-"""Counts kernel launches per segment, which bound how far a host may run ahead of its stream."""
+"""Counts kernel launches per segment: they limit how far a host may run ahead of its stream."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

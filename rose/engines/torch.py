@@ -63,7 +63,7 @@ def _gated_modules(model: nn.Module, every: float) -> list[nn.Module]:
 def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callable[[], None]:
     """Put gates between the decoder layers of `model`.
 
-    A gate acts only in the thread inside a `Quantum` of `rollout`, so other threads may run the
+    A gate acts only in the thread that runs a `Quantum` of `rollout`, so other threads may run the
     same module, for instance in `generate`. Gates work in eager modules and under `torch.compile`,
     where a gate is a graph break: compile after this call, and without `fullgraph`. Hooks do not
     fire when a CUDA graph is replayed: see `gate_graphs` and `captured_gates`. On a GPU the forward
@@ -145,7 +145,7 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
 def captured_gates(
     rollout: RolloutLane, model: nn.Module, *, every: float, stream: int | None = None
 ) -> Iterator[None]:
-    """Put gates between the decoder layers of `model` into the graph captured in this block.
+    """Add gates to the CUDA graph captured in this block, between the decoder layers of `model`.
 
     No other thread may run the model during the block.
 

@@ -20,7 +20,7 @@ from rose.engines.shards.trace import Loader
 from rose.errors import InvalidArgument
 from rose.transfer.plan import Piece, ShardMap, TensorSpec
 
-# Prefix of host copies in pieces; no parameter has such a name.
+# Prefix of the names of host copies in pieces; no parameter's name begins with it.
 _PREFIX: Final = "host:"
 
 
@@ -99,10 +99,11 @@ class ComputedTensors:
         return ShardMap({**shards.tensors, **specs}, shards.pieces + pieces, computed)
 
     def load(self, changed: Iterable[str] | None = None) -> None:
-        """Pass all copies to the loader or, if `changed` names tensors, only those that it needs.
+        """Pass the copies to the model's loader.
 
-        The previous load can no longer be undone. If the loader fails or replaces a parameter, the
-        model is restored.
+        If `changed` names tensors, only these are passed, and those on which the same parameters
+        depend. The previous load can no longer be undone. If the loader fails or replaces a
+        parameter, the model is restored.
 
         Raises:
             InvalidArgument: the loader replaced a parameter, or a tensor is unknown.

@@ -12,7 +12,7 @@ BOXES_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A strided view: its index i is element offset + sum(i * strides) of a storage.
+    """A strided view of a storage: index i of the view is element offset + sum(i * strides).
 
     Args:
         offset: index of the first element in the storage.

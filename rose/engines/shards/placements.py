@@ -100,7 +100,7 @@ def local_shape(pieces: Sequence[Piece]) -> tuple[int, ...] | None:
 
 
 def _held(runs: list[_Run], placement: Shard | StridedShard, parts: int, index: int) -> list[_Run]:
-    """Return the indices of a tensor dimension that remain on one rank of a mesh dimension."""
+    """Return the part of `runs` that one rank of a mesh dimension holds."""
     if isinstance(placement, Shard):
         return _chunk(runs, parts, index)
     pieces = (

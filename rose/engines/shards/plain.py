@@ -46,7 +46,7 @@ def whole(name: str, held: Look, parameter: str, *, rank: int) -> Piece:
 
 
 def joined(maps: Iterable[ShardMap]) -> ShardMap:
-    """Merge the maps of parts of a group of ranks, such as one map per rank.
+    """Merge the maps of a group of ranks, for instance one map per rank.
 
     A tensor that is computed on one rank counts as computed on all ranks: the pieces of the other
     ranks are dropped, so that every rank gets the tensor in the same way.

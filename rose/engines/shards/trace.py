@@ -102,7 +102,7 @@ def joined_traces(traces: Iterable[LoaderTrace]) -> LoaderTrace:
     for one in traces:
         for name, parameters in one.ends.items():
             ends[name].update(dict.fromkeys(parameters))
-        for piece in one.shards.pieces:  # copies on this rank, computed on another
+        for piece in one.shards.pieces:  # copied on this rank, computed on another
             if piece.tensor in ends:
                 ends[piece.tensor][piece.view.parameter] = None
     held = frozenset(name for parameters in ends.values() for name in parameters)

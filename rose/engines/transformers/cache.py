@@ -290,7 +290,7 @@ class SlabCache(VersionedCache):
         return True
 
     def make_free(self, share: float) -> bool:
-        """Try to free `share` of the tenant's memory, 0 to 1: grow first, then drop old cache."""
+        """Try to free this share of the tenant's memory, 0 to 1: grow, then drop old cache."""
         groups = len(self.spaces)
         of_space = [
             math.ceil(share * space.allocator.capacity_blocks / groups) for space in self.spaces

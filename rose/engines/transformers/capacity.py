@@ -54,7 +54,7 @@ class CacheCapacity:
         return None
 
     def has_regrown(self) -> bool:
-        """Return True."""
+        """Return True: nothing is ever revoked."""
         return True
 
     @property

@@ -18,7 +18,7 @@ IN_FLIGHT: Final = ("keep", "recompute", "abort")
 
 
 class Slices(Protocol):
-    """An engine's view of a commit, such as `rose.transfer.receiving.commit.Commit`."""
+    """The part of `rose.transfer.receiving.commit.Commit` that an engine uses."""
 
     def step(self) -> bool:
         """Run one slice; return False when the commit is over."""
@@ -40,7 +40,7 @@ class Committed:
 
     Args:
         version: current version of the engine.
-        is_match: whether the new weights are the trainer's, and in use.
+        is_match: whether the new weights equal the trainer's, and are in use.
         is_quarantined: whether the weights match no version, so that no step runs on them.
         pause_ms: time until steps may run again, from the end of the last step or, if the engine
             was idle, from the call that queued the commit.
@@ -73,7 +73,7 @@ class PendingCommit:
 
 
 class CommitQueue:
-    """The commits of one engine, in the order of their calls.
+    """The commits of one engine, in the order in which they were queued.
 
     Any thread may call `add`. All other methods are for the loop thread, or for a thread that has
     joined it.

@@ -95,7 +95,7 @@ class EngineConfig:
 
 
 class Engine:
-    """One model behind one generation thread."""
+    """One model, and the generation thread that runs it."""
 
     def __init__(
         self, manager: ContinuousBatchingManager, processor: DeviceProcessor, router: CallbackRouter
@@ -117,7 +117,7 @@ class Engine:
             self.prober.start()
 
     def wake(self) -> None:
-        """End the wait of an idle generation thread; any thread may call."""
+        """End the wait of an idle generation thread; any thread may call this."""
         self.manager._wake_up_loop.set()
 
     def submit(
@@ -136,7 +136,7 @@ class Engine:
             request_id: id, unique among live requests.
             prompt: token ids.
             max_new_tokens: limit of generated tokens, > 0.
-            on_output: called with the output so far; `is_finished()` is true for the last one.
+            on_output: called with the output so far; `is_finished()` is true for the last output.
             sampling: sampling parameters; only for an engine built with `sampling`.
             stop_tokens: ids that end the request; the output contains the id that ended it.
 
@@ -185,7 +185,7 @@ class Engine:
 
         The loop thread runs all slices of the commit before the next step. A borrower runs them in
         quanta, with a gate between two slices, so serving waits for one slice at most. Commits run
-        in the order of their calls; unfinished ones are abandoned when the engine stops.
+        in the order of these calls; unfinished commits are abandoned when the engine stops.
 
         Args:
             commit: transaction over the live weights of this engine's model.
@@ -252,7 +252,7 @@ class Engine:
             self.prober.stop()
         if self.manager.is_running():
             self.manager.stop(block=True, hard_stop=True, keep_for_next_session=True)
-            # The model caches this manager; every later engine would get it, whatever its config.
+            # The model caches this manager. A later engine would get it, even with another config.
             vars(self.manager.model).pop("_cached_continuous_batching_manager", None)
         # The generation thread is gone, so this thread may restore the weights.
         self.processor.abandon_commits()
@@ -352,7 +352,7 @@ def _slab_cache(
 
 
 def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
-    """Return the KV layout that the lane of an engine of `model` must have.
+    """Return the KV layout that a lane must have for an engine of `model`.
 
     Raises:
         Unavailable: the installed transformers is not supported.
@@ -368,9 +368,9 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
 def kv_groups(model: PreTrainedModel, config: EngineConfig) -> tuple[KVGeometry, ...]:
     """Return the KV layout of each attention group of `model`, for a borrower's lane.
 
-    A uniform model has one group, and the same lane as with `kv_geometry`. Other models waste less
-    memory with one layout per group, because a block that all groups can share may be as large as
-    many pages of each group.
+    If all layers have the same type of attention, there is one group, with the layout of
+    `kv_geometry`. Other models waste less memory with one layout per group, because a block that
+    all groups can share may be as large as many pages of each group.
 
     Raises:
         Unavailable: the installed transformers is not supported.

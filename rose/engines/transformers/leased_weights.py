@@ -16,15 +16,16 @@ class LeasedWeights:
     """Keeps a model's weights on the host, and loads them into leased slabs on demand.
 
     Create this object before the model's engine, and after the model's `LiveWeights`. Buffers are
-    not weights: they stay on the device. While the weights of a model on a GPU are dormant, its
-    parameters keep shape and device, but have no memory.
+    not weights: they stay on the device. *Dormant* weights are on the host, where steps cannot use
+    them. While the weights of a model on a GPU are dormant, its parameters keep shape and device,
+    but have no memory.
 
     Args:
         model: model on one device; this object changes the memory of its parameters.
         lane: lane of the borrower that will run the model.
         live: live weights of the model, on the host; their changes are written to the slabs too.
         device: device that runs the steps; None for the model's present device.
-        dormant_bytes_max: most bytes of device memory while the weights are dormant.
+        dormant_bytes_max: most bytes of the weights that stay on the device while they are dormant.
 
     Raises:
         InvalidArgument: the lane can never hold the weights and one slab of KV together, or the
@@ -87,7 +88,7 @@ class LeasedWeights:
         return flat.view(self._host[at].dtype).view(self._host[at].shape)
 
     def close(self) -> None:
-        """Return every slab, and give the model the host copy. Call after its loop has ended."""
+        """Return every slab, and give the model the host copy. Call after the loop has ended."""
         self.lease.unpin()
         self.lease.close()
         for parameter, host in zip(self._parameters, self._host, strict=True):
@@ -98,7 +99,7 @@ class LeasedWeights:
     def write(self, first: int, last: int) -> None:
         """Update the slabs after elements `first` to `last` - 1 of the host copy have changed.
 
-        Indices count over all parameters in order, which have one dtype, as `LiveWeights` requires.
+        Indices count over all parameters in order; `LiveWeights` requires one dtype for all.
         """
         size = self._host[0].element_size()
         self.lease.write(first * size, last * size)

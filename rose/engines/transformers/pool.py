@@ -46,7 +46,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
 
     @property
     def free_sectors(self) -> range:
-        """The number of free blocks, as an object whose length stock code takes."""
+        """A range as long as the number of free blocks, because stock code takes the length."""
         return range(self.num_free_sectors)
 
     @property

@@ -19,18 +19,18 @@ if TYPE_CHECKING:  # The engine owns its prober.
 _LOOK_S: Final = 0.02
 # A prefill chunk counts as full from this share of `step_tokens` on (csrc/slo/latency_model.cpp).
 _FULL_SHARE: Final = 0.75
-# Decode steps of a probe that measures decode steps. No certificate needs the probe's prompt; with
-# fewer decode steps, the prompt would cost more time than they do.
+# Decode steps of a probe that measures decode steps. With fewer, the probe would spend more time on
+# its prompt, which no certificate needs, than on decode steps.
 _DECODE_STEPS: Final = 16
 
 
 class Prober:
     """Runs steps of the shapes that certificates need evidence for, as requests without an owner.
 
-    A probe is as long as the longest request that serving accepts. It has a random prompt, whose
-    chunks are full except the last, and generates one token, or more to measure decode steps. The
-    lane does not count a probe as a request. A probe shares no cache, and is cancelled at the first
-    step boundary after a request has arrived.
+    A probe has as many tokens as the longest prompt that serving accepts. Its own prompt is random,
+    in chunks that are full except the last. It generates one token, or more to measure decode
+    steps. The lane does not count a probe as a request. A probe shares no cache, and is cancelled
+    at the first step boundary after a request has arrived.
 
     Life: made → (`start` → `stop`)*. Call `warm_up` between `start` and `stop`.
     """

@@ -37,9 +37,10 @@ class RolloutProcessor(DeviceProcessor):
     When serving takes a request's memory, the request is requeued. With a listener it ends instead,
     and its owner is informed.
 
-    With leased weights a step runs only while they are active. Serving takes slabs of weights last.
-    When work waits and there is memory, the weights are copied to the device again, in quanta, with
-    a gate after each slice. KV is dropped to make room, because it is useless without the weights.
+    With leased weights, a step runs only while all weights are in slabs (active). Serving takes the
+    slabs of weights last. When work waits and there is memory, the weights are copied to the device
+    again, in quanta, with a gate after each slice. KV is dropped to make room, because it is
+    useless without the weights.
     """
 
     scheduler: PreemptingScheduler
@@ -88,8 +89,8 @@ class RolloutProcessor(DeviceProcessor):
         """Inform the owners of evicted requests, then prepare a batch as every loop does.
 
         Raises:
-            Unavailable: the device has stopped lending. An idle borrower without a listener does
-                not raise it.
+            Unavailable: the device has stopped lending. If the borrower is idle and has no
+                listener, nothing is raised.
         """
         self.deliver_evicted()
         if self.listener is not None and self.lane.is_closed:
@@ -167,7 +168,7 @@ class RolloutProcessor(DeviceProcessor):
     # ---- the weights ----------------------------------------------------------------------------
 
     def has_slabs_for_weights(self) -> bool:
-        """Return True if the weights are active, or have the slabs to be copied to."""
+        """Return True if the weights are active, or the slabs for a copy are there."""
         return self._lease_weights() is None
 
     def _lease_weights(self) -> Refusal | None:
@@ -399,7 +400,7 @@ class RolloutProcessor(DeviceProcessor):
             self.lock.release()
 
     def note_room(self) -> None:
-        """Check at once whether more memory is available; called by serving's thread."""
+        """Wake the loop, because serving offers memory; called by serving's thread."""
         self.rooms += 1
         self.wake.set()
 

@@ -105,7 +105,7 @@ def choose(
 
     Returns:
         (rows,) int64 tokens, and (rows,) float32 natural log probabilities under softmax(logits /
-        temperature): 0 where the temperature is 0.
+        temperature); where the temperature is 0, the log probability is 0.
     """
     is_random = temperatures > 0
     scaled = logits / torch.where(is_random, temperatures, 1.0).unsqueeze(1)

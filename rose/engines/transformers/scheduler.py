@@ -23,8 +23,8 @@ class Scheduled:
 class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers ships no types
     """A FIFO scheduler that requeues requests at their last token when memory is short.
 
-    Methods that touch the cache run under the borrower's lock (see `RolloutProcessor`); new
-    requests are queued without it.
+    In a borrower, methods that touch the cache run under `RolloutProcessor.lock`; new requests are
+    queued without this lock.
     """
 
     def reset(self) -> None:
@@ -91,7 +91,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
 
         Args:
             state: active request.
-            no_cache: whether to free its full blocks too, instead of keeping them as prefix cache.
+            no_cache: whether to free full blocks too, instead of keeping them as prefix cache.
         """
         self.preempted_tokens += state.current_len()
         requeue(self, state, no_cache=no_cache)

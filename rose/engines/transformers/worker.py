@@ -182,7 +182,7 @@ class EngineWorker:
             self._open_or_regrow()
 
     def after_step(self) -> None:
-        """Report tokens within the borrower's quantum, so that serving is not delayed."""
+        """Report tokens and scrub a little; for a borrower this is part of the step's quantum."""
         self._report_ended()
         if self._now_ms() - self._flushed_ms >= self._flush_ms:
             self._flush()

@@ -23,7 +23,7 @@ class RoseEndpoint:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        """Add the route."""
+        """Add the route to the server's application."""
 
         async def status(request: Request) -> dict[str, Any]:
             side = await _ask(getattr(request.app.state, "rose_engine", None))

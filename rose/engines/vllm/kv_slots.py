@@ -16,9 +16,8 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
     """A `KVCacheManager` over a `LeasedBlockPool`.
 
     vLLM reads the number of free blocks from the pool, and never passes the number that it needs.
-    A failed allocation changes nothing. After one, this class therefore computes the number of
-    blocks needed, gets them by a revocation or a grant, and repeats the allocation, all in the same
-    step.
+    A failed allocation changes nothing. So after a failure this class computes the number of blocks
+    needed, gets them by a revocation or a grant, and repeats the allocation, all in the same step.
     """
 
     block_pool: LeasedBlockPool
@@ -35,7 +34,7 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
             check(manager.records_new_block_ids, "vLLM keeps no record of new blocks")
 
     def over_another_pool(self) -> "LeasedKVCacheManager":
-        """Return an empty manager with the same options, over the pool of the active `pool_of`."""
+        """Return an empty manager with the same options, over the pool that `pool_of` has set."""
         return LeasedKVCacheManager(**self._parts)
 
     def allocate_slots(

@@ -101,7 +101,7 @@ class BorrowedSide:
 
 
 class _Quanta:
-    """Runs work that is no step, such as loading weights, in quanta, without pins or undo."""
+    """Runs work other than steps, such as loading weights, in quanta, without pins or undo."""
 
     def __init__(self, lane: RolloutLane) -> None:
         self._lane = lane

@@ -13,7 +13,7 @@ from rose.executor import ServingLane
 
 
 def with_tokens(outputs: dict[int, Any]) -> list[str]:
-    """Return the ids of requests that got a token. All but the last chunk of a prompt give none."""
+    """Return the ids of requests that got a token. Of a prompt's chunks only the last gives one."""
     return [
         one.request_id for client in outputs.values() for one in client.outputs if one.new_token_ids
     ]

@@ -22,7 +22,7 @@ class ServingSettings:
         ttft_ms: target for the time to the first token, in milliseconds.
         tpot_ms: target for the time between tokens, in milliseconds.
         slowdown: `SLO.slowdown`, the share by which rollouts may stretch the time per token.
-        revoke_ms: `Policy.revoke_ms`, the deadline of a revocation.
+        revoke_ms: `Policy.revoke_ms`, the deadline of a revocation, in milliseconds.
         epsilon: `Policy.epsilon`, the share of steps that may exceed their bound.
         slab_bytes: size of a slab in bytes; None: the smallest size that suits the model.
         log_path: path of the certificate log for `rose verify`; "" writes no log.

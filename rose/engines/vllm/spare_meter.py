@@ -7,7 +7,7 @@ from rose.units import NS_PER_S
 
 
 class SpareMeter:
-    """Measures idle time, and the mean over time of the spare memory. For one thread."""
+    """Measures idle time, and the time average of the spare memory. For one thread."""
 
     def __init__(self, device: CoServing) -> None:
         """Start observing an idle device."""
@@ -38,8 +38,8 @@ class SpareMeter:
         """Return the figures since the start.
 
         Returns:
-            Seconds observed; share of time without a request, 0 to 1; bytes that could be lent:
-            now, on average over time, and at the minimum.
+            Seconds observed; share of time without a request, 0 to 1; and how many bytes could be
+            lent: now, on average over time, and at the worst moment.
         """
         self.note(is_idle=self._is_idle)
         observed_ns = max(1, self._noted_ns - self._began_ns)

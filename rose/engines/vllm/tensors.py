@@ -54,7 +54,7 @@ def views_of(config: Any, space: KVSpace) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def pool_for_kv(allocate: Allocate) -> Iterator[None]:
-    """While this context is open, the KV cache that a worker initialises is views of rose's pool.
+    """While this context is open, a worker that creates its KV cache gets views of rose's pool.
 
     Args:
         allocate: function that returns the tenant's space for a `KVCacheConfig`.

@@ -119,7 +119,8 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         super().__init__(*parts, **options)
         self._receiver: Follower | None = None
         self._tensors: Tensors = {}
-        # Called before each tensor is loaded. A borrower waits in it while serving has the device.
+        # Called before each tensor is loaded. In a borrower the call waits while serving has the
+        # device.
         self.between: Callable[[], None] = lambda: None
 
     def init_transfer_engine(self, init_info: Upstream) -> None:
