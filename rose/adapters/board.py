@@ -1,4 +1,4 @@
-"""The service's record of its workers and sequences, kept by the scheduler's events."""
+"""The service's record of its workers and sequences, updated by the scheduler's events."""
 
 from collections.abc import Callable
 

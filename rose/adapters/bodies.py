@@ -181,7 +181,7 @@ class CompletionBody(Sampled):
 
 
 class TextPart(_Body):
-    """A part of a message."""
+    """A part of a message; only parts with text are accepted."""
 
     type: Literal["text"]
     text: str

@@ -58,7 +58,8 @@ class ServiceLimits:
         choices: largest number of sequences in one request.
         context_tokens: largest number of tokens of a prompt and its output together.
         request_s: longest time in seconds from a request's start to its last token.
-        pause_s: longest time in seconds for workers to return their turns when the service pauses.
+        pause_s: longest time in seconds for workers to return their turns when the service pauses;
+            with `PauseMode.WAIT` the limit is `request_s`.
         body_bytes: largest size of a request's body, in bytes.
         body_s: longest time in seconds for a request's body to arrive.
     """

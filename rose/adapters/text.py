@@ -5,8 +5,8 @@ from typing import Any, Final, Protocol
 
 from rose.errors import InvalidArgument
 
-# Number of earlier tokens that are decoded together with new tokens, so that spaces and characters
-# of several tokens are decoded correctly.
+# Number of earlier tokens that are decoded together with new tokens. Otherwise spaces, and
+# characters that span several tokens, would be decoded wrongly.
 _BEFORE: Final = 6
 # Decoders write this for a character whose bytes are incomplete.
 _PARTIAL: Final = "\ufffd"
@@ -48,8 +48,8 @@ class StreamedText:
     def add(self, tokens: Sequence[int], *, is_last: bool) -> str:
         """Return the text that new tokens add.
 
-        If the new text ends with an incomplete character, return no text now, and all of it
-        together with the text of later tokens. With `is_last`, return it in any case.
+        If the new text ends with an incomplete character, return "" now; a later call returns this
+        text too. With `is_last`, return the text in any case.
         """
         if self._tokenizer is None:
             return ""

@@ -8,8 +8,8 @@ from rose.adapters.service import RolloutService
 from rose.errors import InvalidArgument
 from rose.scheduler.coerce import COUNT_MAX
 
-# (updates, version): makes the workers fetch the weights that the updates describe, and returns
-# once they have committed the version.
+# Function of (updates, version). It makes the workers fetch the weights that the updates describe,
+# and returns once all workers have committed the version.
 WeightSource = Callable[[Sequence[Mapping[str, Any]], int], Awaitable[None]]
 
 

@@ -30,7 +30,7 @@ def attach(
         role: "serving": the engine's steps are protected, and its requests pause rollouts.
             "borrower": the engine waits at a gate before each layer and yields to serving.
         config: sizes of the engine's steps and cache; None: the defaults.
-        request_tokens: maximum tokens of a serving request. Start-up measures steps with a context
+        request_tokens: maximum tokens of a serving prompt. Start-up measures steps with a context
             of this length.
 
     Raises:

@@ -35,7 +35,7 @@ _ANY_POOL_BYTES: Final = 1 << 50  # larger than any pool, so it limits nothing
 def borrow(
     path: str | Path, model: Model, *, limit_bytes: int | None = None
 ) -> Iterator["Borrower"]:
-    """Add the borrower of a device that serves in another process.
+    """Attach a borrower to a device that serves in another process.
 
     Leaving the `with` block returns all lent memory; stop the steps first. When serving ends or
     takes all loans back, `Borrower.steps` raises `Unavailable`.
@@ -220,7 +220,7 @@ class Borrower:
         """Choose slabs to return, and free the blocks of all sequences that use these slabs.
 
         Sequences of the running step keep their blocks. This runs in a thread of serving or of the
-        keeper, or for a borrower in another process in the watcher's thread.
+        keeper or, if the borrower is in another process than serving, in the watcher's thread.
         """
         if not self._lock.acquire(timeout=notice.remaining_s()):
             return

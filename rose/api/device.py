@@ -103,7 +103,7 @@ class Device(Closing):
             reserve_bytes: KV memory that is never lent. None: the most that serving can need while
                 a loan is being returned, estimated from the model's cost.
             step_tokens: maximum tokens per step.
-            request_tokens: maximum tokens per request.
+            request_tokens: maximum tokens per prompt.
 
         Raises:
             InvalidArgument: the device already has a serving engine, or the model is unknown.

@@ -68,7 +68,7 @@ def publish(
             with it, through any relay. b"": no signatures.
         first_version: number of these weights. A restarted training run must pass a number above
             all numbers that it published before.
-        largest: largest share, in (0, 1], of each bf16 tensor's elements that one version changes.
+        largest: most elements that one version may change in a bf16 tensor, as a share in (0, 1].
             The largest changes are sent first, and a change that waited for 255 versions is sent
             too. So receivers lag slightly behind. None: every change is sent at once.
 
