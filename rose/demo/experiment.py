@@ -43,7 +43,7 @@ class Experiment:
         rounds: slices of each arm at each load.
         solo_s: (arm, seconds) pairs: in every round the arm's rollouts run alone for that time.
         ttft_ms: serving's TTFT target; None chooses a multiple of the TTFT of serving alone.
-        tpot_ms: serving's TPOT target; None likewise.
+        tpot_ms: serving's TPOT target; None chooses a multiple of the TPOT of serving alone.
     """
 
     plan: RunPlan

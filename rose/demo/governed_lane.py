@@ -31,7 +31,7 @@ class GovernedLane:
 
         Args:
             clock: time source.
-            model: learns the durations of serving's steps, for `profile_ms`.
+            model: latency model that learns the durations of serving's steps, for `profile_ms`.
             batch_tokens: maximum tokens of one serving step.
         """
         self._gate = HostGate()
@@ -207,8 +207,8 @@ class GovernedLane:
             self.step_thread = 0
             self._end_piece(is_last=True)
             self._gate.end_step()
-            # `_is_wanted` stays True, since the borrower wants its next step at once: a rule that
-            # lends continues to lend.
+            # `_is_wanted` stays True, since the borrower wants its next step at once. So a rule
+            # that lends continues to lend.
 
     def _pass(self, deadline_ms: float) -> bool:
         """Start a piece of work as soon as the rule allows it; False at the deadline."""

@@ -51,7 +51,7 @@ class Slice:
         pauses: number of times that a closed gate stopped rollouts.
         chunk_ms: durations of serving steps with a full prefill chunk; empty if no step is timed.
         decode_ms: durations of serving steps without prefill; empty if no step is timed.
-        is_void: foreign processes used the device, so the slice is not judged.
+        is_void: whether foreign processes used the device; a void slice is not judged.
     """
 
     arm: str
@@ -139,7 +139,7 @@ class RevocationRecord:
     """One revocation of slabs from rollouts, because serving needed memory.
 
     Args:
-        latency_ms: time from the demand to the return of the last slab.
+        latency_ms: time from the request for the slabs to the return of the last slab.
         aborted_steps: rollout steps aborted at their gate.
     """
 
@@ -228,7 +228,7 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryCounts:
-    """Outcomes of all trajectories of a run.
+    """Numbers of a run's trajectories and turns, by outcome.
 
     Args:
         started: all trajectories.
@@ -355,7 +355,7 @@ class RunRecord:
         slo_from: "flags" or "calibration".
         complete: False after an interrupt.
         audits: one per certificate log.
-        is_virtual: simulated in virtual time, not measured on real engines.
+        is_virtual: whether the run was simulated in virtual time, not measured on real engines.
         calibration: serving's step times before any arm ran.
         signal_ms: certificates' bound on the delay until the borrower sees a closed gate.
         setup_s: time from the start of the command to the first slice.

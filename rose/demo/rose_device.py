@@ -177,7 +177,7 @@ class RoseDevice:
         )
 
     def revocations(self) -> tuple[RevocationRecord, ...]:
-        """Return the revocations under pressure."""
+        """Return the revocations that serving's need for memory caused."""
         return tuple(
             RevocationRecord(one.latency_ms, one.aborted_steps)
             for one in self.device.lender.collector.history

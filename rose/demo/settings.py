@@ -23,7 +23,8 @@ ROLLOUTS: Final = 8  # generations in flight
 POOL_BYTES: Final = 64 * MIB  # KV memory, shared by both engines under rose, per engine otherwise
 RESERVE_BYTES: Final = 8 * MIB  # serving's guaranteed minimum under rose
 LAYERS_PER_SEGMENT: Final = 1  # rollout decoder layers between two gates
-# Maximum tokens of a serving prompt and of its output; the pool must hold several such requests.
+# Maximum tokens of a serving prompt (REQUEST_TOKENS) and of its output; the pool must hold several
+# such requests.
 REQUEST_TOKENS: Final = 1024
 OUTPUT_TOKENS: Final = 256
 

@@ -154,7 +154,8 @@ def _hindsight(
         record.calibration.decode_ms + tuple(ms for one in alone for ms in one.decode_ms),
     )
     policy = Policy(signal_ms=record.signal_ms)
-    # If nothing was lent, no segment was measured; use the prior of the certificates.
+    # If nothing was lent, no segment was measured. Then use the duration that certificates assume
+    # before any measurement.
     upper_ms = percentile(segment_ms, 99)
     return feasibility(
         steps,

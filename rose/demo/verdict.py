@@ -1,4 +1,4 @@
-"""Checks the numbers of a report against required limits (bars), and words the verdict."""
+"""Checks the numbers of a report against required limits (bars), and writes the verdict."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +13,10 @@ AA_MAX: Final = 1.1
 ROSE_P50_MAX: Final = 1.10
 SLO_BELOW_ALONE_MAX: Final = 0.02
 LATE_TOKENS_MAX: Final = 0.01
-"""Excess of an arm's share of late tokens over that of `alone`: the epsilon of certificates."""
+"""Largest excess of an arm's share of late tokens over that of `alone`.
+
+It equals the default `Policy.epsilon` of certificates.
+"""
 BLOCKED_SEGMENTS_MAX: Final = 1.1
 SHARE_ALL_TPOT_MIN: Final = 1.5
 HARVEST_MIN: Final = 0.6
@@ -43,8 +46,8 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
     """Return `{"void", "sentence", "next_command", "checks"}` for a report.
 
     The run is void if the A/A control leaves its range: then equal arms differ by more than the
-    effect under test. It is also void if serving's times alone rule out any certified quantum: then
-    nothing could be harvested.
+    effect under test. It is also void if the step times of serving alone rule out any certified
+    quantum: then nothing could be harvested.
 
     Args:
         report: content of `report.json` without the verdict.
@@ -172,7 +175,7 @@ def _noise(
     if off:
         command = f"{command} --load 0.1"
         return (
-            f"Void: the A/A control left {AA_MIN} to {AA_MAX} ({off}; "
+            f"Void: the A/A control left the range {AA_MIN} to {AA_MAX} ({off}; "
             f"{void} slices had foreign CPU time), so the machine was too "
             f"noisy to judge. Run again on a quieter machine, or try: {command}"
         ), command

@@ -25,7 +25,7 @@ class RolloutLoad(ABC):
     """Rollouts of one arm on an engine; they run between `resume` and `pause`.
 
     Args:
-        engine: engine of the rollouts; `start` starts the engine, and its owner stops it.
+        engine: engine of the rollouts; `start` starts the engine, and the engine's owner stops it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -127,7 +127,8 @@ class TurnFeeder(RolloutLoad):
 
     Args:
         engine: built with `EngineConfig(sampling=True)` and not started.
-        kind: BORROWED for rose's borrower, which returns its turns when serving takes memory.
+        kind: BORROWED for rose's borrower, which returns its turns when serving takes memory;
+            DEDICATED for any other engine.
         rollouts: trajectory settings; `in_flight` should exceed `seats` to cover tool waits.
         wait_s: maps `(trajectory, turn)` to the tool's duration in seconds.
         seats: maximum concurrent turns.

@@ -49,10 +49,10 @@ def draw_maze(seed: int, *, size: int, wall_share: float, steps_max: int) -> Maz
     without walls, any two cells are at most 2 (size - 1) moves apart.
 
     Args:
-        seed: >= 0.
+        seed: seed of the maze, >= 0.
         size: cells per side, >= 2.
         wall_share: share of walls among cells other than start and goal, from 0 to 1.
-        steps_max: >= 2 (size - 1).
+        steps_max: most moves from start to goal, >= 2 (size - 1).
     """
     random = np.random.default_rng(seed)
     cells = [(x, y) for y in range(size) for x in range(size)]

@@ -23,7 +23,7 @@ class Handoff(Background):
     A trainer that dies forgets all trajectories since its last checkpoint. So this thread keeps the
     last accepted trajectories, and sends them again to the next incarnation. That incarnation
     recognises by number the trajectories that were already learned. Refused trajectories are
-    discarded. `stop` tries once more to send the rest.
+    discarded. After `stop` the thread sends the rest, until an attempt fails.
 
     Every reply carries the trainer's status, and the thread also polls for it. Counts continue
     across incarnations.

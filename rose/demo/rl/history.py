@@ -241,7 +241,7 @@ class History(DriverWatch):
 class RelayedBytes:
     """Sums the bytes that all incarnations of the relay report.
 
-    A killed relay does not report its last traffic, at most half a second, so the sums lack it.
+    A killed relay leaves up to half a second of traffic unreported, so the sums lack this traffic.
     Only one thread calls `begin` and `receive`. Any thread may call `sums`, but during `begin` the
     result may count an incarnation twice.
     """

@@ -53,7 +53,7 @@ class Intake:
         """Accept new trajectories that fit this model.
 
         Args:
-            trajectories: in any order.
+            trajectories: submitted trajectories, in any order.
             newest: newest published version; trajectories with tokens of a newer version are
                 refused.
         """

@@ -50,7 +50,7 @@ class TrainerStatus:
             dies.
         versions: versions published in this incarnation.
         bytes_sent: chunk bytes sent to all receivers, in this incarnation.
-        dense_bytes: bytes that whole weights to each receiver would have taken instead.
+        dense_bytes: bytes that would have been sent if each receiver got whole weights.
     """
 
     version: int = 0

@@ -106,7 +106,7 @@ def first_groups(trajectories: Sequence[Trajectory], most: int) -> list[Trajecto
     A group with equal rewards teaches nothing and is skipped.
 
     Args:
-        trajectories: in order of priority.
+        trajectories: candidates in order of priority.
         most: whole groups are added until the result has at least this many trajectories; 0 returns
             all trajectories, also of groups with equal rewards.
     """
@@ -130,7 +130,7 @@ def microbatches(
     Trajectories with advantage 0 do not affect the gradient and are skipped.
 
     Args:
-        trajectories: in any order; equal sets give equal microbatches.
+        trajectories: trajectories in any order; equal sets give equal microbatches.
         advantages: advantage of each trajectory.
         tokens_max: maximum tokens of a padded microbatch; a longer trajectory gets its own.
     """

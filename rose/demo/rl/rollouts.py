@@ -30,7 +30,7 @@ from rose.scheduler.worker import Worker, WorkerEvent
 
 
 class Groups:
-    """Hands out group numbers from 0, each `size` times and again for each dropped trajectory."""
+    """Hands out group numbers from 0: each `size` times, and again for each dropped trajectory."""
 
     def __init__(self, size: int) -> None:
         self._fresh = (place // size for place in count())

@@ -61,8 +61,8 @@ class Supervisor:
         Args:
             make_command: returns the command of an incarnation, counted from 0; every user of the
                 machine can read the command, so it must hold no secret.
-            on_ready: gets the incarnation, its ready line, and our end of the socket that is its
-                standard input.
+            on_ready: gets the incarnation, its ready line, and our end of the socket that serves as
+                the program's standard input.
             on_death: gets the reason, and whether the program is given up.
             on_line: gets every other line of stdout and stderr.
             token: value of ROSE_TOKEN for the program.

@@ -121,8 +121,8 @@ class PolicyTrainer:
     """Trains a model deterministically: equal calls give equal weights. Single-threaded.
 
     Args:
-        model: a causal language model in fp32 on the CPU: (input_ids, attention_mask) to logits.
-            The trainer owns the model, which computes with the rounded weights from now on.
+        model: a causal language model in fp32 on the CPU, which maps (input_ids, attention_mask) to
+            logits. The trainer owns the model; it computes with the rounded weights from now on.
         settings: trainer settings.
     """
 
@@ -154,7 +154,7 @@ class PolicyTrainer:
         trajectories are too old.
 
         Args:
-            trajectories: at least one.
+            trajectories: trajectories to learn from, at least one.
             published: newest published version; determines each trajectory's age.
 
         Raises:

@@ -26,7 +26,7 @@ class Trajectory:
         logprobs: natural logprob of each generated token when it was generated; 0.0 for all other
             tokens.
         versions: weight version that generated each token; `NOT_GENERATED` for all other tokens.
-        reward: sum over all turns.
+        reward: sum of the rewards of all turns.
         turns: number of turns, > 0.
 
     Raises:
