@@ -139,7 +139,7 @@ class SamplingFields(_Body):
 
 
 class Sampled(SamplingFields):
-    """Fields of both kinds of completions."""
+    """Fields that completions and chat completions have in common."""
 
     model: str | None = None
     stream: bool | None = False

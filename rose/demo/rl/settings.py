@@ -32,8 +32,8 @@ class TrainerSettings:
         lr: constant learning rate of AdamW, > 0.
         batch: minimum trajectories per step, >= 1; groups are never split.
         learned_max: a step adds whole groups until it has this many trajectories, and counts the
-            rest as passed over. With 0 a step learns from all, which may take longer than rollouts
-            take to generate as many.
+            rest as passed over. With 0 a step learns from all; it may then be slower than the
+            rollouts that generate them.
         is_bf16: multiply in bf16 instead of fp32, forward and backward. Faster on processors with
             bf16, but probability ratios then differ from 1 by about 1 % even if the weights have
             not changed.

@@ -52,7 +52,7 @@ class EngineConfig:
 
     Args:
         page_tokens: tokens per page of the cache.
-        max_batch_tokens: most tokens per step; bounds a prefill chunk and so a step's length.
+        max_batch_tokens: most tokens per step; bounds a prefill chunk and so a step's duration.
         max_requests_per_batch: most requests per step.
         spare_share: share of memory, from 0 to 1, that must be free for running requests before a
             new request is admitted. If it is too small, running requests take blocks from each

@@ -24,7 +24,10 @@ _HEAD: Final = 64
 
 
 def _tiny_qwen2() -> PreTrainedModel:
-    """Build 6 layers of 256: a serving step of 2-4 ms on one core, 12 KiB of KV a token."""
+    """Build 6 layers of width 256.
+
+    A serving step takes 2-4 ms on one core, and each token has 12 KiB of KV.
+    """
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=_VOCABULARY,
@@ -39,7 +42,7 @@ def _tiny_qwen2() -> PreTrainedModel:
 
 
 def _qwen3(*, layers: int, heads: int, vocabulary: int = _VOCABULARY) -> PreTrainedModel:
-    """Build Qwen3 with heads of 64 and an inner size of four times the hidden size."""
+    """Build a Qwen3 model with heads of size 64 and an MLP four times as wide as the model."""
     hidden = heads * _HEAD
     return Qwen3ForCausalLM(
         Qwen3Config(
@@ -56,17 +59,20 @@ def _qwen3(*, layers: int, heads: int, vocabulary: int = _VOCABULARY) -> PreTrai
 
 
 def _tiny_qwen3() -> PreTrainedModel:
-    """Build 8 layers of 384: a rollout step of 10-20 ms on one core, 24 KiB of KV a token."""
+    """Build 8 layers of width 384.
+
+    A rollout step takes 10-20 ms on one core, and each token has 24 KiB of KV.
+    """
     return _qwen3(layers=8, heads=6)
 
 
 def _tiny_policy() -> PreTrainedModel:
-    """Build 6 layers of 256 over characters: the demo's policy, 6 M parameters."""
+    """Build the demo's policy: 6 layers of width 256 over characters, 6 M parameters."""
     return _qwen3(layers=6, heads=4, vocabulary=_CHARACTERS)
 
 
 def _micro_policy() -> PreTrainedModel:
-    """Build 2 layers of 64 over characters: a policy that learns in seconds."""
+    """Build a policy that learns in seconds: 2 layers of width 64 over characters."""
     return _qwen3(layers=2, heads=1, vocabulary=_CHARACTERS)
 
 

@@ -13,7 +13,7 @@ from rose.units import ceil_div
 PREFIX: Final = "rose-probe-"
 # Decode steps of a probe. With fewer, the probe's prompt would cost more than its decode steps.
 _DECODE_STEPS: Final = 16
-# Limit of the steps at start-up, as a multiple of the steps that a steady machine needs.
+# Limit of probe steps at start-up, as a multiple of the steps that a steady machine needs.
 _ROUNDS_MAX: Final = 4
 
 
