@@ -290,7 +290,11 @@ class SlabCache(VersionedCache):
         return True
 
     def make_free(self, share: float) -> bool:
-        """Try to free this share of the tenant's memory, 0 to 1: grow, then drop old cache."""
+        """Free a share of the tenant's memory, 0 to 1: by a loan, then by dropping old cache.
+
+        Returns:
+            False if too little memory became free.
+        """
         groups = len(self.spaces)
         of_space = [
             math.ceil(share * space.allocator.capacity_blocks / groups) for space in self.spaces

@@ -42,8 +42,8 @@ class Committed:
         version: current version of the engine.
         is_match: whether the new weights equal the trainer's, and are in use.
         is_quarantined: whether the weights match no version, so that no step runs on them.
-        pause_ms: time until steps may run again, from the end of the last step or, if the engine
-            was idle, from the call that queued the commit.
+        pause_ms: time without steps. It begins at the end of the last step or, if the engine was
+            idle, at the call that queued the commit, and ends when steps may run again.
     """
 
     version: int

@@ -1,6 +1,6 @@
 """The step loops: every engine's work between two steps, and serving's protected step.
 
-They run in the generation thread of a transformers manager, which calls, once per step,
+Both loops run in the generation thread of a transformers manager, which calls, once per step,
 `prepare_next_batch` → `_generation_step` → `update_batch`.
 """
 

@@ -434,7 +434,7 @@ class RolloutProcessor(DeviceProcessor):
     def _evacuate(self, leaving: frozenset[int]) -> None:
         """Empty the slabs `leaving`, except blocks of the batch in flight.
 
-        Requests with KV in these slabs are preempted at their last token or, with a listener,
+        Requests with KV in these slabs are queued again with all their tokens or, with a listener,
         evicted. Weights and cached prefixes in these slabs are given up too.
         """
         if not leaving:

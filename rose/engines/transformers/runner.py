@@ -1,4 +1,4 @@
-"""Passing a step's batch to the model."""
+"""Passes a step's batch to the model."""
 
 from typing import Any
 

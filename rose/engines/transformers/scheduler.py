@@ -1,4 +1,4 @@
-"""FIFO scheduling on a shrinking pool: preempts requests at their last token, or idles."""
+"""FIFO scheduling on a shrinking pool: preempts requests, which keep their tokens, or idles."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Scheduled:
 
 
 class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers ships no types
-    """A FIFO scheduler that requeues requests at their last token when memory is short.
+    """A FIFO scheduler that requeues requests with all their tokens when memory is short.
 
     In a borrower, methods that touch the cache run under `RolloutProcessor.lock`; new requests are
     queued without this lock.
@@ -65,7 +65,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         return batch or [], fast, query, read
 
     def _try_to_meet_safety_margin(self) -> bool:
-        """Provide the margin of free memory for new requests: grow first, then drop old cache.
+        """Provide the margin of free memory for new requests: by a loan, then by dropping old cache.
 
         Stock code measures the margin against a pool that never grows, and drops all of the cache.
         """

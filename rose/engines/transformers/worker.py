@@ -148,7 +148,7 @@ class EngineWorker:
         after a successful commit.
 
         Args:
-            commit: transaction.
+            commit: transaction over the live weights of the engine's model.
             version: version after a successful commit.
             on_done: called with the result too, in the loop thread.
 
