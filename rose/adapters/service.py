@@ -1,7 +1,7 @@
 """The core of the rollout service: it generates the sequences of requests on its workers.
 
 Each sequence is a trajectory of one turn. A revoked turn resumes at its next token on another
-worker, which the client does not notice.
+worker, and the client does not notice.
 """
 
 import asyncio

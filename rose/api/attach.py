@@ -77,7 +77,7 @@ class Attached:
         sampling: Sampling | None = None,
         stop_tokens: Sequence[int] = (),
     ) -> None:
-        """Queue a request, like `Engine.submit`; a serving engine announces it to rose.
+        """Queue a request, like `Engine.submit`; on a serving engine, also announce it to rose.
 
         Args:
             request_id: id that no other live request has.
@@ -85,7 +85,7 @@ class Attached:
             max_new_tokens: number of tokens to generate, > 0.
             on_output: function that is called in the generation thread for every token, with the
                 output so far.
-            sampling: sampling parameters; only for an engine built with `sampling`.
+            sampling: sampling parameters; only for an engine with `EngineConfig(sampling=True)`.
             stop_tokens: token ids that end the request.
 
         Raises:

@@ -48,7 +48,7 @@ def borrow(
     Raises:
         InvalidArgument: the model is unknown, or its blocks do not fit the device's slabs.
         Unavailable: no device listens at `path`, another borrower is attached to it, or rose has
-            failed in its process.
+            failed in the device's process.
     """
     geometry = needs_of(model).geometry
     with CoServing.attach(path) as device:

@@ -290,7 +290,7 @@ class SlabCache(VersionedCache):
         return True
 
     def make_free(self, share: float) -> bool:
-        """Free a share of the tenant's memory, 0 to 1: by a loan, then by dropping old cache.
+        """Free a share of the tenant's memory, 0 to 1: first by a loan, then by dropping old cache.
 
         Returns:
             False if too little memory became free.

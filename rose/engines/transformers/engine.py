@@ -137,7 +137,7 @@ class Engine:
             prompt: token ids.
             max_new_tokens: limit of generated tokens, > 0.
             on_output: called with the output so far; `is_finished()` is true for the last output.
-            sampling: sampling parameters; only for an engine built with `sampling`.
+            sampling: sampling parameters; only for an engine with `EngineConfig(sampling=True)`.
             stop_tokens: ids that end the request; the output contains the id that ended it.
 
         Raises:

@@ -65,7 +65,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         return batch or [], fast, query, read
 
     def _try_to_meet_safety_margin(self) -> bool:
-        """Provide the margin of free memory for new requests: by a loan, then by dropping old cache.
+        """Provide the free margin for new requests: first by a loan, then by dropping old cache.
 
         Stock code measures the margin against a pool that never grows, and drops all of the cache.
         """

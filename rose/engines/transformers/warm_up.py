@@ -23,8 +23,8 @@ def warm_up(
     """Run `requests` requests at once, up to `context_tokens` tokens each, then seal the arena.
 
     From then on a step that needs more device memory fails. Leased weights become active for the
-    warm-up, as for any request. Call this function after the engine's start, before other work, from
-    any thread except the engine's.
+    warm-up, as for any request. Call this function after the engine's start and before other work,
+    from any thread except the engine's.
 
     Args:
         engine: a borrower's engine.
@@ -56,7 +56,7 @@ def warm_up(
 
 
 def _batch(engine: Engine, *, requests: int, context_tokens: int) -> tuple[list[list[int]], int]:
-    """Return prompts without common prefixes, and how many answer tokens let all decode together."""
+    """Return prompts without common prefixes, and enough answer tokens that all decode together."""
     step_tokens = int(engine.processor.cache.max_batch_tokens)
     answer_tokens = ceil_div(requests * context_tokens, step_tokens) + 2
     prompt_tokens = context_tokens - answer_tokens

@@ -33,7 +33,7 @@ class Probes:
         holds_tokens: int,
         block_hasher: Callable[[Request], list[Any]] | None,
     ) -> None:
-        """Plan the probes of the engine in `lane`.
+        """Plan the probes of the engine that uses `lane`.
 
         Args:
             lane: lane of serving.

@@ -18,14 +18,14 @@ class ServingSettings:
     """Settings of a serving engine.
 
     Args:
-        listen: path of the socket at which a borrower attaches; None lends nothing.
+        listen: path of the socket at which a borrower attaches; None: nothing is lent.
         ttft_ms: target for the time to the first token, in milliseconds.
         tpot_ms: target for the time between tokens, in milliseconds.
         slowdown: `SLO.slowdown`, the share by which rollouts may stretch the time per token.
         revoke_ms: `Policy.revoke_ms`, the deadline of a revocation, in milliseconds.
         epsilon: `Policy.epsilon`, the share of steps that may exceed their bound.
         slab_bytes: size of a slab in bytes; None: the smallest size that suits the model.
-        log_path: path of the certificate log for `rose verify`; "" writes no log.
+        log_path: path of the certificate log for `rose verify`; "": no log is written.
     """
 
     listen: str | None
