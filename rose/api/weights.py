@@ -66,8 +66,8 @@ def publish(
         tls: PEM files (certificate, key, authority), required for receivers on other machines.
         manifest_key: signing key. Receivers with this key accept only versions that were signed
             with it, through any relay. b"": no signatures.
-        first_version: version number of these weights. A restarted training run must pass a number above
-            all numbers that it published before.
+        first_version: version number of these weights. A restarted training run must pass a number
+            above all numbers that it published before.
         largest: most elements that one version may change in a bf16 tensor, as a share in (0, 1].
             The largest changes are sent first, and a change that waited for 255 versions is sent
             too. So receivers lag slightly behind. None: every change is sent at once.

@@ -220,7 +220,7 @@ def _title(arm: str) -> str:
 
 
 def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
-    """Return a function that starts to watch a CPU device's cores, and does nothing on a GPU."""
+    """Return a function that starts to watch a CPU device's cores; on a GPU it does nothing."""
     if not cores:
         return lambda: lambda: None
 

@@ -178,7 +178,7 @@ def running_turns(
 
     Args:
         turns: turns, of which at least one lasts longer than 0 s.
-        bins: >= 1.
+        bins: number of bins, >= 1.
 
     Returns:
         (bins + 1,) float64 bin edges in seconds, and (bins,) float64 means. The area under the

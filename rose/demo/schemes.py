@@ -40,7 +40,7 @@ UNRULED: Final = frozenset({ALONE, CONTROL, "clairvoyant"})
 
 
 def rose_scheme(name: str, slowdown: float) -> Scheme:
-    """Return rose with an allowed slowdown, as a fraction: 0.05 is 5 %."""
+    """Return the scheme of rose that allows `slowdown`, a fraction: 0.05 is 5 %."""
     if slowdown == 0:
         rule = "Certified quanta while no request is live."
     elif slowdown == math.inf:

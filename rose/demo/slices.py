@@ -17,7 +17,7 @@ WhyVoid = Callable[[], str | None]
 
 
 def in_turn(arms: Sequence[T], number: int) -> list[T]:
-    """Return the arms in the order of round `number`; each arm is first in turn."""
+    """Return the arms in the order of round `number`; over the rounds each arm is first in turn."""
     turn = number % len(arms)
     return [*arms[turn:], *arms[:turn]]
 
@@ -100,9 +100,10 @@ def why_foreign(before: CoreUse, after: CoreUse) -> str | None:
 def read_core_use(cores: frozenset[int]) -> CoreUse:
     """Read the use of `cores`, and the CPU time of this process's threads pinned there.
 
-    Threads of child processes run on other cores and are not read, because Linux keeps a /proc
-    entry for every thread that was read. A SCHED_IDLE thread removes its entry when it exits. A
-    process that waits for this exit spins in the kernel, and keeps the thread from its core.
+    Threads of child processes are not read: they run on other cores, and reading them could delay
+    their exit. Linux keeps a /proc entry for every thread that was read, and the thread removes its
+    entry when it exits. A process that waits for the exit of a SCHED_IDLE thread spins in the
+    kernel, and keeps this thread from its core.
     """
     every = psutil.cpu_times(percpu=True)
     times = [every[core] for core in cores]

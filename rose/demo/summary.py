@@ -379,7 +379,7 @@ def _times(rl_loop: RlLoopRecord) -> Iterator[float]:
 
 
 def _commit_cell(version: VersionRecord, worker: str) -> str:
-    """Return time, pause and digest match of each of a worker's commits."""
+    """Return time, pause and digest match for each commit of a worker."""
     commits = [commit for commit in version.commits if commit.worker == worker]
     return ", ".join(_commit_words(version, commit) for commit in commits) or NO_NUMBER
 

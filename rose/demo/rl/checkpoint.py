@@ -25,8 +25,8 @@ class TrainingProgress:
 
     Args:
         incarnation: number of the trainer process that wrote the checkpoint.
-        next_version: first version number that this trainer may not use before its next
-            checkpoint; the next incarnation starts with this number.
+        next_version: lowest version number that needs another checkpoint before its use; the next
+            incarnation starts with this number.
         learned: numbers of all learned or dropped trajectories.
         dropped_stale: number of these trajectories that were dropped as too old.
     """

@@ -109,7 +109,7 @@ class History(DriverWatch):
 
     @property
     def incidents(self) -> tuple[tuple[float, str], ...]:
-        """(time, sentence) in time order."""
+        """Incidents as (time, sentence), in time order."""
         with self._lock:
             return tuple(self._incidents)
 

@@ -158,8 +158,8 @@ class PolicyTrainer:
             published: newest published version; determines each trajectory's age.
 
         Raises:
-            InternalError: a trajectory is of a version not published yet, or the gradient is not
-                finite; weights and moments are unchanged.
+            InternalError: a trajectory is newer than `published`, or the gradient is not finite;
+                weights and moments are unchanged.
         """
         staleness = tuple(published - one.version_min for one in trajectories)
         check(min(staleness) >= 0, f"a trajectory is newer than version {published}, the newest")
