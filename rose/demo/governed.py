@@ -118,7 +118,10 @@ class GovernedPair:
         owned.callback(self.rollouts.stop)
 
     def governor(self, name: str) -> Governor:
-        """Return a new governor of a scheme. Governors learn, so the caller keeps it for all slices."""
+        """Return a new governor of a scheme.
+
+        A governor learns, so the caller keeps it for all slices.
+        """
         if name == "host_window":
             return HostWindow()
         return Valve() if name == "valve" else RosePaper(self._slo, self.lane.profile_ms)
