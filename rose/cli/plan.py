@@ -199,7 +199,7 @@ _TP_MAX: Final = 64
 
 
 def advice(plan: DevicePlan) -> list[str]:
-    """Return remarks: why the plan does not fit and which change helps, or what is scarce."""
+    """Return remarks: why the plan does not fit and what would help, or what serving lacks."""
     sentences = list(_notes(plan))
     if not plan.fits:
         sentences.append(f"It does not fit: {_shortage(plan)}.")
