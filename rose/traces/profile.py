@@ -20,7 +20,7 @@ class Profile:
             that modulates the rate; empty for a Poisson process.
         burst_shape: shape of a gamma distribution with mean 1 that multiplies the rate of each
             second: the smaller the shape, the more seconds are empty. None for no bursts.
-        rate_ratio_max: largest rate over the mean rate.
+        rate_ratio_max: largest allowed rate ÷ the mean rate.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Read text that may be compressed; malformed input gives one sentence with its line number.
+"""Read text that may be compressed; malformed text raises one sentence with the line number.
 
 Every format is read through this module, so all are equally strict.
 """
