@@ -32,7 +32,7 @@ def _draw(tile: bytes, key: bytes) -> int:
 
 
 def contributors(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) -> list[int]:
-    """Choose a rank for every tile; the same input gives the same answer.
+    """Choose the rank that sends each tile; the same input gives the same answer.
 
     Tiles with few candidates are assigned first, heavy tiles before light tiles, each
     to the candidate with the least to send.

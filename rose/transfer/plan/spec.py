@@ -1,6 +1,6 @@
 """Members of a transfer, trainers and serving engines alike, and the pieces that they hold.
 
-A *region* is a box of a tensor in canonical coordinates: the names and shapes of the checkpoint.
+A *region* is a box of a tensor, with the tensor's name and shape in the checkpoint.
 A *piece* is a region held by one rank, with its strided view into a parameter of that rank.
 A *shard map* is all pieces of one group of ranks: a trainer, or one replica of an engine.
 """
@@ -130,7 +130,7 @@ class SourceRanks:
 
     Args:
         cluster: cluster of the ranks.
-        ties: maps each other name of a tied tensor to its canonical name. Names that share a
+        ties: maps each alias of a tied tensor to the tensor's canonical name. Names that share a
             storage need not be listed. Copies that the trainer keeps equal must be listed, such as
             the embedding at both ends of a pipeline.
     """
