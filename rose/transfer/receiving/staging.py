@@ -1,6 +1,6 @@
-"""Staging: keeps a receiver's version, chooses its next version, and fetches that.
+"""Staging: records a receiver's version, chooses the next version, and fetches its chunks.
 
-It has no thread, so that tests can try every order of events; `Receiver` gives it a thread.
+`Staging` has no thread, so that tests can try every order of events. `Receiver` adds a thread.
 """
 
 import threading
@@ -466,7 +466,7 @@ class Staging:
         finally:
             with self._lock:
                 if self._held is not held:
-                    staged = None  # the weights changed, so it does not fit them
+                    staged = None  # the weights changed, so this version does not fit them
                 self._staged = staged
                 self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
         if staged is not None:
