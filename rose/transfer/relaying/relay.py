@@ -33,7 +33,8 @@ REPORTS_MAX: Final = 1024
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
 WAIT_S: Final = 0.5
-# Rounds in which a relay asks for a merged delta, which is published later than its version.
+# Number of rounds in which a relay asks for a version's merged deltas, which are published after
+# the version.
 MERGE_ROUNDS: Final = 8
 
 
@@ -282,7 +283,7 @@ class Relay(Shelf):
             self._keep(merged, frames)
 
     def _parts(self, key: UpdateKey) -> list[Manifest]:
-        """Return shorter updates with the same start and end, in order; [] if there are none."""
+        """Return consecutive shorter updates that together replace an update; [] if none do."""
         edges = [edge for edge in self.edges() if edge.key != key and edge.nbytes]
         way = path(edges, key.base_n, key.n)
         found = [self.manifest(edge.key) for edge in way or ()]
@@ -306,7 +307,8 @@ class Relay(Shelf):
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Return a snapshot of version `n` that was forwarded before, or ask upstream.
 
-        With None, upstream is asked first; if it cannot be reached, an earlier answer is returned.
+        If `n` is None, upstream is asked first. If upstream cannot be reached, an earlier answer is
+        returned.
 
         Raises:
             Unavailable: upstream cannot be reached, and there is no earlier answer.

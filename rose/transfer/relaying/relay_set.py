@@ -132,7 +132,7 @@ class RelaySet:
         self._snapshots: dict[UpdateKey, tuple[int, Manifest]] = {}
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait for versions of one relay; after an empty answer the next call asks the next relay.
+        """Wait for versions from one relay; after an empty answer, the next call asks another one.
 
         So a relay that is stuck, or offers only old versions, does not block the receiver. With
         timeout 0, return the offers of all relays, which may keep different updates to one version.

@@ -110,7 +110,7 @@ class ChunkClient(Closing):
         )
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield (tile, frame) in order of arrival; frame None if no longer kept.
+        """Yield (tile, frame) in order of arrival; the frame is None if it is no longer kept.
 
         Frames are received into the bytes objects that are yielded, without a copy. Close or
         exhaust the generator before the next call; closing gives up chunks in flight.

@@ -116,7 +116,7 @@ class CallThreads(ThreadPoolExecutor):
             return self._calls
 
     def submit(self, work: Callable[..., T], /, *arguments: Any) -> Future[T]:  # type: ignore[override]
-        """Submit a call, with positional arguments as gRPC does."""
+        """Submit a call; arguments are positional only, as in gRPC's calls."""
         future = super().submit(work, *arguments)
         with self._changed:
             self._calls += 1
