@@ -98,7 +98,8 @@ class Staging:
         puller: puller for the same source.
         on_staged: called by `round`, without a lock, when a version is staged.
         base: function that reads a tile of the weights; called by `round`, only between commits.
-            With it STRAT deltas are decoded while the engine generates; without it, in the commit.
+            With this function, STRAT deltas are decoded while the engine generates; without it, in
+            the commit.
         signing: key with which manifests must be signed.
         digests: current digests of the tiles, if known.
     """
@@ -223,7 +224,10 @@ class Staging:
             return self._staged
 
     def report(self, outcome: CommitOutcome) -> None:
-        """Accept the result of the version that was taken; the publisher is informed later."""
+        """Accept the result of committing the version from `take_staged`.
+
+        The publisher is informed later.
+        """
         with self._lock:
             check(
                 self._staged is not None and self._staged.manifest.version == outcome.version,

@@ -79,7 +79,7 @@ class Relay(Shelf):
         store: store of the frames. With a store on disk, nothing is fetched again after a restart.
         landing: tiles to fetch as soon as they are published; None for all.
         reader: source for requests of other threads; None if any thread may call `upstream`.
-        limits: limits of what is kept.
+        limits: limits of the kept versions.
         memory_bytes_max: limit, in bytes, for frames in memory that a full or failing store does
             not accept.
         patience_s: longest wait of a thread for upstream, in seconds.

@@ -93,9 +93,10 @@ _REFUSED: Final = (InvalidArgument, OutOfMemory)
 class RelaySet:
     """A source that works as long as one honest relay answers.
 
-    Manifests come from any relay. A chunk is requested from the landing relay of its tile, which
-    fetched it in advance; all relays send at the same time. After a failure the chunk is requested
-    from another relay, which then fetches it from upstream. A failed relay is skipped for a while.
+    Manifests come from any relay. A chunk is requested from the landing relay of its tile, the
+    relay that fetches this tile in advance. All relays send at the same time. After a failure the
+    chunk is requested from another relay, which then fetches the chunk from upstream. A failed
+    relay is skipped for a while.
     A relay is also skipped, and its answers are dropped, if a frame differs from the signed
     manifest or its manifests are not signed.
 

@@ -32,9 +32,10 @@ _MS_PER_S: Final = 1000.0
 
 
 def core_files(tls: TlsFiles | None) -> _core.TlsFiles | None:
-    """Return certificates for the core: TLS 1.3, with certificates on both sides.
+    """Return the certificates in the form that the C++ core takes; None without certificates.
 
-    A client accepts only a server whose certificate is for the host that it connects to.
+    The core uses TLS 1.3, with certificates on both sides. A client accepts only a server whose
+    certificate is for the host that the client connects to.
     """
     if tls is None:
         return None

@@ -80,7 +80,8 @@ class HelloReply:
         layout: layout id, 64 hexadecimal digits; "" if unknown.
         chunk_port: port for chunks, on the same host.
         relays: relays, each with the tiles that it fetches in advance.
-        tensors: tensors of the checkpoint, in its order; () if the weights are not a checkpoint.
+        tensors: tensors of the checkpoint, in the checkpoint's order; () if the weights are not a
+            checkpoint.
     """
 
     name: str
