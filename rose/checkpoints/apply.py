@@ -52,7 +52,7 @@ def apply_delta(
 
     The whole checkpoint and the whole delta are checked before anything is written. On failure
     nothing is left at `out`. A failed change in place restores the old bits. If the machine stops
-    during a change in place, the checkpoint is neither version.
+    during a change in place, the checkpoint may be neither version.
 
     Args:
         checkpoint: the base of the delta, or its target with `undo`.
@@ -62,9 +62,9 @@ def apply_delta(
         advance: callback that takes the number of bytes read since its last call.
 
     Returns:
-        Two lists of names of the folder's other entries, such as the configuration: the copied
-        files, and the entries left out. Left out are large files, folders, and tensor files that
-        no index names. Both lists are empty for a change in place.
+        Names of the folder's entries that are not files of the checkpoint, in two lists: the copied
+        files, such as the configuration; and the entries left out, which are large files, folders,
+        and tensor files that no index names. Both lists are empty for a change in place.
 
     Raises:
         InvalidArgument: the checkpoint is another version, `out` exists, the files cannot be

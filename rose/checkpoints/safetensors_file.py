@@ -19,7 +19,7 @@ Units = npt.NDArray[Any]
 """(n,) uint8, uint16 or uint32."""
 
 LENGTH_BYTES: Final = 8
-"""Size in bytes of the header's length, the number with which the file starts."""
+"""A file starts with the length of its header, a number of this many bytes."""
 
 
 class SafetensorsFile:

@@ -1,4 +1,4 @@
-"""Chooses a class rule for STRAT: the exponents of each class, and the coding of its change sizes.
+"""Chooses a class rule for STRAT: the exponents of each class, and how a class codes change sizes.
 
 The candidate that encodes a sample of the old and new weights in the fewest bits is chosen. So the
 choice adapts to learning rate, weight scale and step count without knowing them.

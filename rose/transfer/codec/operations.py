@@ -302,7 +302,7 @@ def topk_unpack(
 
 
 def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, int]:
-    """Return the digest of a tensor, which detects faults, not attacks.
+    """Return the digest of a tensor. A digest detects faults, not attacks.
 
     Args:
         tensor: see `delta_pack`; only read.

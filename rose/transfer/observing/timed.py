@@ -1,4 +1,4 @@
-"""Parts of an update that record themselves in a timeline."""
+"""A contributor, a log and a source that record their work in a timeline."""
 
 from collections.abc import Callable, Sequence
 

@@ -51,7 +51,7 @@ def check_coverage(
         is_source: whether some rank must hold each element, except elements of computed tensors.
         storages: number of elements of every parameter of every rank; pieces must describe all of
             them. None if unknown.
-        buffers: parameters that pieces need not describe; nor need they describe computed ones.
+        buffers: parameters, besides computed ones, that pieces need not describe.
         known: preferred names for tied tensors.
 
     Raises:
@@ -114,7 +114,7 @@ def _more(found: Collection[object]) -> str:
 
 
 def find_ties(shards: ShardMap, *, known: Container[str] | None = None) -> dict[str, str]:
-    """Return the canonical name of each tied tensor, by its aliases.
+    """Map each alias of a tied tensor to the tensor's canonical name.
 
     Names are tied if shape, dtype and all views on all ranks are equal.
 

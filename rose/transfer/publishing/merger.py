@@ -125,7 +125,7 @@ class Merger:
 
     Args:
         log: log of the versions, which stores the merged deltas.
-        signing: signing of the publisher.
+        signing: signing key of the publisher.
     """
 
     def __init__(self, log: VersionLog, signing: Signing) -> None:
@@ -211,7 +211,7 @@ class MergerThread(Merger, Closing):
 
     Args:
         log: log of the versions, which stores the merged deltas.
-        signing: signing of the publisher.
+        signing: signing key of the publisher.
     """
 
     def __init__(self, log: VersionLog, signing: Signing) -> None:

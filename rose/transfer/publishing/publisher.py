@@ -14,7 +14,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.selection import Drift
 from rose.transfer.tiles import Tiles, TileViews
 
-if TYPE_CHECKING:  # The module needs the extra `wire`.
+if TYPE_CHECKING:  # `remote_part` needs the extra `wire`.
     from rose.transfer.wire.remote_part import RemotePart
 
 
@@ -31,7 +31,7 @@ class Past:
     def __init__(self, log: VersionLog, n: int) -> None:
         self._log = log
         self._newest_n = n
-        self.digests: dict[int, Digest] = {}  # at version n, of tiles changed since
+        self.digests: dict[int, Digest] = {}  # at version n, for the tiles that changed since then
         self._since: list[dict[int, Delta]] = []  # ascending
 
     def extend(self, newest_n: int) -> bool:
@@ -54,7 +54,8 @@ class Past:
         return self._since[::-1]
 
 
-# Tiles of a snapshot made under one hold of the lock; longest wait for a publish in progress.
+# Number of a snapshot's tiles that are made under one hold of the lock, and the longest wait of a
+# snapshot for a publish in progress.
 SNAPSHOT_TILES: Final = 16
 SNAPSHOT_WAIT_S: Final = 60.0
 
