@@ -1,4 +1,4 @@
-"""Read text that may be compressed; malformed text raises one sentence with the line number.
+"""Read text that may be compressed. An error about malformed text names the line in one sentence.
 
 Every format is read through this module, so all are equally strict.
 """

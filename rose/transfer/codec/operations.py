@@ -254,7 +254,7 @@ def topk_pack(
     aged = None if ages is None else _ages(ages, one, stream)
     backend = backend_of(one, stream)
     if (budget is None) == (least is None):
-        raise InvalidArgument("pass exactly one of budget, in elements, and least")
+        raise InvalidArgument("pass exactly one of budget (in elements) and least")
     if least is not None:
         threshold = _key_of(least)
     elif budget is not None:
