@@ -32,7 +32,7 @@ class DtypeCounts:
         self._exponent: Final = STORED_DTYPES[dtype].exponent
         classes = 1 if self._exponent is None else 1 << self._exponent[1]
         self.of_all: Final[Counts] = np.zeros(classes, np.int64)
-        """(exponents,) number of elements by old exponent; one entry without exponents."""
+        """(exponents,) elements by old exponent; one entry for a dtype without exponents."""
         self._steps: Final[Counts] = np.zeros((classes, 2 * _BUCKETS), np.int64)
 
     @property

@@ -65,8 +65,8 @@ def next_version(
 def fitting(held: Held, offered: Sequence[Manifest], subscription: Subscription) -> list[Manifest]:
     """Return the offers that have the receiver's layout and the latest incarnation.
 
-    They are ascending, each once. Earlier incarnations of the receiver's own run are dead and
-    ignored. Offers of another run are treated as offers of another incarnation.
+    The result is ascending and without repeats. Earlier incarnations of the receiver's own run are
+    dead and ignored. Offers of another run are treated as offers of another incarnation.
     """
     alive = [
         one

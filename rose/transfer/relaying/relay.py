@@ -283,7 +283,7 @@ class Relay(Shelf):
             self._keep(merged, frames)
 
     def _parts(self, key: UpdateKey) -> list[Manifest]:
-        """Return consecutive shorter updates that together replace an update; [] if none do."""
+        """Return consecutive shorter updates that together replace an update, or []."""
         edges = [edge for edge in self.edges() if edge.key != key and edge.nbytes]
         way = path(edges, key.base_n, key.n)
         found = [self.manifest(edge.key) for edge in way or ()]

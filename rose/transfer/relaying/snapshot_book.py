@@ -53,7 +53,7 @@ class SnapshotBook:
             left, fields = left - 1, fields - _fields_of(self._snapshots.pop(name))
 
     def find(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a snapshot of version `n` with exactly these tiles; None means the latest one."""
+        """Return a snapshot of version `n` with exactly these tiles; None means the latest."""
         with self._lock:
             found = [
                 snapshot
