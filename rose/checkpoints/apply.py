@@ -28,11 +28,13 @@ from rose.transfer.manifest import Chunk
 class Identity:
     """Result of comparing a checkpoint with both versions of a delta.
 
+    A changing tile is a tile that the delta changes.
+
     Args:
         not_base: why the checkpoint is not the base of the delta; None if it is.
         not_target: why the checkpoint is not the target of the delta; None if it is.
-        base_tiles: number of changing tiles that equal the base.
-        target_tiles: number of changing tiles that equal the target.
+        base_tiles: number of changing tiles that equal those of the base.
+        target_tiles: number of changing tiles that equal those of the target.
         other_tiles: number of tiles, changing or not, that equal neither version.
     """
 
@@ -46,11 +48,11 @@ class Identity:
 def apply_delta(
     checkpoint: Checkpoint, delta: DeltaFile, *, out: Path | None, undo: bool, advance: Advance
 ) -> tuple[list[str], list[str]]:
-    """Write the other version to `out`, or change the files in place.
+    """Apply or undo a delta: write the result to `out`, or change the checkpoint in place.
 
     The whole checkpoint and the whole delta are checked before anything is written. On failure
     nothing is left at `out`. A failed change in place restores the old bits. If the machine stops
-    during a change in place, the checkpoint is neither version.
+    during a change in place, the checkpoint may be neither version.
 
     Args:
         checkpoint: the base of the delta, or its target with `undo`.
@@ -60,13 +62,13 @@ def apply_delta(
         advance: callback that takes the number of bytes read since its last call.
 
     Returns:
-        Two lists of names of the folder's other entries, such as the configuration: the copied
-        files, and the entries left out. Left out are large files, folders, and tensor files that
-        no index names. Both lists are empty for a change in place.
+        Names of the folder's entries that are not files of the checkpoint, in two lists: the copied
+        files, such as the configuration; and the entries left out, which are large files, folders,
+        and tensor files that no index names. Both lists are empty for a change in place.
 
     Raises:
-        InvalidArgument: the checkpoint is another version, `out` exists, or the files cannot be
-            written.
+        InvalidArgument: the checkpoint is another version, `out` exists, the files cannot be
+            written, or the delta has the STRAT encoding.
         CorruptData: the delta is damaged.
         Unavailable: a write failed; the message says so if restoring the old bits failed too.
     """
@@ -90,7 +92,9 @@ def identify(checkpoint: Checkpoint, delta: DeltaFile, *, advance: Advance) -> I
     """Compare every tile of a checkpoint with both versions of a delta.
 
     Raises:
-        CorruptData: the delta is damaged; every frame is checked.
+        CorruptData: the delta is damaged. All of it is checked, unless the checkpoint has other
+            tensors.
+        InvalidArgument: the delta has the STRAT encoding.
     """
     manifest, tiling = delta.manifest, tiling_of(checkpoint)
     if not delta.is_for(tiling.tiles):

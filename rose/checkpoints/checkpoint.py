@@ -16,7 +16,10 @@ ENDING: Final = ".safetensors"
 THREADS: Final = 2
 """Threads that pack or digest a tile; with more, reading the files is the bottleneck."""
 OTHER_BYTES_MAX: Final = 64 << 20
-"""Largest size of an index or configuration file, in bytes; larger files are neither."""
+"""Largest size of an index or configuration file, in bytes.
+
+A larger index is refused, and other larger files are not copied with a checkpoint.
+"""
 _INDEX: Final = "*.safetensors.index.json"
 
 Advance: TypeAlias = Callable[[int], None]

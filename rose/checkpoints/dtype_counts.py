@@ -12,7 +12,7 @@ from rose.checkpoints.tensors import STORED_DTYPES
 Counts = npt.NDArray[np.int64]
 
 EXACT_STEPS: Final = 64
-"""Steps up to this size, in ULP, have a bin each; larger ones share a bin per highest bit."""
+"""Steps up to this size, in ULP, have a bin each. Larger steps have a bin per bit length."""
 _BUCKETS: Final = EXACT_STEPS + 27
 _LARGE_BITS: Final = EXACT_STEPS.bit_length()
 # Elements of a piece. A piece fits the CPU's caches, so several passes over it cost less than over
@@ -32,7 +32,7 @@ class DtypeCounts:
         self._exponent: Final = STORED_DTYPES[dtype].exponent
         classes = 1 if self._exponent is None else 1 << self._exponent[1]
         self.of_all: Final[Counts] = np.zeros(classes, np.int64)
-        """(exponents,) number of elements by old exponent; one entry if the dtype has none."""
+        """(exponents,) elements by old exponent; one entry for a dtype without exponents."""
         self._steps: Final[Counts] = np.zeros((classes, 2 * _BUCKETS), np.int64)
 
     @property
@@ -97,7 +97,7 @@ class DtypeCounts:
     def _large_bits(self) -> float:
         """Return the number of bits that code the exact sizes of the large steps.
 
-        Steps with the same highest bit count as equally likely; there are few of them.
+        Large steps of the same bit length are assumed to be equally likely; large steps are few.
         """
         by_bucket = self._steps.sum(axis=0).reshape(-1, 2).sum(axis=1)[EXACT_STEPS + 1 :]
         return float(by_bucket @ (np.arange(len(by_bucket)) + _LARGE_BITS - 1))
@@ -118,7 +118,7 @@ def _buckets(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def _split_bits(elements: int, changed: int) -> float:
     """Return the entropy of the set of changed elements, in bits.
 
-    Each element is taken to change independently, with the same probability.
+    Elements are assumed to change independently, all with the same probability.
     """
     return _entropy_bits(np.array([changed, elements - changed]))
 

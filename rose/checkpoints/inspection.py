@@ -73,7 +73,8 @@ class Inspection:
         counts: changes of their elements, by dtype.
         only_old: names that only the old checkpoint has.
         only_new: names that only the new checkpoint has.
-        unlike: (name, old, new) of each tensor whose dtype or shape differs.
+        unlike: (name, old dtype and shape, new dtype and shape) of each tensor that both
+            checkpoints have with different dtypes or shapes.
     """
 
     tensors: tuple[TensorChange, ...]
@@ -100,8 +101,8 @@ class Inspection:
     def bounds(self) -> dict[str, float]:
         """Return a lower bound on the bytes of any codec, for each model of the changes.
 
-        In the model `iid` all elements of a dtype change with the same probabilities; in the model
-        `class` those with the same old exponent do.
+        The model `iid` assumes one distribution of changes for each dtype. The model `class`
+        assumes one for each dtype and old exponent.
         """
         counts = self.counts.values()
         return {

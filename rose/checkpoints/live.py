@@ -29,7 +29,7 @@ class LiveTiles(Closing):
 
     Another process may shorten a file at any time. Past the new end, access to a mapped file would
     kill this process; a system call only fails, with `Unavailable`. If the machine stops while a
-    tile is written, the tile's digest matches neither version.
+    tile is written, the tile may match neither version.
 
     Args:
         checkpoint: checkpoint to change. Its files must not be links; they stay open until `close`.

@@ -19,13 +19,14 @@ Units = npt.NDArray[Any]
 """(n,) uint8, uint16 or uint32."""
 
 LENGTH_BYTES: Final = 8
-"""Size in bytes of the number at the start of the file, which is the length of the header."""
+"""A file starts with the length of its header, a number of this many bytes."""
 
 
 class SafetensorsFile:
-    """One file, open for reading; it stays mapped as long as this object or a view of it lives.
+    """One file, open for reading.
 
-    The file must not be shortened meanwhile: a read past its end kills the process.
+    The file stays mapped as long as this object or any array of `units` lives. It must not be
+    shortened meanwhile: a read past the end of the file kills the process.
 
     Raises:
         InvalidArgument: the file cannot be read.
@@ -65,7 +66,7 @@ class SafetensorsFile:
         """Release the pages of these units; the next access reads them again."""
         begin = tensor.begin + first * tensor.stored.unit_bytes
         end = begin + count * tensor.stored.unit_bytes
-        # This may also release a page of a neighbour, which costs one page fault.
+        # The first page may also hold a neighbouring tensor, whose next access costs a page fault.
         begin -= begin % mmap.PAGESIZE
         if end > begin:
             self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)

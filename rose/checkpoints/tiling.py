@@ -46,9 +46,10 @@ class Tiling:
         self._places = tuple(places)
 
     def of(self, *checkpoints: Checkpoint) -> Iterator[tuple[TilePlace, list[Units]]]:
-        """Yield each tile's place and its units in each checkpoint; for plain tilings only.
+        """Yield each tile's place, and its units in each checkpoint.
 
-        The units are read-only; their memory is released when the next tile is requested.
+        Works only for a tiling of `plain_tiling`. The units are read-only; their memory is
+        released when the next tile is requested.
         """
         for place in self._places:
             (first,), (count,) = place.region.offset, place.region.shape

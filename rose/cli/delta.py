@@ -109,7 +109,7 @@ def _target_options(command: click.decorators.FC) -> click.decorators.FC:
 @click.argument("file", type=_PATH)
 @_target_options
 def apply(base: Path, file: Path, out: Path | None, in_place: bool) -> None:  # noqa: FBT001
-    """Apply FILE to BASE, which gives the tensors of FILE's target, bit for bit.
+    """Apply FILE to BASE: the result has the tensors of FILE's target, bit for bit.
 
     With -o the result is written to PATH, whole or not at all, and small files without tensors,
     like config.json, are copied from BASE. With --in-place the files of BASE are changed, and
@@ -123,7 +123,7 @@ def apply(base: Path, file: Path, out: Path | None, in_place: bool) -> None:  # 
 @click.argument("file", type=_PATH)
 @_target_options
 def undo(checkpoint: Path, file: Path, out: Path | None, in_place: bool) -> None:  # noqa: FBT001
-    """Undo FILE on CHECKPOINT, which restores the tensors of FILE's base."""
+    """Undo FILE on CHECKPOINT: the result has the tensors of FILE's base."""
     _apply(checkpoint, file, out, in_place=in_place, undo=True)
 
 

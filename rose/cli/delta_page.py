@@ -33,7 +33,7 @@ from rose.demo.plot_style import (
 )
 
 _TENSORS_OPEN = 24
-"""A table with more tensors starts folded."""
+"""A table with more tensors than this starts folded."""
 
 
 def render_page(inspection: Inspection, old: Path, new: Path) -> bytes:

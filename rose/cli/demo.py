@@ -42,7 +42,8 @@ from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 
-# (rounds, seconds per slice). Twelve rounds take 5.5 minutes, set-up and repetitions up to 3.
+# (rounds, seconds per slice). Twelve rounds take 5.5 minutes; set-up and repetitions take up to 3
+# minutes more.
 _ROUNDS: Final = (12, SLICE_S)
 _ROUNDS_QUICK: Final = (2, 4.0)
 _ROSE_SOLO_S: Final = 3.0

@@ -64,7 +64,7 @@ def _tried(result: KindProbe) -> tuple[State, str]:
     if not result.is_usable:
         return State.ABSENT, result.why
     waits = (
-        f"wakes in {result.wake_us:.1f} us; an idle serving stream took at most "
-        f"{result.alias_us:.1f} us beside a waiting borrower"
+        f"wakes in {result.wake_us:.1f} us; a kernel on serving's stream took at most "
+        f"{result.alias_us:.1f} us while a borrower waited"
     )
     return State.ACTIVE, waits

@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 from rose.errors import CorruptData
 from rose.scheduler.broker.engine_reader import EngineMetrics, LatencyHistogram
 
-# No engine has enough ranks for more samples.
+# Each rank reports some samples; no engine has so many ranks that it reports more than this.
 _LINES_MAX: Final = 20_000
 _TOKENS_MAX: Final = 1 << 40
 # Rounding may report a full pool as slightly more than 1.

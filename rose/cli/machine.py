@@ -1,4 +1,7 @@
-"""The machine card: a description of the measuring machine. It loads no framework and no core."""
+"""The machine card: a description of the measuring machine.
+
+Making the card loads no framework and no C++ core.
+"""
 
 import os
 import platform

@@ -146,9 +146,9 @@ def plan(
 ) -> None:
     """Compute how much of a device can be lent beside SERVING and ROLLOUT, and why.
 
-    Each is the name of a model that rose knows (Qwen3-8B), or the path of a config.json or of its
-    folder. The exit status is 1 when the models do not fit; the command then prints a device size
-    that would suffice. The status is 2 when a model cannot be read.
+    SERVING and ROLLOUT are names of models that rose knows (Qwen3-8B), or paths of a config.json or
+    of its folder. The exit status is 1 when the models do not fit; the command then prints a device
+    size that would suffice. The status is 2 when a model cannot be read.
     """
     setting = Setting(
         serving=find_model(serving),
@@ -199,7 +199,7 @@ _TP_MAX: Final = 64
 
 
 def advice(plan: DevicePlan) -> list[str]:
-    """Return remarks: why the plan does not fit and which change helps, or what is scarce."""
+    """Return remarks: why the plan does not fit and what would help, or which limits it has."""
     sentences = list(_notes(plan))
     if not plan.fits:
         sentences.append(f"It does not fit: {_shortage(plan)}.")

@@ -39,7 +39,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Inputs of a plan, which holds for every device of a tensor parallel group.
+    """Inputs of a plan. A plan holds for every device of a tensor-parallel group.
 
     Args:
         serving: serving's model.
@@ -132,7 +132,7 @@ class DevicePlan:
         )
 
     def balance(self, group: AttentionGroup, *, running: int) -> AdmissionBalance:
-        """Return the balance of one of serving's groups, by the formula that admits loans."""
+        """Return D(T) of one of serving's attention groups, by the formula that admits loans."""
         load, block_tokens = self.setting.load, group.geometry.block_tokens
         blocks = group.blocks_for(load.request_tokens, step_tokens=load.step_tokens)
         largest = min(load.request_tokens, blocks * block_tokens)
@@ -204,7 +204,7 @@ class DevicePlan:
 
 
 def make_plan(setting: Setting) -> DevicePlan:
-    """Divide a device; `DevicePlan.fits` tells whether the models fit.
+    """Divide a device's memory; `DevicePlan.fits` tells whether the models fit.
 
     Raises:
         InvalidArgument: a model cannot be divided by `tp`, or no slab size suits both.

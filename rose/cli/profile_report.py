@@ -49,7 +49,7 @@ class Measured:
         engine: "vLLM" or "SGLang".
         model: name of the model, if known.
         observations: successful readings in time order.
-        failures: failed readings, as (time, one sentence).
+        failures: (milliseconds since the start, reason in one sentence) of each failed reading.
         is_complete: False after an interrupt, or if the engine disappeared.
     """
 

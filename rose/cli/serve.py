@@ -38,7 +38,7 @@ async def join(
     Args:
         service: service that the workers join.
         source: `trial`, `trial:N`, or a file with the line of `python -m rose.node.worker`.
-        first: number of the first trial worker; further ones count up from it.
+        first: number of the first trial worker; further workers count up from this number.
         parts: stack that closes the workers at its end.
 
     Returns:

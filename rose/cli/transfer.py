@@ -81,9 +81,9 @@ def plan(
 ) -> None:
     """Report how updates get from SOURCE to every DEST: tiles, bytes on links, coverage.
 
-    SOURCE is the shard map of a trainer, and each DEST that of an engine's replica, as JSON. The
-    exit status is 2 when a file cannot be read, when a part of the source or of a parameter is not
-    covered, or when a replica needs elements that the source does not have.
+    SOURCE is the shard map of a trainer, and each DEST is the shard map of an engine's replica, as
+    JSON. The exit status is 2 when a file cannot be read, when a part of the source or of a
+    parameter is not covered, or when a replica needs elements that the source does not have.
     """
     giving, taking = _read(source), [_read(path) for path in destinations]
     members = _members(destinations, taking)

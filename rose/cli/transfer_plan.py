@@ -139,7 +139,7 @@ def _about(who: str, coverage: Coverage) -> Iterator[str]:
         for (rank, parameter), count in coverage.uncovered.items()
     ]
     if uncovered:
-        yield f"Not covered at {who}, as buffers and computed tensors may be: {_listed(uncovered)}."
+        yield f"Not covered at {who} (fine for buffers and computed tensors): {_listed(uncovered)}."
 
 
 def _listed(names: Collection[str]) -> str:

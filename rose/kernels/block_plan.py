@@ -1,6 +1,6 @@
-"""Chooses the encoding with the fewest words for each delta block, and the places of its sections.
+"""For each delta block, chooses the encoding with the fewest words and places its sections.
 
-All blocks are computed at once, as torch vectors. The format is in `docs/protocol.md`, "Deltas".
+All blocks are planned at once, as torch vectors. The format is in `docs/protocol.md`, "Deltas".
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ class BlockPlan:
             of changes, number of listed sizes. 1: m, the bits per magnitude; number of large
             magnitudes; starts of signs and of the shape. 2: starts of magnitudes and of large
             magnitudes; least listed size; the constant 1. 3 to 5: positions, ranks and large ranks,
-            each as in `gap_code.set_positions`. A start is in words of the block's payload.
+            each as in `gap_code.set_positions`. A start counts words from the start of the block's
+            payload.
     """
 
     entries: Any
@@ -145,8 +146,8 @@ def plan_to_write(differences: Any, block_elements: int) -> BlockPlan:
     every_m, every_large, every_words = _best_m(changed, every_larger, width)
     few_m, few_large, few_words = _best_m(few, few_larger, width)
     few_words = (few_words + sum(_elias_fano(changed, few)) + 1) * (few > 0)
-    # All changes are listed if none has size 1, or if that takes fewer words. A magnitude is then
-    # size - 1.
+    # All changes are listed if none has size 1, or if listing all takes fewer words. A magnitude is
+    # then size - 1.
     is_all = (few == changed) | (every_words + 1 < few_words)
     body = _words(changed) + torch.where(is_all, every_words + 1, few_words)
 

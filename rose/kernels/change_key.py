@@ -8,8 +8,8 @@ import triton.language as tl
 
 from rose.kernels.tile import LAUNCH, TILE, load_bits
 
-# Key of a due change, whose age has reached the limit. It is above all other keys: with it as the
-# threshold, only due changes are sent.
+# Key of a due change, whose age has reached the limit. This key is above all others: as a threshold
+# it lets only due changes pass.
 DUE: Final = 1 << 15
 _DUE = tl.constexpr(DUE)
 

@@ -13,7 +13,8 @@ from rose.kernels.tile import LAUNCH, TILE, store_bits
 from rose.units import ceil_div
 
 _EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
-# The two uses of `resize_kernel`: the group of `BlockPlan.table` that describes the positions.
+# `resize_kernel` has two uses. Each is named by the group of `BlockPlan.table` that describes the
+# positions of the resized changes.
 LISTED: Final = 4
 LARGE: Final = 5
 _LISTED = tl.constexpr(LISTED)
@@ -68,8 +69,8 @@ def resize_kernel(
 ) -> None:
     """One program per delta block sets the sizes of listed or large changes; signs stay the same.
 
-    `lanes` holds the position in the block of each change, or of each listed change for `LARGE`.
-    The places of the resized changes are written to `listed_lanes`.
+    `lanes` holds the position of each change in the block; for `LARGE`, of each listed change. The
+    positions of the resized changes are written to `listed_lanes`.
     """
     block = tl.program_id(0).to(tl.int64)
     _, _, changed, listed = four(table, block, 0)

@@ -2,7 +2,7 @@
 
 Kernels run on torch's current stream, and calls do not wait for the device unless stated. Callers
 check tensors as `rose.transfer.codec.operations` does: elements are int8, int16 or int32, and are
-contiguous or a box of `rose.kernels.box`; tables are flat, with the types below.
+contiguous or a box of `rose.kernels.box`; tables are flat, with the types that each method names.
 """
 
 import itertools
@@ -336,7 +336,8 @@ def _room_for(
         arena_words = sum(ceil_div(one.numel() * _width_of(one), 32) for one in tensors)
     blocks = sum(ceil_div(one.numel(), block_elements) for one in tensors)
     device = tensors[0].device
-    # The kernels start from -1. Without blocks no kernel runs, and the payload ends at 0.
+    # The kernels expect -1 in every number. Without blocks no kernel runs, so the only number that
+    # is read, the end of the payload, must be 0 from the start.
     numbers = torch.full((blocks + 2,), -1 if blocks else 0, dtype=torch.int64, device=device)
     packed = PackedBlocks(
         row=torch.empty(2 * blocks + arena_words, dtype=torch.int32, device=device),

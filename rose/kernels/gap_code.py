@@ -1,7 +1,7 @@
 """Bit fields and sets of positions inside a Triton program: writer and reader.
 
 Words are int32 tensors with u32 bits, so every right shift goes through uint32. Positions, ranks
-and bits of one block are below 2^30 and fit int32.
+and bit offsets within a block are below 2^30 and fit int32.
 """
 
 import triton

@@ -38,7 +38,7 @@ def stream_on(stream: Any, device: Any) -> Any:
 
 
 def on_stream(stream: Any, device: Any) -> AbstractContextManager[Any]:
-    """Return a context in which `stream` is torch's current stream; it has no effect for None."""
+    """Return a context in which `stream` is torch's current stream; None changes nothing."""
     if stream is None:
         return nullcontext()
     context: AbstractContextManager[Any] = torch.cuda.stream(stream_on(stream, device))

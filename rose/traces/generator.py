@@ -1,12 +1,12 @@
 """Generate traffic with the statistics of a public trace, without its file.
 
 `chat` resembles the Azure chat trace of November 2023: a Poisson process whose rate drifts over
-minutes and flickers over seconds. In the trace, beyond Poisson noise, the rate's standard deviation
-over its mean is 0.21 from minute to minute and 0.26 from second to second. `code` resembles the
-Azure code trace of that month, the harsh case: long prompts, short outputs, 73 % of the seconds
-without a request, and 26 times the mean rate in the busiest second. Its medians of lengths are from
-Splitwise (arXiv 2311.18677); the file itself was not available, see `rose.traces.profile`. `steady`
-is a plain Poisson process with the lengths of `chat`: the control for burstiness.
+minutes and flickers over seconds. In the trace, beyond Poisson noise, the rate's coefficient of
+variation is 0.21 from minute to minute and 0.26 from second to second. `code` resembles the Azure
+code trace of that month, the harsh case: long prompts, short outputs, 73 % of the seconds without a
+request, and 26 times the mean rate in the busiest second. Its median lengths are from Splitwise
+(arXiv 2311.18677); the file itself was not available, see `rose.traces.profile`. `steady` is a
+plain Poisson process with the lengths of `chat`: the control for burstiness.
 """
 
 import math

@@ -18,9 +18,9 @@ class Profile:
         output: quantiles of output lengths.
         wander: (standard deviation of the log rate, correlation time in seconds) of each process
             that modulates the rate; empty for a Poisson process.
-        burst_shape: shape of a gamma distribution with mean 1 that multiplies the rate of each
-            second: the smaller the shape, the more seconds are empty. None for no bursts.
-        rate_ratio_max: largest rate over the mean rate.
+        burst_shape: shape of a gamma distribution with mean 1; a draw from it multiplies the rate
+            of each second. The smaller the shape, the more seconds are empty. None for no bursts.
+        rate_ratio_max: largest allowed rate ÷ the mean rate.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Rose's own format: the three columns of a `Trace`, as CSV. A written trace is read back equal."""
+"""Rose's own format: the three columns of a `Trace`, as CSV. They are read back equal."""
 
 import csv
 import gzip

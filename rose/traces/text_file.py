@@ -1,4 +1,4 @@
-"""Read text that may be compressed; malformed input gives one sentence with its line number.
+"""Read text that may be compressed. An error about malformed text names the line in one sentence.
 
 Every format is read through this module, so all are equally strict.
 """

@@ -1,8 +1,7 @@
 """Fresh weights as deltas: packed, published, staged, committed, and, if need be, undone.
 
-Publishers, relays and receivers share versions, tiles, digests and manifests, which live here; each
-of the three has a subpackage. `rose.transfer.wire` talks to other processes and needs the extra
-`wire`.
+Versions, tiles, digests and manifests live here. Publishers, relays and receivers share them, and
+have one subpackage each. `rose.transfer.wire` talks to other processes and needs the extra `wire`.
 """
 
 from rose.transfer.codec.delta import Delta

@@ -64,7 +64,7 @@ class UpdateKey:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Description of the frame that carries one tile of a version: the tile's delta as bytes.
+    """Description of one frame of a version. A frame is the delta of one tile, as bytes.
 
     Args:
         tile: index of the tile.
@@ -223,7 +223,7 @@ class Signing:
         return replace(manifest, mac=self._mac(manifest)) if self.key else manifest
 
     def is_signed(self, manifest: Manifest) -> bool:
-        """Return True if the publisher signed it; without a key every manifest counts as signed."""
+        """Return True if the publisher signed a manifest; without a key, always return True."""
         return not self.key or hmac.compare_digest(self._mac(manifest), manifest.mac)
 
     def _mac(self, manifest: Manifest) -> bytes:

@@ -100,7 +100,7 @@ def test_it_names_ties_computed_tensors_buffers_and_what_is_not_received(capsys,
     assert f"Tied at replica east, and sent under one name: {tie}.\n" in out
     assert "Computed at replica east, and changed by its loader only: norm (float32 of it)." in out
     assert (
-        "Not covered at replica east, as buffers and computed tensors may be: "
+        "Not covered at replica east (fine for buffers and computed tensors): "
         "16 elements of norm on rank 0, 16 elements of norm on rank 1, "
         "10 elements of cache on rank 0.\n" in out
     )

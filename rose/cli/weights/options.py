@@ -66,7 +66,7 @@ class Events:
         """Print a problem, unless it equals the last problem of the same subject.
 
         Args:
-            sentence: the problem; None if it is over, which prints nothing.
+            sentence: the problem; None if the problem is over, and then nothing is printed.
             about: subject of the problem; each subject has its own last problem.
         """
         with self._lock:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rose.transfer.wire.remote_part import RemotePart
 
 _POLL_S: Final = 0.2
-# If publishing a checkpoint fails by one of these errors, the other versions are still served.
+# If publishing a checkpoint fails with one of these errors, the other versions are still served.
 _WORLD: Final = (CorruptData, InvalidArgument, OutOfMemory, Unavailable)
 
 

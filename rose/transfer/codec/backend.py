@@ -14,10 +14,10 @@ from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.tensor import CPU, TensorBits
 
-if TYPE_CHECKING:  # It imports torch.
+if TYPE_CHECKING:  # The GPU back end imports torch.
     from rose.transfer.codec.gpu import GpuBackend
 
-# Top-k sends a changed element, however small the change, after this many packs without it.
+# Top-k sends a change, however small, after this many packs that did not send it.
 AGE_LIMIT: Final = 255
 
 ISAS: Final = ("portable", "avx2", "avx512")
@@ -207,7 +207,8 @@ def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:
 def lowered_isa(wanted: str | None) -> str | None:
     """Return the instruction set to use: `wanted` if this machine has it, else None.
 
-    None stands for the best of this machine, which is then below `wanted`, or has no limit.
+    None means the best instruction set of this machine. If the machine lacks `wanted`, its best set
+    is lower than `wanted`.
     """
     if wanted is None:
         return None

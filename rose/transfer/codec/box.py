@@ -17,7 +17,7 @@ class Box:
 
     Args:
         address: address of the first element.
-        shape: sizes of the dimensions, all > 1 and as few as possible; (0,) if it is empty.
+        shape: sizes of the dimensions, all > 1 and as few as possible; (0,) for an empty box.
         strides: bytes from one index to the next, per dimension.
     """
 

@@ -1,4 +1,4 @@
-"""The choice of a class rule for STRAT: exponents of each class, and how it lists its sizes.
+"""Chooses a class rule for STRAT: the exponents of each class, and how a class codes change sizes.
 
 The candidate that encodes a sample of the old and new weights in the fewest bits is chosen. So the
 choice adapts to learning rate, weight scale and step count without knowing them.
@@ -65,7 +65,8 @@ def class_rule(new: Any, shadow: Any) -> ClassRule | None:
     tensors are only read.
 
     Returns:
-        The rule; None if STRAT would save less than 2 %, and for int8, which has no exponent.
+        The rule; None if nothing changes, if STRAT would save less than 2 %, or for int8, which has
+        no exponent.
 
     Raises:
         InvalidArgument: shape, dtype or device of the tensors differ.

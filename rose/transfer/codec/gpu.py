@@ -103,7 +103,7 @@ class GpuBackend:
         return bases
 
     def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
-        """Apply on the device, which checks each block, and wait for the result.
+        """Apply on the device, and wait until each block is checked.
 
         A delta that is marked as checked is queued without a wait, except with `verify`: then the
         call waits for the digests.
@@ -172,7 +172,7 @@ class GpuBackend:
     def topk_unpack(
         self, base: Any, delta: Delta
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """List the changes of a delta with one launch, which checks each block."""
+        """Check each block of a delta, and list its changes."""
         _check_size(delta, base)
         changed = delta.changed_by_block.astype(np.int64)
         total = int(changed.sum())

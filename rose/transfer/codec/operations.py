@@ -65,7 +65,7 @@ def delta_pack(
 ) -> Any:
     """Pack the difference between `new` and `shadow`, and make `shadow` equal to `new`.
 
-    Two mappings with the same names pack all their tensors in one call. The tensors must be on one
+    With two mappings of the same names, one call packs all tensors. The tensors must be on one
     device and share no memory. On a GPU the launches follow each other without a wait, and one copy
     fetches all deltas into one shared array. The call temporarily takes as much device memory
     as all tensors together.
@@ -133,8 +133,8 @@ def delta_apply(
     applies the delta, and restores the weights if a block is malformed. For that the call waits for
     the stream, unless the delta is marked as checked (`Delta.is_checked`).
 
-    Two mappings with the same names apply all their deltas in one call, or none. The tensors must
-    be on one device and share no memory.
+    With two mappings of the same names, one call applies all deltas or none. The tensors must be on
+    one device and share no memory.
 
     Args:
         weights: tensor that is changed in place; or a mapping of names to tensors.
@@ -254,7 +254,7 @@ def topk_pack(
     aged = None if ages is None else _ages(ages, one, stream)
     backend = backend_of(one, stream)
     if (budget is None) == (least is None):
-        raise InvalidArgument("pass exactly one of budget, in elements, and least")
+        raise InvalidArgument("pass exactly one of budget (in elements) and least")
     if least is not None:
         threshold = _key_of(least)
     elif budget is not None:
@@ -302,7 +302,7 @@ def topk_unpack(
 
 
 def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, int]:
-    """Return the digest of a tensor, which detects faults, not attacks.
+    """Return the digest of a tensor. A digest detects faults, not attacks.
 
     Args:
         tensor: see `delta_pack`; only read.

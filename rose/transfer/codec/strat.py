@@ -72,7 +72,7 @@ def wire_pack(
 ) -> tuple[Delta, Delta]:
     """Do `delta_pack` and `strat_pack` in one pass over the weights.
 
-    Both tensors must be in host memory, and the shadow contiguous; for others, call the two
+    Both tensors must be in host memory, and the shadow contiguous; for other tensors, call the two
     functions.
 
     Args:

@@ -1,4 +1,4 @@
-"""Parts of an update that record themselves in a timeline."""
+"""A contributor, a log and a source that record their work in a timeline."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +18,7 @@ class TimedContributor(Contributor):
     timeline: Timeline
 
     def pack(self, new: TileViews, part: PackedPart) -> None:
-        """Pack, and record it."""
+        """Pack, and record the duration."""
         with self.timeline.span("pack", tiles=len(self.owned)):
             super().pack(new, part)
 
@@ -29,7 +29,7 @@ class TimedLog(VersionLog):
     timeline: Timeline
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
-        """Append, and record it."""
+        """Append, and record the duration."""
         with self.timeline.span("append", n=manifest.version.n, bytes=manifest.nbytes):
             super().append(manifest, chunks)
 
@@ -53,7 +53,7 @@ class TimedSource(SourceAround):
         self.reported_n = NOTHING_KNOWN  # version of the last report
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait, and record the offered versions."""
+        """Wait for manifests, and record their versions."""
         manifests = self._source.wait_manifests(after_n, timeout_s)
         for one in manifests:
             self.staleness.seen(one.version)
@@ -74,7 +74,7 @@ class TimedSource(SourceAround):
         self.reported_n = n
 
     def staged(self, then: Callable[[], None]) -> Callable[[], None]:
-        """Return a callback for staged versions that records the time and calls `then`."""
+        """Return a callback that records when a version was staged, and then calls `then`."""
 
         def call() -> None:
             self.staged_ns = self._timeline.now_ns()

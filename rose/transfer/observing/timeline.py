@@ -55,7 +55,7 @@ class Timeline:
         self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
 
     def now_ns(self) -> int:
-        """Return the time."""
+        """Return the time of the timeline's clock, in nanoseconds."""
         return self.clock.now_ns()
 
     @contextmanager
@@ -81,7 +81,7 @@ class Timeline:
             return tuple(self._spans)
 
     def as_json(self) -> bytes:
-        """Return a trace of this process."""
+        """Return the spans of this process as a JSON trace."""
         names = [_meta("process_name", self._pid, 0, self._process)]
         events = [
             {

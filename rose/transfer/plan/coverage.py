@@ -14,11 +14,11 @@ from rose.transfer.plan.storage import Storage, described_elements, uncovered_el
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Coverage of a shard map.
+    """The part of the checkpoint, and of the ranks' memory, that a shard map covers.
 
     Args:
         shards: the map with one name per tied tensor, and no piece twice.
-        ties: maps each other name of a tied tensor to its canonical name.
+        ties: maps each alias of a tied tensor to the tensor's canonical name.
         elements: number of elements of all tensors.
         held: number of elements that at least one rank holds.
         unheld: number of elements that no rank holds, by tensor.
@@ -51,7 +51,7 @@ def check_coverage(
         is_source: whether some rank must hold each element, except elements of computed tensors.
         storages: number of elements of every parameter of every rank; pieces must describe all of
             them. None if unknown.
-        buffers: parameters that no piece needs to describe; computed parameters need none either.
+        buffers: parameters, besides computed ones, that pieces need not describe.
         known: preferred names for tied tensors.
 
     Raises:
@@ -114,7 +114,7 @@ def _more(found: Collection[object]) -> str:
 
 
 def find_ties(shards: ShardMap, *, known: Container[str] | None = None) -> dict[str, str]:
-    """Return the canonical name of each tied tensor, by its other names.
+    """Map each alias of a tied tensor to the tensor's canonical name.
 
     Names are tied if shape, dtype and all views on all ranks are equal.
 

@@ -1,4 +1,4 @@
-"""Tiles before they have a route: regions of source and replicas, refined and cut to size."""
+"""Tiles without a route: regions divided until each rank holds each tile whole or not at all."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

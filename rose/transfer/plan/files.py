@@ -35,7 +35,7 @@ class ShardFile:
         shards: pieces of its ranks.
         storages: (rank, parameter, elements) of every storage; None if unknown.
         buffers: parameters that are in no checkpoint.
-        ties: maps each other name of a tied tensor to its canonical name; only for a source.
+        ties: maps each alias of a tied tensor to the tensor's canonical name; only for a source.
         converts: pairs (dtype on the wire, dtype in the engine) that a replica converts by itself.
         format: format number of the file.
     """

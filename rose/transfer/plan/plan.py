@@ -1,4 +1,4 @@
-"""The plan: all tiles, the route of each, and its place in the memory of each rank."""
+"""The plan: all tiles, the route of each tile, and the tile's place in the memory of each rank."""
 
 from collections import Counter
 from collections.abc import Iterable

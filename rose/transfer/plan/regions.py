@@ -45,9 +45,9 @@ def check_pieces(shards: ShardMap) -> None:
     """Check that pieces, tensors and views of a map are consistent.
 
     Raises:
-        InvalidArgument: a piece names no tensor of the map or exceeds it, its view has another
-            number of dimensions, or a number is negative or above a limit; the message names the
-            piece.
+        InvalidArgument: a piece names no tensor of the map or exceeds its tensor, its view has
+            another number of dimensions, or a number is negative or above a limit; the message
+            names the piece.
     """
     for name, spec in shards.tensors.items():
         if spec.name != name:

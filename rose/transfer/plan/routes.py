@@ -32,10 +32,10 @@ def _draw(tile: bytes, key: bytes) -> int:
 
 
 def contributors(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) -> list[int]:
-    """Choose a rank for every tile; the same input gives the same answer.
+    """Choose the rank that sends each tile; the same input gives the same answer.
 
-    Tiles with few candidates are assigned first, heavy tiles before light tiles, each
-    to the candidate with the least to send.
+    Tiles with few candidates are assigned first, and among equals heavy tiles first. Each tile goes
+    to the candidate that has the least to send so far.
 
     Args:
         candidates: ranks that hold each tile, ascending, at least one.

@@ -1,6 +1,6 @@
 """Members of a transfer, trainers and serving engines alike, and the pieces that they hold.
 
-A *region* is a box of a tensor in canonical coordinates: the names and shapes of the checkpoint.
+A *region* is a box of a tensor, in the coordinates of the checkpoint's tensor.
 A *piece* is a region held by one rank, with its strided view into a parameter of that rank.
 A *shard map* is all pieces of one group of ranks: a trainer, or one replica of an engine.
 """
@@ -108,7 +108,8 @@ class ShardMap:
     """The pieces of one group of ranks.
 
     Args:
-        pieces: pieces of all ranks. Ranks may hold the same region; a rank may hold it twice.
+        pieces: pieces of all ranks. Several ranks may hold one region, and one rank may hold a
+            region twice.
         computed: tensors whose parameters a loader computes with a transform that is not a view;
             maps the name to the reason. No piece describes such a tensor, so it cannot be changed
             in place.
@@ -130,7 +131,7 @@ class SourceRanks:
 
     Args:
         cluster: cluster of the ranks.
-        ties: maps each other name of a tied tensor to its canonical name. Names that share a
+        ties: maps each alias of a tied tensor to the tensor's canonical name. Names that share a
             storage need not be listed. Copies that the trainer keeps equal must be listed, such as
             the embedding at both ends of a pipeline.
     """

@@ -61,7 +61,7 @@ class Contributor:
             a delta the receiver reads the whole tile. That pays on slow links; over loopback, "gap"
             is faster.
         threads: CPU threads.
-        selections: selection by tile, for bf16 tiles; of all other tiles every change is sent.
+        selections: selections by tile, for bf16 tiles only. All changes of other tiles are sent.
 
     Raises:
         InvalidArgument: the encoding is unknown, or a tile with a selection is not bf16.

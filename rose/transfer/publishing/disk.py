@@ -20,10 +20,10 @@ class HostDisk:
     """A folder of this machine; no caller waits longer than `write_s` for a change.
 
     Any thread may read; one thread at a time may change the folder. Every call raises OutOfMemory
-    if the disk is full, and Unavailable if it fails or is slow.
+    if the disk is full, and Unavailable if the disk fails or is slow.
 
-    One internal thread changes the folder. While it works on a change that missed its deadline,
-    every further change is refused. A new file that is written too late is removed again.
+    One internal thread changes the folder. While the thread works on a change that is past its
+    deadline, every further change is refused. A new file that is written too late is removed again.
 
     Args:
         directory: path of the folder, created if missing; nobody else may change the folder.
@@ -77,7 +77,7 @@ class HostDisk:
         self._run(path, change, take_back=lambda: path.unlink(missing_ok=True))
 
     def extend(self, name: str, first: int, parts: Sequence[bytes]) -> None:
-        """Truncate a file at offset `first` and append; the system decides when this is on disk."""
+        """Truncate a file at offset `first`, then append `parts`, without fsync."""
         path = self._directory / name
 
         def change() -> None:

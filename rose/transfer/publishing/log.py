@@ -18,15 +18,15 @@ from rose.transfer.publishing.shelf import (
 )
 from rose.transfer.publishing.store import MemoryStore
 
-# Versions whose counts are kept. Counts are small, so they outlive the chunks.
+# Number of versions whose counts are kept. Counts are small, so they outlive the chunks.
 COUNTS_MAX: Final = 4096
 RECEIVERS_MAX: Final = 1024
 NAME_MAX: Final = 256
 ELEMENT_BYTES: Final = 2
 
 Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
-# Makes a snapshot of version n, or for None of the newest, with the given tiles; returns None if it
-# can no longer make that version.
+# Makes a snapshot with the given tiles. The first argument is the version's number; None means the
+# newest version. Returns None if that version can no longer be made.
 SnapshotMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
 
 
@@ -50,7 +50,7 @@ class TransferStatistics:
     """Sums over all versions since the log was made, including forgotten versions.
 
     Args:
-        versions: published versions, without the opening.
+        versions: published versions, not counting the version that opened the log.
         snapshots: snapshots made.
         sent_bytes: bytes of all chunks sent.
         dense_bytes: bytes that whole weights would take at 2 bytes per element, once per receiver
@@ -68,7 +68,8 @@ class _Counts:
     """Counts of one version. They are kept for thousands of versions, unlike manifests.
 
     Args:
-        dense_bytes: bytes of whole weights, at 2 bytes per element; 0 for the opening.
+        dense_bytes: bytes of whole weights, at 2 bytes per element; 0 for the version that opened
+            the log.
         answered: names of receivers that have reported the version.
     """
 
@@ -80,7 +81,8 @@ class VersionLog(Shelf):
     """Stores manifests and chunks, forgets the oldest, and counts the bytes that it sends.
 
     It keeps the last `versions_max` versions and the merged deltas among them. Of merged deltas
-    that begin earlier, it keeps the last `merged_max` of each length. The opening always stays.
+    that begin earlier, it keeps the last `merged_max` of each length. The opening, which is the
+    announcement passed to `open`, always stays.
 
     Any thread may call. The lock guards counts and snapshots, and is held only briefly; one thread
     at a time appends.
@@ -88,9 +90,10 @@ class VersionLog(Shelf):
     Args:
         versions_max: number of versions to keep, at least 1.
         bytes_max: bytes of all chunks to keep, snapshots included.
-        merged_max: number of merged deltas to keep from before those versions, for each length.
-        store: store of the chunks, by default in memory. Updates that an earlier process left in it
-            are served until a publisher opens the log.
+        merged_max: for each length, number of merged deltas to keep that begin before the kept
+            versions.
+        store: store of the chunks, by default in memory. Updates that an earlier process left in
+            the store are served until a publisher opens the log.
     """
 
     def __init__(

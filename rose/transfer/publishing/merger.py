@@ -1,7 +1,8 @@
 """Merged deltas over 2, 4, 8 ... versions, each made of two halves.
 
-A merge of 2^k versions begins a multiple of 2^k versions after the opening. So a receiver that is L
-versions behind needs at most 2 log2(L) + 1 updates, and each version is merged once per level.
+A merge of 2^k versions begins a multiple of 2^k versions after the version that opened the log. So
+a receiver that is L versions behind needs at most 2 log2(L) + 1 updates, and each version is merged
+once per level.
 """
 
 import threading
@@ -21,8 +22,8 @@ from rose.transfer.publishing.log import VersionLog
 from rose.units import GIB
 
 LEVELS_MAX: Final = 20
-# Limit in bytes for queued versions, of which the oldest are dropped, and also for deltas that wait
-# for their other half, of which the largest are dropped.
+# Limit in bytes, for queued versions and again for deltas that wait for their other half. Above the
+# limit, the oldest versions and the largest waiting deltas are dropped.
 WAITING_BYTES_MAX: Final = 2 * GIB
 _LOOK_S: Final = 10.0
 
@@ -85,12 +86,13 @@ def rebuilt(
 ) -> dict[int, bytes]:
     """Return frames of a merged delta by tile, as far as shorter updates suffice to make them.
 
-    A merge here gives the same bytes as at the publisher, so the SHA-256 of a chunk verifies it.
-    Chunks that do not match, and chunks with missing or STRAT-encoded parts, are left out.
+    A merge here gives the same bytes as at the publisher, so the SHA-256 of a chunk verifies the
+    merged frame. Chunks that do not match, and chunks with missing or STRAT-encoded parts, are left
+    out.
 
     Args:
         chunks: chunks of the merged delta.
-        parts: updates with the same start and end, in order.
+        parts: consecutive updates, in order; together they have the merged delta's start and end.
         held: function that returns a frame of these updates; None if it is not here.
     """
     made: dict[int, bytes] = {}
@@ -123,7 +125,7 @@ class Merger:
 
     Args:
         log: log of the versions, which stores the merged deltas.
-        signing: signing of the publisher.
+        signing: signing key of the publisher.
     """
 
     def __init__(self, log: VersionLog, signing: Signing) -> None:
@@ -209,7 +211,7 @@ class MergerThread(Merger, Closing):
 
     Args:
         log: log of the versions, which stores the merged deltas.
-        signing: signing of the publisher.
+        signing: signing key of the publisher.
     """
 
     def __init__(self, log: VersionLog, signing: Signing) -> None:

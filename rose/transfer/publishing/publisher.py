@@ -14,7 +14,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.selection import Drift
 from rose.transfer.tiles import Tiles, TileViews
 
-if TYPE_CHECKING:  # It needs the extra `wire`.
+if TYPE_CHECKING:  # `remote_part` needs the extra `wire`.
     from rose.transfer.wire.remote_part import RemotePart
 
 
@@ -31,11 +31,11 @@ class Past:
     def __init__(self, log: VersionLog, n: int) -> None:
         self._log = log
         self._newest_n = n
-        self.digests: dict[int, Digest] = {}  # at version n, of tiles changed since
+        self.digests: dict[int, Digest] = {}  # at version n, for the tiles that changed since then
         self._since: list[dict[int, Delta]] = []  # ascending
 
     def extend(self, newest_n: int) -> bool:
-        """Read further versions; return False if the log lacks a version or it cannot be undone."""
+        """Read further versions; return False if one of them is missing or cannot be undone."""
         for n in range(self._newest_n + 1, newest_n + 1):
             frames = self._log.frames(UpdateKey(n, n - 1))
             if frames is None:
@@ -54,7 +54,8 @@ class Past:
         return self._since[::-1]
 
 
-# Tiles of a snapshot made under one hold of the lock; longest wait for a publish in progress.
+# Number of a snapshot's tiles that are made under one hold of the lock, and the longest wait of a
+# snapshot for a publish in progress.
 SNAPSHOT_TILES: Final = 16
 SNAPSHOT_WAIT_S: Final = 60.0
 
@@ -116,7 +117,7 @@ class Publisher:
         self._wanted = threading.Condition()  # guards _publishing
         self._publishing = 0  # publishes in progress or waiting
         self._version = opening
-        self._drifts: list[Drift] = []  # of the parts of the newest version
+        self._drifts: list[Drift] = []  # one for each part of the newest version
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
         log.open(self._manifest(opening, opening, self._digests, ()), self.snapshot)
@@ -263,7 +264,7 @@ class Publisher:
         return manifest, {chunk.tile: frame for chunk, frame in made}
 
     def _snapshot_at_once(self, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]]:
-        """Return a snapshot made under one hold of the lock, if versions cannot be undone."""
+        """Make a snapshot under one hold of the lock, because versions cannot be undone."""
         with self._lock:
             self._check_sound()
             made = [one for tile in tiles for one in self._owner[tile].whole((tile,))]

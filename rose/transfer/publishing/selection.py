@@ -51,7 +51,7 @@ class Selection:
             raise InvalidArgument(f"age_limit {self.age_limit}: choose 1 to {AGE_LIMIT}")
 
     def pack(self, new: Any, shadow: Any, ages: Any, *, base_digest: tuple[int, int]) -> Delta:
-        """Pack the selected changes of a tile and apply them to the shadow; updates the ages.
+        """Pack the selected changes of a tile, apply them to the shadow, and update the ages.
 
         Args:
             new: weights of the tile.

@@ -1,4 +1,4 @@
-"""The shelf: the kept updates of one chain, which receivers request and wait for.
+"""The shelf: the kept updates of one chain of versions. Receivers request them or wait for more.
 
 The functions that choose the updates to keep are pure. They treat an update as an edge from a
 version to a later version; a *path* is a chain of edges. An edge whose end has no path to the
@@ -51,7 +51,8 @@ class Limits:
 
     Args:
         versions_max: number of last versions among which all edges are kept; at least 1.
-        merged_max: number of merged edges to keep from before those versions, for each length.
+        merged_max: for each length, number of merged edges to keep that begin before those
+            versions.
         bytes_max: bytes of all chunks.
     """
 
@@ -117,7 +118,7 @@ def to_forget(
     Edges that begin before the last `versions_max` versions are too old, except the last
     `merged_max` merged edges of each length. To make room, edges with the lowest base are dropped
     first, since no path from a later version uses them. Edges of the cheapest path from the opening
-    are dropped last: a worker that was away for long may still have the opening.
+    (the chain's first version) are dropped last: a worker that was away for long may still have it.
     """
     kept = connected(_young(edges, limits, newest_n), newest_n)
     if sum(edge.nbytes for edge in kept) > limits.bytes_max:
@@ -157,7 +158,9 @@ def _within(
 
 
 class Shelf(ABC):
-    """Manifests of kept updates, their frames in a store, and an opening that stays.
+    """Manifests of kept updates, and their frames in a store.
+
+    The opening, which is the announcement of the chain's first version, always stays.
 
     Logs and relays are shelves: sources for receivers in this process, and for the server that
     serves other processes.

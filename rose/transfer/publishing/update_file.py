@@ -52,7 +52,7 @@ class UpdateFile:
 
 
 def begin_update(manifest: Manifest) -> tuple[UpdateFile, bytes]:
-    """Return the file of an update without frames, and its content."""
+    """Return an update file that has no frames yet, and the bytes of the file."""
     message = manifest_message.to_bytes(manifest)
     header = _HEADER.pack(_MAGIC, len(message), zlib.crc32(message)) + message
     return UpdateFile(manifest, len(header)), header

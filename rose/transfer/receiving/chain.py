@@ -1,4 +1,7 @@
-"""The choice of a receiver's next version: a pure function of its weights and the offers."""
+"""The choice of a receiver's next version: a pure function of its weights and the offers.
+
+A *chain* is the versions of one incarnation, in order.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +18,7 @@ class Held:
 
     Args:
         version: version of the weights; before the first commit, a name that was not published.
-        digest: digest of their bits.
+        digest: digest of the weights.
     """
 
     version: Version
@@ -37,9 +40,9 @@ def next_version(
 ) -> NextVersion:
     """Choose the version to stage next.
 
-    In the chain of its own incarnation a receiver follows the longest update that starts at its
-    version. It enters the chain of another incarnation by digest: at a version with the same bits,
-    or with an update from the same bits.
+    In the chain of its own incarnation, a receiver takes the longest update that starts at its
+    version. A receiver enters another chain where the digest matches: at a version that has its
+    bits, or by an update whose base has its bits.
 
     Args:
         held: current version and digest of the receiver.
@@ -60,10 +63,10 @@ def next_version(
 
 
 def fitting(held: Held, offered: Sequence[Manifest], subscription: Subscription) -> list[Manifest]:
-    """Return the offers for these weights in the latest incarnation, ascending, each once.
+    """Return the offers that have the receiver's layout and the latest incarnation.
 
-    Another run is another chain, like another incarnation. In the receiver's own run, incarnations
-    before its own are dead and ignored.
+    The result is ascending and without repeats. Earlier incarnations of the receiver's own run are
+    dead and ignored. Offers of another run are treated as offers of another incarnation.
     """
     alive = [
         one

@@ -70,7 +70,7 @@ class CommitOutcome:
     Args:
         version: version to commit.
         state: final state.
-        digest: last known digest of the weights; that of the base if nothing was committed.
+        digest: last known digest of the weights; the base's digest if nothing was committed.
         is_abandoned: whether the commit was cancelled; then the version is not at fault.
         reason: why the commit failed, one sentence; None if it succeeded.
         digests: digests of the tiles, as a copy; None if unknown.
@@ -87,9 +87,9 @@ class CommitOutcome:
 class Commit:
     """One attempt to turn the weights into a staged version, in slices of at most one tile.
 
-    An engine calls `step` between its steps until it returns False. It may pause between calls, but
-    nobody may use the weights before the commit is over. An error that another library raises
-    passes through; `abandon` is safe after it.
+    Between its own steps, an engine calls `step` until `step` returns False. The engine may pause
+    between calls, but nobody may use the weights before the commit is over. An error raised by
+    another library passes through `step`; after such an error, `abandon` is safe.
 
     Args:
         staged: version to apply.
@@ -237,7 +237,7 @@ class Commit:
 
     @property
     def _is_all(self) -> bool:
-        """True if the target has every tile, so that their digest is the digest of the weights."""
+        """True if the target has every tile, so that its digest is the digest of all weights."""
         return len(self._tiles) == self._staged.manifest.tile_count
 
     def _base(self) -> Digest:
@@ -284,8 +284,8 @@ class Commit:
     def _is_target(self) -> bool:
         """Return True if the weights have the digests of the version.
 
-        A receiver with all tiles compares their sum. Otherwise each tile is compared if the
-        manifest has the digests of all tiles, and only the changed tiles if not.
+        A receiver with all tiles compares the sum of the digests. Otherwise each tile is compared
+        if the manifest has the digests of all tiles, and only the changed tiles if not.
         """
         manifest, digests = self._staged.manifest, self._book()
         if any(self._after[tile] != digest for tile, digest in self._fresh.items()):

@@ -64,7 +64,7 @@ class Puller:
         self.retried = 0
 
     def pull(self, manifest: Manifest, subscription: Subscription) -> StagedVersion | None:
-        """Fetch a version and return it; None if it is no longer kept or `stop` was set.
+        """Fetch and return a version; None if the source no longer keeps it, or `stop` was set.
 
         Raises:
             CorruptData: a chunk was missing or damaged in every attempt.

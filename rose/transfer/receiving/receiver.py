@@ -33,8 +33,8 @@ class Receiver(Staging, Closing):
         subscription: tiles of the weights; `Subscription(tiles)` for all.
         on_staged: called by the receiver's thread when a version is staged; must not block.
         base: function that reads a tile of the weights; called by the receiver's thread while no
-            commit runs. With it STRAT deltas are decoded while the engine generates, not in its
-            pause.
+            commit runs. With this function, STRAT deltas are decoded while the engine generates;
+            without it, in the commit.
         signing: key shared with the publisher; none by default, for use in one process.
         digests: current digests of the tiles, if known; the caller no longer changes them. With
             them, a new receiver fetches only tiles that differ.
@@ -93,7 +93,7 @@ class Receiver(Staging, Closing):
         return self._rounds.failure
 
     def report(self, outcome: CommitOutcome) -> None:
-        """Accept the result of the version that was taken."""
+        """Accept the result of committing the version from `take_staged`."""
         super().report(outcome)
         self._bell.set()
 

@@ -1,6 +1,6 @@
-"""Staging: keeps a receiver's version, chooses its next version, and fetches that.
+"""Staging: records a receiver's version, chooses the next version, and fetches its chunks.
 
-It has no thread, so that tests can try every order of events; `Receiver` gives it a thread.
+`Staging` has no thread, so that tests can try every order of events. `Receiver` adds a thread.
 """
 
 import threading
@@ -98,7 +98,8 @@ class Staging:
         puller: puller for the same source.
         on_staged: called by `round`, without a lock, when a version is staged.
         base: function that reads a tile of the weights; called by `round`, only between commits.
-            With it STRAT deltas are decoded while the engine generates; without it, in the commit.
+            With this function, STRAT deltas are decoded while the engine generates; without it, in
+            the commit.
         signing: key with which manifests must be signed.
         digests: current digests of the tiles, if known.
     """
@@ -223,7 +224,10 @@ class Staging:
             return self._staged
 
     def report(self, outcome: CommitOutcome) -> None:
-        """Accept the result of the version that was taken; the publisher is informed later."""
+        """Accept the result of committing the version from `take_staged`.
+
+        The publisher is informed later.
+        """
         with self._lock:
             check(
                 self._staged is not None and self._staged.manifest.version == outcome.version,
@@ -466,7 +470,7 @@ class Staging:
         finally:
             with self._lock:
                 if self._held is not held:
-                    staged = None  # the weights changed, so it does not fit them
+                    staged = None  # the weights changed, so this version does not fit them
                 self._staged = staged
                 self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
         if staged is not None:

@@ -8,7 +8,7 @@ from rose.clock import Clock
 from rose.transfer.manifest import Version
 from rose.units import NS_PER_S
 
-# Newer versions whose arrival is recorded; beyond this number the oldest are dropped.
+# Most newer versions whose arrival is recorded; beyond this number the oldest are dropped.
 SEEN_MAX: Final = 4096
 
 

@@ -33,7 +33,8 @@ REPORTS_MAX: Final = 1024
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
 WAIT_S: Final = 0.5
-# Rounds in which a relay asks for a merged delta, which is published later than its version.
+# Number of rounds in which a relay asks for a version's merged deltas, which are published after
+# the version.
 MERGE_ROUNDS: Final = 8
 
 
@@ -78,7 +79,7 @@ class Relay(Shelf):
         store: store of the frames. With a store on disk, nothing is fetched again after a restart.
         landing: tiles to fetch as soon as they are published; None for all.
         reader: source for requests of other threads; None if any thread may call `upstream`.
-        limits: limits of what is kept.
+        limits: limits of the kept versions.
         memory_bytes_max: limit, in bytes, for frames in memory that a full or failing store does
             not accept.
         patience_s: longest wait of a thread for upstream, in seconds.
@@ -282,7 +283,7 @@ class Relay(Shelf):
             self._keep(merged, frames)
 
     def _parts(self, key: UpdateKey) -> list[Manifest]:
-        """Return shorter updates with the same start and end, in order; [] if there are none."""
+        """Return consecutive shorter updates that together replace an update, or []."""
         edges = [edge for edge in self.edges() if edge.key != key and edge.nbytes]
         way = path(edges, key.base_n, key.n)
         found = [self.manifest(edge.key) for edge in way or ()]
@@ -306,7 +307,8 @@ class Relay(Shelf):
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Return a snapshot of version `n` that was forwarded before, or ask upstream.
 
-        With None, upstream is asked first; if it cannot be reached, an earlier answer is returned.
+        If `n` is None, upstream is asked first. If upstream cannot be reached, an earlier answer is
+        returned.
 
         Raises:
             Unavailable: upstream cannot be reached, and there is no earlier answer.

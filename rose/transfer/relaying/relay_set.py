@@ -93,9 +93,10 @@ _REFUSED: Final = (InvalidArgument, OutOfMemory)
 class RelaySet:
     """A source that works as long as one honest relay answers.
 
-    Manifests come from any relay. A chunk is requested from the landing relay of its tile, which
-    fetched it in advance; all relays send at the same time. After a failure the chunk is requested
-    from another relay, which then fetches it from upstream. A failed relay is skipped for a while.
+    Manifests come from any relay. A chunk is requested from the landing relay of its tile, the
+    relay that fetches this tile in advance. All relays send at the same time. After a failure the
+    chunk is requested from another relay, which then fetches the chunk from upstream. A failed
+    relay is skipped for a while.
     A relay is also skipped, and its answers are dropped, if a frame differs from the signed
     manifest or its manifests are not signed.
 
@@ -132,7 +133,7 @@ class RelaySet:
         self._snapshots: dict[UpdateKey, tuple[int, Manifest]] = {}
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait for versions of one relay; after an empty answer the next call asks the next relay.
+        """Wait for versions from one relay; after an empty answer, the next call asks another one.
 
         So a relay that is stuck, or offers only old versions, does not block the receiver. With
         timeout 0, return the offers of all relays, which may keep different updates to one version.

@@ -15,7 +15,7 @@ WHOLE_BYTES_MAX: Final = GIB
 # all their chunks and tile digests, which then take at most about 600 MB.
 SNAPSHOTS_MAX: Final = 64
 FIELDS_MAX: Final = 1 << 22
-# Snapshots without tiles, which only give a version's digests.
+# Most surveys. A survey is a snapshot without tiles, which only gives a version's digests.
 SURVEYS_MAX: Final = 16
 
 
@@ -39,10 +39,10 @@ class SnapshotBook:
             self._drop_beyond(is_survey=not snapshot.chunks)
 
     def _drop_beyond(self, *, is_survey: bool) -> None:
-        """Drop the oldest snapshots, or the oldest surveys (without tiles); the newest stays.
+        """Drop the oldest snapshots with tiles, or the oldest surveys; the newest stays.
 
-        Surveys, which are requested often, do not displace snapshots, whose chunks are still
-        pulled.
+        Surveys are requested often. They do not displace snapshots with tiles, whose chunks are
+        still being pulled.
         """
         alike = [name for name, one in self._snapshots.items() if is_survey != bool(one.chunks)]
         left, most = len(alike), SURVEYS_MAX if is_survey else SNAPSHOTS_MAX
@@ -53,7 +53,7 @@ class SnapshotBook:
             left, fields = left - 1, fields - _fields_of(self._snapshots.pop(name))
 
     def find(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a snapshot with exactly these tiles: of version `n`, or for None the latest."""
+        """Return a snapshot of version `n` with exactly these tiles; None means the latest."""
         with self._lock:
             found = [
                 snapshot

@@ -32,9 +32,10 @@ _MS_PER_S: Final = 1000.0
 
 
 def core_files(tls: TlsFiles | None) -> _core.TlsFiles | None:
-    """Return certificates for the core: TLS 1.3, with certificates on both sides.
+    """Return the certificates in the form that the C++ core takes; None without certificates.
 
-    A client accepts only a server whose certificate is for the host that it connects to.
+    The core uses TLS 1.3, with certificates on both sides. A client accepts only a server whose
+    certificate is for the host that the client connects to.
     """
     if tls is None:
         return None
@@ -110,7 +111,7 @@ class ChunkClient(Closing):
         )
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield (tile, frame) in order of arrival; frame None if no longer kept.
+        """Yield (tile, frame) in order of arrival; the frame is None if it is no longer kept.
 
         Frames are received into the bytes objects that are yielded, without a copy. Close or
         exhaust the generator before the next call; closing gives up chunks in flight.

@@ -1,4 +1,4 @@
-"""Security for gRPC: ports and channels with certificates on both sides, or on loopback without."""
+"""Security for gRPC: certificates on both sides of a connection, which are optional on loopback."""
 
 from pathlib import Path
 from typing import Any, Final

@@ -43,7 +43,7 @@ def from_bytes(content: bytes) -> Manifest:
 
 
 def manifest_to(one: Manifest) -> Any:
-    """Return a manifest as its message.
+    """Return a manifest as a protobuf message.
 
     Raises:
         ValueError: a field is out of range.
@@ -69,7 +69,7 @@ def manifest_to(one: Manifest) -> Any:
 
 
 def manifest_of(message: Any) -> Manifest:
-    """Convert a message to a manifest.
+    """Convert a protobuf message to a manifest.
 
     Raises:
         InvalidArgument: a field is invalid; the message names it.

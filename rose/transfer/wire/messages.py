@@ -80,7 +80,8 @@ class HelloReply:
         layout: layout id, 64 hexadecimal digits; "" if unknown.
         chunk_port: port for chunks, on the same host.
         relays: relays, each with the tiles that it fetches in advance.
-        tensors: tensors of the checkpoint, in its order; () if the weights are not a checkpoint.
+        tensors: tensors of the checkpoint, in the checkpoint's order; () if the weights are not a
+            checkpoint.
     """
 
     name: str
@@ -101,13 +102,14 @@ class KeptHello:
 
 @dataclass(frozen=True, slots=True)
 class WaitRequest:
-    """Request the versions above a number, and wait until there is one.
+    """Request the versions above a number, and wait until one exists.
 
     Args:
         after_n: number of the newest known version.
         timeout_ms: longest wait, in milliseconds.
-        after_base_n: base of the last update in a partial reply, which leads to `after_n`; requests
-            the rest of that reply, without a wait. None in a first request.
+        after_base_n: number of the base of the last update in a partial reply; that update's
+            version is `after_n`. Requests the rest of the reply, without a wait. None in a first
+            request.
     """
 
     after_n: int
@@ -117,7 +119,7 @@ class WaitRequest:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """Request a snapshot of version `n`, or for None of the newest, with the given tiles."""
+    """Request a snapshot of version `n` with the given tiles; None means the newest version."""
 
     n: int | None
     tiles: tuple[int, ...]
@@ -127,8 +129,9 @@ class SnapshotRequest:
 class ManifestsReply:
     """Answer to a `WaitRequest` or a `SnapshotRequest`: manifests, and the server's chunk port.
 
-    For a `SnapshotRequest`, the snapshot, or nothing if it cannot be made. For a `WaitRequest`, the
-    manifests that fit, ascending; `is_more` says whether more follow.
+    The answer to a `SnapshotRequest` has the snapshot, or no manifest if the snapshot cannot be
+    made. The answer to a `WaitRequest` has the manifests that fit, ascending; `is_more` says
+    whether more follow.
     """
 
     manifests: tuple[Manifest, ...]

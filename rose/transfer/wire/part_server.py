@@ -12,7 +12,7 @@ from rose.transfer.wire import messages
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, streamed
 
-# Calls at a time: room for a publisher, and for its successor while calls of the first end.
+# Calls at a time: room for a publisher, and for its successor while the old publisher's calls end.
 _CALLS_MAX: Final = 4
 
 # Function that returns a rank's tiles by the name of a step or of a checkpoint that all ranks know.
@@ -25,7 +25,7 @@ class PartServer(Closing):
     """Serves one rank's part until it is closed.
 
     The shadow is in this process and the log in the publisher's, so a pack is undone unless the
-    publisher's next call states that the log has it. To open a part, the publisher names the
+    publisher's next call states that the log has the pack. To open a part, the publisher names the
     weights of the shadow, so surviving and restarted ranks begin from the same step.
 
     The lock guards the shadow and the session. It is held while tiles are packed, but not during

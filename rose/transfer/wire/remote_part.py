@@ -35,7 +35,7 @@ _WHOLE_AT_ONCE: Final = 64
 
 
 class WeightsElsewhere(TileViews):
-    """Stands for weights in another process, by the name under which their rank knows them."""
+    """Names weights in another process, by the label that the rank there uses for them."""
 
     def __init__(self, label: str) -> None:
         self.label = label

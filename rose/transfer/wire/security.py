@@ -39,7 +39,7 @@ class Security:
     """Credentials that a listener requires and a caller presents.
 
     Args:
-        token: 32 bytes shared by all.
+        token: 32 bytes shared by all processes.
         tls: certificates; without them only loopback is allowed.
     """
 
@@ -48,7 +48,7 @@ class Security:
 
     @classmethod
     def of(cls, token: str | None, tls: TlsFiles | None = None) -> "Security":
-        """Parse a token, or make a new one for None, and check the files of `tls`.
+        """Parse a token (None makes a new one), and check the files of `tls`.
 
         Raises:
             InvalidArgument: the token is invalid, or a file of `tls` is unusable.

@@ -1,4 +1,4 @@
-"""The weight server: versions for receivers in other processes, and with TLS on other machines."""
+"""The weight server: offers versions to other processes, and with TLS also to other machines."""
 
 import threading
 from collections.abc import Sequence

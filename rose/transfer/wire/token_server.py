@@ -116,7 +116,7 @@ class CallThreads(ThreadPoolExecutor):
             return self._calls
 
     def submit(self, work: Callable[..., T], /, *arguments: Any) -> Future[T]:  # type: ignore[override]
-        """Submit a call, with positional arguments as gRPC does."""
+        """Submit a call; arguments are positional only, as in gRPC's calls."""
         future = super().submit(work, *arguments)
         with self._changed:
             self._calls += 1
@@ -145,8 +145,8 @@ CLOSE_S: Final = 10.0
 class TokenServer(Closing):
     """Opens its port in the constructor, and answers from `start` until it is closed.
 
-    Callers without the token cannot displace callers with it: while there are twice as many calls
-    as threads, calls without the token are refused at once.
+    Callers that lack the token cannot displace callers that have it: while there are twice as many
+    calls as threads, calls without the token are refused at once.
 
     Args:
         name: name of the server's threads.
