@@ -1,4 +1,4 @@
-"""The borrower's interface of a gate, and a gate at which the host waits instead of a stream."""
+"""The borrower's interface to a gate, and a gate at which the host waits instead of a stream."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from rose.errors import DeadlineExceeded
 
 
 class BorrowerGate(Protocol):
-    """The borrower's interface of a gate, called by one thread.
+    """The borrower's interface to a gate, called by one thread.
 
     The calls of a step: `begin_step`; then `pass_` before every segment; `settle` before `leave`,
     and whenever the host must wait; `leave`; `end_step`.

@@ -112,7 +112,7 @@ class Gpu:
     def borrower_gate(
         self, gate: HostGate, kind: GateKind, *, window: int, launches: int = 1
     ) -> BorrowerGate:
-        """Return the borrower's interface of `gate` for this GPU.
+        """Return the borrower's interface to `gate` for this GPU.
 
         Args:
             gate: gate that serving and the creditor open and close.
@@ -155,7 +155,7 @@ def tested_gate(
         streams: handles of other streams that serving uses in this process.
 
     Returns:
-        The borrower's interface of the gate; and on a GPU the chosen kind with its reason, else
+        The borrower's interface to the gate; and on a GPU the chosen kind with its reason, else
         None.
 
     Raises:

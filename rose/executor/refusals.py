@@ -1,4 +1,4 @@
-"""Reads the causes of refusals from the core: counts, the violated condition and the evidence."""
+"""Reads from the core why quanta were refused, how often, and by which evidence."""
 
 import math
 from collections.abc import Iterable, Mapping

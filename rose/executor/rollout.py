@@ -388,7 +388,7 @@ class RolloutLane:
         return self._books.lent(self._partition)
 
     def slabs_max(self) -> int:
-        """Return the largest number of slabs on loan, by the limit and serving's reserve."""
+        """Return how many slabs can be on loan at most, given the limit and serving's reserve."""
         return self._slabs_max
 
     @property

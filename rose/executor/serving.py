@@ -36,8 +36,9 @@ from rose.units import NS_PER_MS
 _BLOCKED_KEPT: Final = 65_536
 # Largest number of tokens or sequences that the latency model accepts.
 _COUNT_MAX: Final = 1_000_000_000
-# While no borrower is attached, one of this many steps is measured, because protection, measurement
-# and log take hundreds of microseconds. A window of 200 steps is still renewed within 12,800 steps.
+# While no borrower is attached, only one step in this many is measured, because it takes hundreds
+# of microseconds to protect, measure and log a step. A window of 200 steps is still renewed within
+# 12,800 steps.
 _ALONE_EVERY: Final = 64
 # Request id of a step without an announced request. Such a step closes the gate like a request.
 _STEP: Final = "rose: a step without a request"

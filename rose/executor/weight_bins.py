@@ -135,7 +135,8 @@ class WeightBins:
         while self._missing and budget_bytes > 0:
             piece = self._missing[0]
             self._copy(piece)
-            self._missing.popleft()  # After the copy: if it fails, its bin counts as half filled.
+            # Removed after the copy: if the copy fails, the piece's bin counts as half filled.
+            self._missing.popleft()
             budget_bytes -= piece.stop - piece.start
 
     def write(self, start: int, stop: int) -> None:

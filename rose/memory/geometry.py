@@ -190,8 +190,7 @@ def choose_slab_bytes(
         at_most: largest size in bytes.
 
     Raises:
-        InvalidArgument: no size up to `at_most` suits all geometries; the message names the worst
-            geometry and its least waste.
+        InvalidArgument: no size up to `at_most` suits all geometries; the message has the reason.
     """
     sizes = range(page_bytes, at_most + 1, page_bytes)
     for slab_bytes in sizes:

@@ -122,8 +122,8 @@ class KVSpace:
     def views(self, dtype: npt.DTypeLike = np.uint8) -> list[KVArray]:
         """Return one array per layer; row `id` of each array is block `id` in that layer.
 
-        Rows of different layers overlap only at ids that this tenant never receives: ids of its
-        allocator and its null blocks never cross the end of a slab.
+        Rows of different layers overlap only at ids that this tenant never receives, because the
+        blocks of its allocator and its null blocks do not cross the end of a slab.
 
         Args:
             dtype: dtype of the elements; its size must divide the bytes of a layer's block.

@@ -124,7 +124,7 @@ class ComputeReplay:
         )
 
     def _started(self, passed: int) -> tuple[list[str], int]:
-        """Compare the segments started so far with the credit; also returns the credit left."""
+        """Check the segments started so far; return the violations and the credit that is left."""
         before, credit = self._credited or (passed, 0)
         started = (passed - before) % _WRAP
         if started <= credit or "credit" in self._without:
