@@ -91,7 +91,10 @@ class ServingStep:
         self.is_probe = False  # whether no request was live at the beginning
 
     def __enter__(self) -> Self:
-        """Wait a bounded time until no rollout segment runs. If a batch is set, lend first."""
+        """Wait a bounded time until no rollout segment runs.
+
+        Rollouts run first if the batch is set, or if the engine never calls `commit`.
+        """
         try:
             self._lane.begin_step(self)
         except BaseException:  # Interrupted: a step that never began must not keep the gate closed.

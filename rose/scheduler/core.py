@@ -121,7 +121,7 @@ class SchedulerCore:
 
 
 def action_of(row: Sequence[Any]) -> Action:
-    """Return the action that a row of the core encodes: a code, then the fields of the action."""
+    """Decode a row of the core, which holds the code of an action and then the action's fields."""
     code, *fields = row
     action: Action = _ACTIONS[code](*fields)
     return action

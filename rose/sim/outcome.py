@@ -118,7 +118,7 @@ def excess_misses(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> frozenset[
 
 
 def excess_late_share(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> float:
-    """Return the share of tokens that are late beyond those late in serving alone.
+    """Return how many more tokens are late than in serving alone, as a share of all tokens.
 
     This share corresponds to a certificate's error rate, the share of steps that may exceed their
     forecast. The share of missed requests is higher, because one late token makes a whole request

@@ -99,7 +99,7 @@ class Broker:
     Invariants:
     1. A loan that begins, grows or stays after a usable reading fits beside serving's KV and
     reserve.
-    2. A reading under pressure shrinks a loan; none begins or grows until the next hold is over.
+    2. A reading under pressure shrinks a loan; no loan begins or grows until the next hold is over.
     3. Without a usable reading no loan begins, grows or is renewed.
 
     `lent_bytes` is a promise: it counts as lent until its TTL ends, used or not.

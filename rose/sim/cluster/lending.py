@@ -2,14 +2,15 @@
 
 A row holds the results of one run of the machine: rollouts' share of compute, serving's context
 tokens, and the latencies of each request. The run has a steady arrival rate, and the lengths and
-second-scale bursts of the traffic. Rows are computed on demand and kept. A device's loan over time is
-composed of half-minute pieces, each from the row of the device's arrival rate at that time. If this
-rate is between two rates of the grid, one of the two rows is chosen at random; the nearer row is
-more likely.
+second-scale bursts of the traffic. Rows are computed on demand and kept. A device's loan over time
+is composed of half-minute pieces, each from the row of the device's arrival rate at that time. If
+this rate is between two rates of the grid, one of the two rows is chosen at random; the nearer row
+is more likely.
 
 Effects across piece borders are neglected: running requests, and the queue of a burst longer than a
 piece. A row has the expected number of requests; their arrival times are drawn once, and their
-lengths are spread evenly over the mix. `tests/sim/test_lending.py` measures the error against the machine itself.
+lengths are spread evenly over the mix. `tests/sim/test_lending.py` measures the error against the
+machine itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -171,7 +172,7 @@ def row(lender: SimulatedLender, point: int) -> LendingRow:
 def run(
     lender: SimulatedLender, requests: Sequence[Request], *, bins: int, first: int = 0
 ) -> LendingRow:
-    """Serve requests on a device that always has rollout work to run, too.
+    """Serve requests, while rollout work is always waiting to run.
 
     Rollout work counts as milliseconds of an undisturbed device. With noise, work can take less
     time than it counts, so shares are capped at 1.

@@ -127,8 +127,8 @@ def idle_trainer(
         horizon_ms: horizon of the simulation.
 
     Returns:
-        The loan of one of its GPUs. While the GPU is lent, `kv_tokens` is 1, which stands for the
-        whole capacity.
+        The loan of one of the trainer's GPUs. While the GPU is lent, `kv_tokens` is 1, which stands
+        for the whole capacity.
     """
     begins = np.concatenate(([0.0], published_ms))
     ends = np.append(published_ms - train_ms, horizon_ms) - release_ms
@@ -152,7 +152,7 @@ class _Draft:
     start_up_ms: float
     update: UpdateTime
     lending: LendingTimeline | None
-    node: tuple[str, int]  # group of GPUs, index of the node in it
+    node: tuple[str, int]  # (name of the group of GPUs, index of the node in the group)
 
 
 def _dedicated(scenario: Scenario, rules: ArmRules) -> list[_Draft]:

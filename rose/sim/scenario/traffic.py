@@ -43,7 +43,7 @@ def mix_of(traffic: Traffic) -> Mix:
     )
     bursts = traffic.second_peak
     if isinstance(traffic, SyntheticTraffic):
-        bursts /= traffic.minute_peak  # of a second relative to its minute
+        bursts /= traffic.minute_peak  # peak rate of a second relative to its minute
     pairs = zip(random.permutation(prompts).tolist(), outputs.tolist(), strict=True)
     return Mix(tuple(pairs), burst_variation(bursts))
 

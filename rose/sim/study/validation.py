@@ -21,7 +21,7 @@ class Published:
 
     Args:
         throughput_over: throughput factor over each arm that models a published system.
-        rollout_time_under: rollout-time factor under each such arm.
+        rollout_time_under: rollout time of each such arm, relative to the paper's system.
     """
 
     throughput_over: Mapping[str, float]
