@@ -39,7 +39,7 @@ class BorrowerGate(Protocol):
 
 
 class SynchronousGate:
-    """The HOST gate on a GPU: the host waits for each segment, then for permission for the next.
+    """The HOST gate on a GPU: the host waits for each segment, then for permission to go on.
 
     It needs no driver feature, and no segment starts after a close. But the GPU idles between two
     segments.

@@ -1,4 +1,4 @@
-"""A borrower's own mapping of the pool, in which only the slabs lent to it are mapped."""
+"""A borrower's own mapping of the pool, which maps only the slabs lent to the borrower."""
 
 import threading
 from contextlib import ExitStack

@@ -166,7 +166,7 @@ class RolloutLane:
 
         Call this after `gate` if the host waits for the stream in the next segment, as it does in
         copies from pageable memory. If the stream waited at a closed gate, an abort could not end
-        such a wait.
+        the host's wait.
 
         Raises:
             StepAborted, Unavailable: as in `gate`.
@@ -269,7 +269,7 @@ class RolloutLane:
                 self.passes += 1
                 return
             if verdict == Verdict.ABORTED:
-                raise StepAborted("serving took the slabs of this step back")
+                raise StepAborted("serving took back the slabs of this step")
             if verdict == Verdict.SHUT_DOWN:
                 raise Unavailable("the device was closed while a step was at its gate")
             self.on_look()

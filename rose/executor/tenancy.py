@@ -222,7 +222,7 @@ def _header(
 
 
 def _partition(arbiter: Arbiter, limit_slabs: int) -> int:
-    """Return a partition for the borrower: that of the previous borrower, or a new one."""
+    """Return a partition for the borrower: the previous borrower's partition, or a new one."""
     for one in arbiter.snapshot().partitions:
         if one.name == _NAME and not one.is_live:
             arbiter.reopen_partition(one.id, limit_slabs=limit_slabs)

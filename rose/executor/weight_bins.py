@@ -1,4 +1,4 @@
-"""The placement of a lease's tensors on the device, and the copies to it."""
+"""The placement of a lease's tensors on the device, and the copies to the device."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -169,7 +169,7 @@ class WeightBins:
         return dropped
 
     def window_of(self, tensor: int) -> KVArray:
-        """Return the bytes of a tensor on the device, (n,) uint8; its bin must be there."""
+        """Return the bytes of a tensor whose bin is on the device, (n,) uint8."""
         at, offset = self._place_of[tensor]
         return _part(self._windows[at], offset, offset + self._rows[tensor].nbytes)
 

@@ -1,4 +1,4 @@
-"""Input of the asyncio driver, as it is journaled; a replay of it gives the same state.
+"""Input of the asyncio driver, as written to the journal. Replaying the input restores the state.
 
 The driver also accepts worker events, `JobJoined`, `VersionPublished` and `Consumed`, unchanged.
 """
@@ -20,7 +20,7 @@ class Begun(Checked):
         trajectory: number that was never used.
         group: number shared by the trajectories of one task.
         job: number of its job.
-        seed: seed of its sampling; with it, a turn that moves to another worker continues
+        seed: seed of its sampling, so that a turn that moves to another worker continues
             identically.
     """
 

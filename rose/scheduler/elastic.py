@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rose.scheduler.store_file import FileStore
 
 _SETTINGS: Final = SchedulerSettings()
-# Most worker events that may wait for the scheduler's task: those of a thousand workers in some
-# seconds. A worker that sends one more counts as lost.
+# Largest number of worker events that may wait for the scheduler's task: as many as a thousand
+# workers send in some seconds. A worker that sends one more counts as lost.
 EVENTS_MAX: Final = 65_536
 # Largest number of unfinished trajectories. Further calls of `start` wait until one has ended.
 TRAJECTORIES_MAX: Final = 100_000

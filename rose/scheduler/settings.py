@@ -35,8 +35,8 @@ class SchedulerSettings:
         max_staleness: most versions between the start of a trajectory and its use. With a limit of
             1, most off-policy corrections learn as well as without staleness.
         batch_trajectories: trajectories that the trainer uses per version.
-        worker_lag_max: most versions that a worker may be behind the newest and still get turns.
-            With 1, workers run turns while they receive a new version.
+        worker_lag_max: largest number of versions by which a worker may lag behind the newest
+            version and still get turns. With 1, workers run turns while they receive a version.
         tuning: changed constants of csrc/scheduler/standard.h, by name, for simulations and tests.
     """
 

@@ -43,7 +43,7 @@ def within_targets(
 
 
 class Clairvoyant(Governor):
-    """Greedy: runs a segment whenever no request misses a deadline because of it.
+    """Greedy: runs a segment whenever that makes no request miss a deadline.
 
     It knows all arrivals, lengths and true step times, and simulates the effect of each segment on
     the next steps, as if rollouts stopped after that segment. Greedy is not optimal: it is a

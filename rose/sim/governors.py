@@ -125,7 +125,7 @@ class RosePaper(Governor):
         return math.inf if self._may_go_first else now_ms
 
     def may_start(self, now_ms: float) -> bool:
-        """Return True for the step of a tick, and while there is no request at all."""
+        """Return True for the one step that a tick allows, and while there is no request."""
         del now_ms
         return self._may_go_first or not (self._waiting or self._last_ms)
 

@@ -44,7 +44,7 @@ class ArmOutcome:
     Args:
         scheme: name of the scheme.
         requests: results in order of arrival.
-        wall_ms: time until the last request was served, or `until_ms` of the run if it is later.
+        wall_ms: time until the last request was served, or `until_ms` of the run if that is later.
         serving_busy_ms: device time of serving steps.
         harvest_ms: rollout work done, in ms of an undisturbed device.
         segments: started units of rollout work.

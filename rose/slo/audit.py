@@ -31,7 +31,7 @@ class Part(Enum):
     PROMISED = "promised"
 
 
-# The cause is the largest of these parts; if several are equal, the first of them.
+# The cause is the largest of these parts; of several equally large parts, the first.
 CAUSES: Final = (Part.ESTIMATOR, Part.BLOCKING, Part.LENT, Part.HOST, Part.LOAD)
 
 

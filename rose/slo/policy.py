@@ -14,8 +14,8 @@ GATE_WINDOW: Final = 2
 REVOKE_AHEAD_SLABS: Final = 1
 # The upper estimate of a segment's time is this quantile of the times of recent segments.
 SEGMENT_SHARE: Final = 0.99
-# Longest time between two checks of the creditor without an event; it is also the longest delay
-# that a missed event causes.
+# The creditor checks at least this often, even if no event wakes it. So a missed event delays it by
+# at most this time.
 POLL_MS: Final = 5.0
 # Retry interval of the creditor after a refusal; the creditor is woken at once when serving becomes
 # idle.

@@ -132,7 +132,7 @@ class ComputeReplay:
         return [f"{started} segments started on a credit of {credit}"], 0
 
     def _goes_back(self, close_epoch: int) -> bool:
-        """Return whether an epoch is before that of an earlier quantum, which must never happen."""
+        """Return whether a close epoch precedes an earlier quantum's, which must never happen."""
         before, self._epoch = self._epoch, close_epoch
         return before is not None and (close_epoch - before) % _WRAP > _WRAP // 2
 

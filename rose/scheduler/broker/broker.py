@@ -40,7 +40,7 @@ _KEEP_SHARE: Final = 0.5
 _EBB_SHARE: Final = 0.25
 # Time without pressure before the first loan and after failed readings: two readings.
 SETTLE_MS: Final = 10_000.0
-# After pressure nothing grows for this long; two readings show whether it was a single burst. Each
+# After pressure no loan grows for this long; two readings show whether it was a single burst. Each
 # recent revocation doubles the hold, up to ten minutes, which is a small part of an idle night.
 HOLD_MIN_MS: Final = 10_000.0
 HOLD_MAX_MS: Final = 600_000.0

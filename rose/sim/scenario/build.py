@@ -177,7 +177,7 @@ def _borrowed(scenario: Scenario, rules: ArmRules, loans: Sequence[GroupLoan]) -
 
 
 def lent_engines(lendings: Sequence[LendingTimeline], *, horizon_ms: float) -> int:
-    """Return the average number of lent engines, at least 1; an update goes only to these."""
+    """Return the average number of lent engines, at least 1; others do not receive updates."""
     lent_ms = 0.0
     for lending in lendings:
         lasts_ms = np.diff(np.append(lending.at_ms, horizon_ms))
