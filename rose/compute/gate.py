@@ -68,7 +68,7 @@ class SynchronousGate:
         return Verdict.PASSED
 
     def leave(self) -> None:
-        """End the last segment; `RolloutLane.finish` has waited for the stream before."""
+        """End the last segment; `RolloutLane.finish` has already waited for the stream."""
         self._gate.leave()
 
     def end_step(self) -> None:

@@ -88,7 +88,7 @@ class Gpu:
 
         Args:
             max_connections: value of `CUDA_DEVICE_MAX_CONNECTIONS`; None if it is not set.
-            try_all: test KERNEL even if MEMOP works.
+            try_all: whether to test KERNEL even if MEMOP works.
             in_one_process: whether serving runs in this process too.
             streams: handles of other streams that serving uses in this process.
 

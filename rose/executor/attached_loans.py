@@ -115,7 +115,7 @@ class AttachedLoans:
             self._attachment.beat(progress=self._gate.passed)
 
     def step_began(self) -> None:
-        """Keep the mapping unchanged until `step_ended`."""
+        """Unmap nothing, and map no GPU memory, until `step_ended`."""
         if self._window is not None:
             self._window.step_began()
 

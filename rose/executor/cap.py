@@ -7,7 +7,7 @@ from rose.units import NS_PER_MS
 
 
 class Cap:
-    """The largest number of slabs on loan until a given time, and 0 after that time.
+    """The largest number of slabs that may be on loan until a given time; afterwards it is 0.
 
     An operator's limit applies in addition, until the operator changes it. Guarded by the caller's
     lock.

@@ -56,7 +56,7 @@ class LentWindow(Closing):
             return True
 
     def step_began(self) -> None:
-        """Keep the mapping unchanged until `step_ended`."""
+        """Unmap nothing, and map no GPU memory, until `step_ended`."""
         with self._lock:
             self._is_in_step = True
 

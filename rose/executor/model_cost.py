@@ -40,7 +40,7 @@ def model_cost(
 
 
 def _unread_bytes(shape: ModelShape, dtype: WeightDtype | None, tp: int) -> int:
-    """Return the bytes of the embedding, since a step reads only one of its rows per token."""
+    """Return the bytes of the embedding, which a step hardly reads: only one row per token."""
     if shape.is_tied:  # The embedding is also the output matrix, which a step reads whole.
         return 0
     element_bytes = _BF16_BYTES if dtype is WeightDtype.BF16 else shape.dtype_bytes

@@ -1,4 +1,4 @@
-"""Reads from the core why quanta were refused, how often, and by which evidence."""
+"""Read from the core why and how often quanta were refused, and the evidence behind each bound."""
 
 import math
 from collections.abc import Iterable, Mapping

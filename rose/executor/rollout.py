@@ -96,7 +96,7 @@ class RolloutLane:
         self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
         self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
         self.on_room: Callable[[], None] = lambda: None
-        # The step's thread calls it after each timed-out wait at a closed gate.
+        # Called by the step's thread after each timed-out wait at a closed gate.
         self.on_look: Callable[[], None] = lambda: None
         self.step_thread = 0
         # Number of quanta and passed gates. While it does not change, no new segment starts.
@@ -388,7 +388,7 @@ class RolloutLane:
         return self._books.lent(self._partition)
 
     def slabs_max(self) -> int:
-        """Return how many slabs can be on loan at most, given the limit and serving's reserve."""
+        """Return the largest number of slabs that can be on loan, by the limit and the reserve."""
         return self._slabs_max
 
     @property

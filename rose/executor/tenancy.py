@@ -20,8 +20,8 @@ _NAME: Final = "rollout"
 _FRESH_SHARE: Final = 0.5
 # After this many timed-out waits for its segments, a borrower is evicted.
 _PARK_TIMEOUTS_MAX: Final = 2
-# Older time-outs do not count. A borrower with an occasional slow segment is not broken, and delays
-# serving by at most one `park_wait_ms` in this time.
+# Time-outs longer ago than this do not count. A borrower with an occasional slow segment is not
+# broken, and delays serving by at most one `park_wait_ms` in this time.
 _PARK_MEMORY_NS: Final = 600 * NS_PER_S
 
 

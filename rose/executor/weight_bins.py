@@ -146,7 +146,7 @@ class WeightBins:
                 self._copy(piece)
 
     def slabs_of(self, start: int, stop: int) -> frozenset[int]:
-        """Return the ids of the slabs of all bins with bytes between `start` and `stop`."""
+        """Return the slab ids of all bins on the device that hold bytes in `start` to `stop`."""
         bins = {self._place_of[piece.tensor][0] for piece in self._spans(start, stop)}
         return frozenset(slab for at in bins & self._runs.keys() for slab in self._runs[at])
 

@@ -152,12 +152,12 @@ class KVGeometry:
         return 1 - self.blocks_per_slab(slab_bytes) * self.block_bytes / slab_bytes
 
     def blocks_for(self, tokens: int) -> int:
-        """Return the blocks that hold `tokens` tokens."""
+        """Return the number of blocks that hold `tokens` tokens."""
         return ceil_div(tokens, self.block_tokens)
 
 
 def shard_heads(kv_heads: int, tp: int) -> int:
-    """Return the KV heads on each of `tp` devices.
+    """Return the number of KV heads on each of `tp` devices.
 
     Heads are divided among the devices. With more devices than heads, several devices keep a copy
     of the same head.

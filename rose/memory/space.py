@@ -29,8 +29,8 @@ class KVSpace:
         header_index: index of the tenant's header slab; each tenant needs its own.
         window: the tenant's own mapping of the pool, which backs its views; None: the mapping of
             `arbiter`.
-        group: index of the attention group; create the groups in this order. None: the model has
-            one group.
+        group: index of the attention group; create the groups in ascending order. None: the model
+            has one group.
         offset_bytes: offset in bytes of the group's first id in the header slab.
 
     Raises:

@@ -85,7 +85,10 @@ class Roofline:
 
 
 def prior_ms(device_name: str, model: ModelCost) -> PriorMs:
-    """Return milliseconds per step, decoding sequence, context token, prefill token and pair.
+    """Return the five coefficients of a step's time, in milliseconds.
+
+    They are the time per step, per decoding sequence, per context token, per prefill token, and per
+    pair of a prefill token and a context token.
 
     Args:
         device_name: the driver's name ("NVIDIA A100-SXM4-80GB"), "cpu", or the name of a CPU. A
