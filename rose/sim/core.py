@@ -234,7 +234,7 @@ class CoreGovernor(Governor):
             self.gate.begin_step()
 
     def look_again(self, now_ms: float) -> float:
-        """Return the time of the creditor's next check, or of the next idle probe if earlier."""
+        """Return when to look again: when the creditor checks, or earlier if a probe may be due."""
         look_ms = self._ms_of(self._look_ns)
         is_idle = self._prober is not None and not self._slots
         return min(look_ms, now_ms + _PROBE_LOOK_MS) if is_idle else look_ms
@@ -263,7 +263,7 @@ class CoreGovernor(Governor):
         return (clock_ns - self._start_ns) / NS_PER_MS
 
     def _look(self) -> None:
-        """Run the creditor's check when its thread would: on demand, or after its sleep."""
+        """Run the creditor's check when its thread would do so: on demand, or after a sleep."""
         now_ns = self.clock.now_ns()
         while self._looked_at != self.gate.demand or now_ns >= self._look_ns:
             self._looked_at = self.gate.demand

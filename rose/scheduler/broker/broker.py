@@ -185,7 +185,7 @@ class Broker:
     def _taken_back(self, seen: Observation) -> bool:
         """Return whether the executor revoked more of a loan than normal fluctuation explains.
 
-        A count that is lower than before comes from a new executor.
+        A revocation count that is lower than before means that the executor was restarted.
         """
         before, self._executor_revocations = self._executor_revocations, seen.revocations
         if before is None or seen.revocations <= before:

@@ -61,7 +61,7 @@ class Mix:
         """Check the values.
 
         Raises:
-            InvalidArgument: there are no lengths, one is below 1, or the variation is below 0.
+            InvalidArgument: there are no lengths, a length is below 1, or the variation is below 0.
         """
         if not self.lengths or min(min(pair) for pair in self.lengths) < 1:
             raise InvalidArgument("a mix needs lengths of at least one token each")
@@ -221,7 +221,7 @@ def _latencies(
 
 
 def _busy(begins_ms: Column, ends_ms: Column, edges_ms: Column) -> float:
-    """Return the share of time between the outer edges with at least one live request."""
+    """Return the share of time with a live request, between the first and the last edge."""
     low, high = edges_ms[0], edges_ms[-1]
     before = np.maximum.accumulate(np.concatenate(([low], ends_ms)))[:-1]
     lasts = np.minimum(ends_ms, high) - np.minimum(np.maximum(begins_ms, before), high)

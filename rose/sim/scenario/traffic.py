@@ -29,7 +29,7 @@ class Inputs:
     """Content of the files that scenarios name, by their path in the scenario.
 
     Args:
-        rates: by file and by model, (w,) float64 rates, one for every ten minutes.
+        rates: (w,) float64 rates, one for every ten minutes, by file and by model.
     """
 
     rates: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)

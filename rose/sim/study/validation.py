@@ -20,7 +20,8 @@ class Published:
     """Factors in favour of the paper's system in one set-up.
 
     Args:
-        throughput_over: throughput factor over each arm that models a published system.
+        throughput_over: throughput of the paper's system, relative to each arm that models a
+            published system.
         rollout_time_under: rollout time of each such arm, relative to the paper's system.
     """
 
