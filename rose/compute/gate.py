@@ -1,4 +1,4 @@
-"""The borrower's interface of a gate, and a gate at which the host waits instead of a stream."""
+"""The borrower's interface to a gate, and a gate at which the host waits instead of a stream."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from rose.errors import DeadlineExceeded
 
 
 class BorrowerGate(Protocol):
-    """The borrower's interface of a gate, called by one thread.
+    """The borrower's interface to a gate, called by one thread.
 
     The calls of a step: `begin_step`; then `pass_` before every segment; `settle` before `leave`,
     and whenever the host must wait; `leave`; `end_step`.
@@ -39,7 +39,7 @@ class BorrowerGate(Protocol):
 
 
 class SynchronousGate:
-    """The HOST gate on a GPU: the host waits for each segment, then for permission for the next.
+    """The HOST gate on a GPU: the host waits for each segment, then for permission to go on.
 
     It needs no driver feature, and no segment starts after a close. But the GPU idles between two
     segments.
@@ -68,7 +68,7 @@ class SynchronousGate:
         return Verdict.PASSED
 
     def leave(self) -> None:
-        """End the last segment; `RolloutLane.finish` has waited for the stream before."""
+        """End the last segment; `RolloutLane.finish` has already waited for the stream."""
         self._gate.leave()
 
     def end_step(self) -> None:

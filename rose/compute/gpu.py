@@ -88,7 +88,7 @@ class Gpu:
 
         Args:
             max_connections: value of `CUDA_DEVICE_MAX_CONNECTIONS`; None if it is not set.
-            try_all: test KERNEL even if MEMOP works.
+            try_all: whether to test KERNEL even if MEMOP works.
             in_one_process: whether serving runs in this process too.
             streams: handles of other streams that serving uses in this process.
 
@@ -112,7 +112,7 @@ class Gpu:
     def borrower_gate(
         self, gate: HostGate, kind: GateKind, *, window: int, launches: int = 1
     ) -> BorrowerGate:
-        """Return the borrower's interface of `gate` for this GPU.
+        """Return the borrower's interface to `gate` for this GPU.
 
         Args:
             gate: gate that serving and the creditor open and close.
@@ -155,7 +155,7 @@ def tested_gate(
         streams: handles of other streams that serving uses in this process.
 
     Returns:
-        The borrower's interface of the gate; and on a GPU the chosen kind with its reason, else
+        The borrower's interface to the gate; and on a GPU the chosen kind with its reason, else
         None.
 
     Raises:

@@ -18,10 +18,10 @@ _ANSWER_S: Final = 5.0
 
 
 class AttachedLoans:
-    """Requests slabs over a connection; reads everything else from shared memory.
+    """Requests slabs, and asks for reasons of refusals, over a connection.
 
-    Any thread may call the methods. The lock guards the connection: no other question comes between
-    a question and its answer.
+    Everything else goes through shared memory. Any thread may call the methods. The lock guards the
+    connection: no other question comes between a question and its answer.
     """
 
     takes_ranks = True  # The other process's arbiter chooses slabs by rank, without `on_revoke`.
@@ -115,7 +115,7 @@ class AttachedLoans:
             self._attachment.beat(progress=self._gate.passed)
 
     def step_began(self) -> None:
-        """Keep the mapping unchanged until `step_ended`."""
+        """Unmap nothing, and map no GPU memory, until `step_ended`."""
         if self._window is not None:
             self._window.step_began()
 

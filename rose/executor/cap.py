@@ -7,7 +7,7 @@ from rose.units import NS_PER_MS
 
 
 class Cap:
-    """The largest number of slabs on loan until a given time, and 0 after that time.
+    """The largest number of slabs that may be on loan until a given time; afterwards it is 0.
 
     An operator's limit applies in addition, until the operator changes it. Guarded by the caller's
     lock.
@@ -21,7 +21,7 @@ class Cap:
         self._limit = slab_count
 
     def set(self, slabs: int, *, ttl_ns: float) -> None:
-        """Allow at most `slabs` slabs for `ttl_ns` from now."""
+        """Allow at most `slabs` slabs on loan for the next `ttl_ns` nanoseconds."""
         self._slabs = min(slabs, self._slab_count)
         self._ends_ns = self._clock.now_ns() + ttl_ns
 
@@ -31,14 +31,15 @@ class Cap:
 
     @property
     def slabs(self) -> int:
-        """Largest number of slabs on loan now, by the cap and the operator's limit."""
+        """Number of slabs that may be on loan now, by the cap and the operator's limit."""
         is_over = not math.isinf(self._ends_ns) and self._clock.now_ns() >= self._ends_ns
         return 0 if is_over else min(self._slabs, self._limit)
 
     def left(self) -> tuple[int, float] | None:
-        """Return the most slabs on loan now, and the milliseconds until the cap expires.
+        """Return the number of slabs that may be on loan now, and the ms until the cap expires.
 
-        Both are 0 after the cap has expired. None: there is neither a cap nor a limit.
+        Both are 0 after the cap has expired. The time is infinite if only an operator's limit
+        applies. None: there is neither a cap nor a limit.
         """
         if math.isinf(self._ends_ns) and self.slabs == self._slab_count:
             return None

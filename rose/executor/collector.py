@@ -15,7 +15,7 @@ from rose.units import NS_PER_MS
 
 # Number of settled revocations that are kept for reports.
 _HISTORY: Final = 4096
-# Largest number of revocations for serving's needs that a reading lists, the newest ones. Normally
+# A `DeviceReading` lists the newest revocations for serving's needs, at most this many. Normally
 # fewer begin between two readings.
 _EBBS: Final = 64
 

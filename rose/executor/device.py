@@ -144,12 +144,13 @@ class CoServing(Closing):
             geometry: KV layout of serving's model.
             slo: latency targets of serving's requests.
             reserve_bytes: memory that is never lent, rounded up to slabs. None: the demand D(T) of
-                an idle engine, estimated from the priors. With any reserve, even 0, certificates
-                also keep the measured demand available as free blocks or unowned slabs.
+                an idle engine, estimated before any measurement. With any reserve, even 0,
+                certificates also keep the measured demand available as free blocks or unowned
+                slabs.
             step_tokens: largest number of tokens in one engine step.
             request_tokens: largest number of tokens in one prompt.
-            cost: work of a step of the model (`rose.executor.model_cost`), from which the first
-                latency estimates are computed. None: they are `Policy.latency_prior_ms`.
+            cost: work of a step of the model (`rose.executor.model_cost`). The first latency
+                estimates are computed from it; with None they are `Policy.latency_prior_ms`.
 
         Raises:
             InvalidArgument: called twice or after `close`, the pool is too small or has too many

@@ -53,7 +53,8 @@ class Keeper:
                 if not self._stop.is_set():
                     self._tend()
         finally:
-            # The core does not count the time after a call without a wait as a standstill.
+            # This last call has a timeout of 0, so that the core does not count the time after it
+            # as a standstill of the process.
             self._bell.listen(self._rings, timeout_ns=0)
 
     def stop(self) -> None:

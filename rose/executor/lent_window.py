@@ -1,4 +1,4 @@
-"""A borrower's own mapping of the pool, in which only the slabs lent to it are mapped."""
+"""A borrower's own mapping of the pool, which maps only the slabs lent to the borrower."""
 
 import threading
 from contextlib import ExitStack
@@ -56,7 +56,7 @@ class LentWindow(Closing):
             return True
 
     def step_began(self) -> None:
-        """Keep the mapping unchanged until `step_ended`."""
+        """Unmap nothing, and map no GPU memory, until `step_ended`."""
         with self._lock:
             self._is_in_step = True
 

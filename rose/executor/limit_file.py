@@ -10,7 +10,7 @@ def read_limit(path: Path) -> float:
     """Return the share of the pool that may be on loan, 0 to 1; 1 if there is no file.
 
     Raises:
-        CorruptData: the file cannot be read, or does not have such a share.
+        CorruptData: the file cannot be read, or does not hold a number from 0 to 1.
     """
     try:
         text = path.read_text(encoding="ascii")

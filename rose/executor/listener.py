@@ -151,7 +151,7 @@ class Listener:
     def _meet(self) -> None:
         try:
             end, _ = self._server.accept()
-        except OSError:  # No descriptor is left. Wait, or the selector would report at once again.
+        except OSError:  # No descriptor is left. Wait: `select` would return again at once.
             select.select([self._wake], [], [], _BREATH_S)
             return
         channel = Channel(end)

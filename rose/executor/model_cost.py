@@ -17,9 +17,9 @@ def model_cost(
 ) -> ModelCost:
     """Return the cost of a step on one of `tp` devices, without communication.
 
-    A prior must not be optimistic. So it is assumed that a step reads every expert, although a
-    small batch activates fewer, and that attention reads the whole context in every layer, although
-    sliding-window layers read less.
+    The first latency estimates are computed from this cost, and must not be too low. So it is
+    assumed that a step reads every expert, although a small batch activates fewer, and that
+    attention reads the whole context in every layer, although sliding-window layers read less.
 
     Args:
         shape: shape of the model.
@@ -40,7 +40,7 @@ def model_cost(
 
 
 def _unread_bytes(shape: ModelShape, dtype: WeightDtype | None, tp: int) -> int:
-    """Return the bytes of an embedding of which a step reads only one row per token."""
+    """Return the bytes of the embedding, which a step hardly reads: only one row per token."""
     if shape.is_tied:  # The embedding is also the output matrix, which a step reads whole.
         return 0
     element_bytes = _BF16_BYTES if dtype is WeightDtype.BF16 else shape.dtype_bytes
@@ -56,7 +56,7 @@ def _parameters_of_a_token(shape: ModelShape) -> int:
 
 
 def _elements_of_a_pair(shape: ModelShape) -> int:
-    """Return the multiplications of one (query, key) pair in one layer's attention."""
+    """Return the number of multiplications for one (query, key) pair in one layer's attention."""
     if shape.latent is None:
         return 2 * shape.heads * shape.head_dim
     latent = shape.latent

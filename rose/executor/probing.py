@@ -11,8 +11,8 @@ ShapeName: TypeAlias = Literal["step", "chunk"]
 # Share of idle time for probes while every quantum is refused. It allows 200 steps of 100 ms within
 # 80 s, and saves three quarters of the device's energy and memory bandwidth.
 _SEARCH_SHARE: Final = 0.25
-# Share of idle time for probes otherwise. Rollouts lose this time. The probes keep scores recent,
-# and detect when the machine becomes faster.
+# Share of idle time for probes otherwise. Rollouts lose this time. The probes keep the evidence
+# recent, and detect when the machine becomes faster.
 RENEWAL_SHARE: Final = 0.005
 # Factor on the search share after a round without effect, because the next round is less likely to
 # help.
@@ -104,7 +104,7 @@ class ProbeRation:
         self._idle_since_ns = now_ns if is_idle else None
 
     def _look(self, seen: Seen) -> None:
-        """Choose the shape to probe: it causes refusals while no quantum is granted."""
+        """Choose to probe the shape that causes refusals while no quantum is granted."""
         if seen.granted != self._granted:
             self._search_share, self._searched, self._round = _SEARCH_SHARE, None, 0
         elif seen.refused != self._refused and seen.binding != self._searched:

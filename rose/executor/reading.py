@@ -8,7 +8,7 @@ from rose.executor.probing import ShapeName
 from rose.slo import SLO
 
 TokenCounts: TypeAlias = tuple[tuple[int, int], ...]
-"""Cumulative histogram: ascending pairs (nanoseconds, number of tokens that took at most so long).
+"""Cumulative histogram: ascending pairs (time in ns, number of tokens that took at most this time).
 
 The last pair counts all tokens. Counts start when the device opens: subtract two readings to get
 the counts of an interval. The width of a bucket is at most 1/32 of its upper bound.
@@ -127,7 +127,7 @@ class DeviceReading:
 
         The largest loan before one of these revocations is compared with the smallest loan after
         one of them, so several small revocations count as a large one. None: there are no such
-        revocations, or more than `ebbs` lists.
+        revocations, `ebbs` does not list all of them, or nothing was on loan.
         """
         count = self.revocations - since
         if not 0 < count <= len(self.ebbs):

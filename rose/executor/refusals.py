@@ -1,4 +1,4 @@
-"""Reads the causes of refusals from the core: counts, the violated condition and the evidence."""
+"""Read from the core why and how often quanta were refused, and the evidence behind each bound."""
 
 import math
 from collections.abc import Iterable, Mapping

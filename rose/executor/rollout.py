@@ -96,7 +96,7 @@ class RolloutLane:
         self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
         self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
         self.on_room: Callable[[], None] = lambda: None
-        # The step's thread calls it after each timed-out wait at a closed gate.
+        # Called by the step's thread after each timed-out wait at a closed gate.
         self.on_look: Callable[[], None] = lambda: None
         self.step_thread = 0
         # Number of quanta and passed gates. While it does not change, no new segment starts.
@@ -166,7 +166,7 @@ class RolloutLane:
 
         Call this after `gate` if the host waits for the stream in the next segment, as it does in
         copies from pageable memory. If the stream waited at a closed gate, an abort could not end
-        such a wait.
+        the host's wait.
 
         Raises:
             StepAborted, Unavailable: as in `gate`.
@@ -269,7 +269,7 @@ class RolloutLane:
                 self.passes += 1
                 return
             if verdict == Verdict.ABORTED:
-                raise StepAborted("serving took the slabs of this step back")
+                raise StepAborted("serving took back the slabs of this step")
             if verdict == Verdict.SHUT_DOWN:
                 raise Unavailable("the device was closed while a step was at its gate")
             self.on_look()
@@ -388,7 +388,7 @@ class RolloutLane:
         return self._books.lent(self._partition)
 
     def slabs_max(self) -> int:
-        """Return the largest number of slabs on loan, by the limit and serving's reserve."""
+        """Return the largest number of slabs that can be on loan, by the limit and the reserve."""
         return self._slabs_max
 
     @property

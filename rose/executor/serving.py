@@ -36,8 +36,9 @@ from rose.units import NS_PER_MS
 _BLOCKED_KEPT: Final = 65_536
 # Largest number of tokens or sequences that the latency model accepts.
 _COUNT_MAX: Final = 1_000_000_000
-# While no borrower is attached, one of this many steps is measured, because protection, measurement
-# and log take hundreds of microseconds. A window of 200 steps is still renewed within 12,800 steps.
+# While no borrower is attached, only one step in this many is measured, because it takes hundreds
+# of microseconds to protect, measure and log a step. A window of 200 steps is still renewed within
+# 12,800 steps.
 _ALONE_EVERY: Final = 64
 # Request id of a step without an announced request. Such a step closes the gate like a request.
 _STEP: Final = "rose: a step without a request"
@@ -90,7 +91,10 @@ class ServingStep:
         self.is_probe = False  # whether no request was live at the beginning
 
     def __enter__(self) -> Self:
-        """Wait a bounded time until no rollout segment runs. If a batch is set, lend first."""
+        """Wait a bounded time until no rollout segment runs.
+
+        Rollouts run first if the batch is set, or if the engine never calls `commit`.
+        """
         try:
             self._lane.begin_step(self)
         except BaseException:  # Interrupted: a step that never began must not keep the gate closed.

@@ -79,8 +79,8 @@ class SupplyGuard:
     def load_changed(self) -> None:
         """Update the demand after a request arrived or ended; wake the keeper if serving is short.
 
-        The keeper starts the revocation, because it may take up to T. Within this call it would
-        delay the arriving request.
+        The keeper starts the revocation, because a revocation may take up to T, and would delay the
+        arriving request if it ran within this call.
         """
         if self.borrower is not None and self._is_short():
             self._arbiter.ring()

@@ -20,8 +20,8 @@ _NAME: Final = "rollout"
 _FRESH_SHARE: Final = 0.5
 # After this many timed-out waits for its segments, a borrower is evicted.
 _PARK_TIMEOUTS_MAX: Final = 2
-# Older time-outs do not count. A borrower with an occasional slow segment is not broken, and delays
-# serving by at most one `park_wait_ms` in this time.
+# Time-outs longer ago than this do not count. A borrower with an occasional slow segment is not
+# broken, and delays serving by at most one `park_wait_ms` in this time.
 _PARK_MEMORY_NS: Final = 600 * NS_PER_S
 
 
@@ -222,7 +222,7 @@ def _header(
 
 
 def _partition(arbiter: Arbiter, limit_slabs: int) -> int:
-    """Return a partition for the borrower: that of the previous borrower, or a new one."""
+    """Return a partition for the borrower: the previous borrower's partition, or a new one."""
     for one in arbiter.snapshot().partitions:
         if one.name == _NAME and not one.is_live:
             arbiter.reopen_partition(one.id, limit_slabs=limit_slabs)

@@ -8,7 +8,7 @@ from rose.events import Reason, Refusal
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A reservation: no other sequence gets these blocks until it is committed or cancelled."""
+    """Reserved blocks: no other sequence gets them until the ticket is committed or cancelled."""
 
     allocator: BlockAllocator
     reservation: int

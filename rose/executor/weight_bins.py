@@ -1,4 +1,4 @@
-"""The placement of a lease's tensors on the device, and the copies to it."""
+"""The placement of a lease's tensors on the device, and the copies to the device."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -135,7 +135,8 @@ class WeightBins:
         while self._missing and budget_bytes > 0:
             piece = self._missing[0]
             self._copy(piece)
-            self._missing.popleft()  # After the copy: if it fails, its bin counts as half filled.
+            # Removed after the copy: if the copy fails, the piece's bin counts as half filled.
+            self._missing.popleft()
             budget_bytes -= piece.stop - piece.start
 
     def write(self, start: int, stop: int) -> None:
@@ -145,7 +146,7 @@ class WeightBins:
                 self._copy(piece)
 
     def slabs_of(self, start: int, stop: int) -> frozenset[int]:
-        """Return the ids of the slabs of all bins with bytes between `start` and `stop`."""
+        """Return the slab ids of all bins on the device that hold bytes in `start` to `stop`."""
         bins = {self._place_of[piece.tensor][0] for piece in self._spans(start, stop)}
         return frozenset(slab for at in bins & self._runs.keys() for slab in self._runs[at])
 
@@ -168,7 +169,7 @@ class WeightBins:
         return dropped
 
     def window_of(self, tensor: int) -> KVArray:
-        """Return the bytes of a tensor on the device, (n,) uint8; its bin must be there."""
+        """Return the bytes of a tensor whose bin is on the device, (n,) uint8."""
         at, offset = self._place_of[tensor]
         return _part(self._windows[at], offset, offset + self._rows[tensor].nbytes)
 

@@ -1,4 +1,4 @@
-"""A borrower's weights as a lease: on the device while it works, otherwise only on the host."""
+"""A borrower's weights as a lease: on the device while the borrower works, else on the host."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

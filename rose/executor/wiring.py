@@ -99,7 +99,8 @@ def build(
         slo: serving's latency targets.
         reserve_bytes: memory that is never lent; None: the demand of an idle device.
         limits: largest sizes of serving's work.
-        cost: work of a step of serving's model; None: the priors of the policy.
+        cost: work of a step of serving's model, from which the first latency estimates are
+            computed; None: the estimates of the policy.
         safety: context manager for rose's own calls; it suppresses their failures.
         tend: function that the keeper calls.
 
@@ -242,7 +243,7 @@ def _reserve_slabs(
 def _latency_model(
     opened: Opened, geometry: KVGeometry, step_tokens: int, cost: ModelCost | None
 ) -> tuple[LatencyModel, str]:
-    """Return the saved model of this identity, or a new one if there is none; and the identity."""
+    """Return the model saved for this identity, or else a new model; also return the identity."""
     name = "cpu" if opened.gpu is None else opened.gpu.device.name
     cores = len(os.sched_getaffinity(0))
     identity = f"{name}, {cores} cores; {geometry}, {cost}; steps of {step_tokens} tokens"

@@ -152,12 +152,12 @@ class KVGeometry:
         return 1 - self.blocks_per_slab(slab_bytes) * self.block_bytes / slab_bytes
 
     def blocks_for(self, tokens: int) -> int:
-        """Return the blocks that hold `tokens` tokens."""
+        """Return the number of blocks that hold `tokens` tokens."""
         return ceil_div(tokens, self.block_tokens)
 
 
 def shard_heads(kv_heads: int, tp: int) -> int:
-    """Return the KV heads on each of `tp` devices.
+    """Return the number of KV heads on each of `tp` devices.
 
     Heads are divided among the devices. With more devices than heads, several devices keep a copy
     of the same head.
@@ -190,8 +190,7 @@ def choose_slab_bytes(
         at_most: largest size in bytes.
 
     Raises:
-        InvalidArgument: no size up to `at_most` suits all geometries; the message names the worst
-            geometry and its least waste.
+        InvalidArgument: no size up to `at_most` suits all geometries; the message has the reason.
     """
     sizes = range(page_bytes, at_most + 1, page_bytes)
     for slab_bytes in sizes:

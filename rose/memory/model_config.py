@@ -8,7 +8,7 @@ from rose.memory.attention import Reach
 from rose.memory.config_fields import ConfigFields
 from rose.memory.model_shape import Experts, Family, Latent, ModelShape
 
-# Defaults in transformers of fields that config.json files of a family may leave out.
+# Values that transformers assumes for fields that a family's config.json may leave out.
 _DEFAULTS: Final[Mapping[Family, Mapping[str, Any]]] = {
     Family.QWEN3: {"head_dim": 128},
     Family.MISTRAL: {"sliding_window": 4096},

@@ -86,7 +86,8 @@ class ModelShape:
         intermediate: width of a dense feed-forward network.
         vocab: rows of the embedding.
         is_tied: whether the embedding is also the output matrix.
-        has_attention_bias: whether attention has biases; ignored for families that fix it.
+        has_attention_bias: whether attention has biases; ignored for families in which all models
+            agree on this.
         has_mlp_bias: whether MLPs have biases; used for the Llama family only.
         windows: (reach, window in tokens) of each layer.
         experts: mixture of experts; None for a dense model.

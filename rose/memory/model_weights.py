@@ -35,7 +35,7 @@ class WeightDtype(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Matrices of a model with equal sizes; a vector is a matrix of one column.
+    """Equally large matrices of one model; a vector counts as a matrix of one column.
 
     Args:
         rows: number of rows, the outputs.
@@ -56,7 +56,7 @@ class Matrix:
 
     @property
     def parameters(self) -> int:
-        """Return the elements of all copies."""
+        """Return the number of elements in all copies."""
         return self.rows * self.columns * self.copies
 
     def bytes_of_shard(self, *, tp: int, dtype_bytes: int, is_fp8: bool) -> int:

@@ -29,8 +29,8 @@ class KVSpace:
         header_index: index of the tenant's header slab; each tenant needs its own.
         window: the tenant's own mapping of the pool, which backs its views; None: the mapping of
             `arbiter`.
-        group: index of the attention group; create the groups in this order. None: the model has
-            one group.
+        group: index of the attention group; create the groups in ascending order. None: the model
+            has one group.
         offset_bytes: offset in bytes of the group's first id in the header slab.
 
     Raises:
@@ -122,8 +122,8 @@ class KVSpace:
     def views(self, dtype: npt.DTypeLike = np.uint8) -> list[KVArray]:
         """Return one array per layer; row `id` of each array is block `id` in that layer.
 
-        Rows of different layers overlap only at ids that this tenant never receives: ids of its
-        allocator and its null blocks never cross the end of a slab.
+        Rows of different layers overlap only at ids that this tenant never receives, because the
+        blocks of its allocator and its null blocks do not cross the end of a slab.
 
         Args:
             dtype: dtype of the elements; its size must divide the bytes of a layer's block.

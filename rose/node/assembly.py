@@ -72,7 +72,7 @@ class AssembledWorker:
                 )
 
     def close(self) -> None:
-        """Stop the weight receiver, which needs the running engine for commits, then the engine."""
+        """Stop the weight receiver and then the engine, which the receiver's commits need."""
         self._parts.close()
 
 

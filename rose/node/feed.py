@@ -28,7 +28,7 @@ class StagedReceiver(Protocol):
     """The part of a `rose.transfer` receiver that a feed needs."""
 
     def take_staged(self) -> Any:
-        """Return the staged version, or None. After a version the caller must call `report`."""
+        """Return the staged version, or None. The caller must call `report` for each version."""
         ...
 
     def report(self, outcome: Any) -> None:
@@ -52,8 +52,8 @@ class WeightFeed:
 
         Args:
             worker: worker that gets the weights.
-            make_commit: returns the transaction that commits a staged version, and the version's
-                number; the transaction has an `outcome` when it ends.
+            make_commit: function that returns the transaction that commits a staged version, and
+                the version's number. The transaction has an `outcome` when it ends.
             on_reported: called with each transaction after its outcome was reported, in the
                 worker's thread.
         """

@@ -59,8 +59,8 @@ class LendingLoop(Closing):
             on_decisions: called after each round in the loop's thread, for logs and metrics; an
                 exception from it counts as a failure of the loop.
             clock: time source of readings and decisions.
-            period_ms: time between two rounds, > 0. The default fits the broker's default, whose
-                shortest loan lasts three periods.
+            period_ms: time between two rounds, > 0. The shortest loan lasts three periods, and at
+                least 15 s.
 
         Raises:
             InvalidArgument: two devices have the same name, a device has no serving engine or is

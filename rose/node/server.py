@@ -22,7 +22,7 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 
-# Most streams at once: one is served, the others are refused.
+# Largest number of simultaneous streams: one is served, the others are refused.
 _STREAMS_MAX: Final = 4
 _LIMITS: Final = ServerLimits()
 

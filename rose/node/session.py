@@ -1,4 +1,4 @@
-"""One scheduler's connection to a worker: its commands, its turns, and events for it."""
+"""One scheduler's connection to a worker: the commands, the turns, and the worker's events."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator

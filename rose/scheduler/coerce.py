@@ -2,7 +2,7 @@
 
 Input of callers and workers is journaled and passed to a core that takes numbers only. So each
 value is checked once, on entry, and only its sender gets the error. The type of a field determines
-its check: either one of the types of this file, such as `Count`, or any class.
+how it is checked. A field has one of the types of this file, such as `Count`, or any class.
 """
 
 import math

@@ -99,7 +99,7 @@ class SchedulerCore:
         return [action_of(row) for row in actions]
 
     def keep_grants(self, until_ns: int) -> None:
-        """Let no grant expire before `until_ns`; for use after a gap in which none was renewed."""
+        """Let no grant expire before `until_ns`. Call this after a gap without renewals."""
         self._core.keep_grants(_time("until_ns", until_ns))
 
     @property
@@ -121,7 +121,7 @@ class SchedulerCore:
 
 
 def action_of(row: Sequence[Any]) -> Action:
-    """Return the action that a row of the core encodes: a code, then the fields of the action."""
+    """Decode a row of the core, which holds the code of an action and then the action's fields."""
     code, *fields = row
     action: Action = _ACTIONS[code](*fields)
     return action

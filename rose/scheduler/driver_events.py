@@ -1,4 +1,4 @@
-"""Input of the asyncio driver, as it is journaled; a replay of it gives the same state.
+"""Input of the asyncio driver, as written to the journal. Replaying the input restores the state.
 
 The driver also accepts worker events, `JobJoined`, `VersionPublished` and `Consumed`, unchanged.
 """
@@ -20,7 +20,7 @@ class Begun(Checked):
         trajectory: number that was never used.
         group: number shared by the trajectories of one task.
         job: number of its job.
-        seed: seed of its sampling; with it, a turn that moves to another worker continues
+        seed: seed of its sampling, so that a turn that moves to another worker continues
             identically.
     """
 
@@ -51,7 +51,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Checked):
-    """A trajectory ended: finished for the trainer, or given up, which any phase allows."""
+    """A trajectory ended.
+
+    Args:
+        trajectory: number of the trajectory.
+        is_wanted: whether it is finished, so that the trainer gets it. False: it is given up, which
+            is allowed in any phase.
+    """
 
     trajectory: Count
     is_wanted: bool
@@ -73,7 +79,7 @@ Entry: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class DriverStep:
-    """The entries of one step of the core, and its time on the core's clock."""
+    """The entries of one step of the core, and the step's time on the core's clock."""
 
     now_ns: int
     entries: tuple[Entry, ...]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Seconds between checkpoints, so a restart replays a journal of at most about this length.
 CHECKPOINT_S: Final = 30.0
-# After a restart, workers have this many seconds to rejoin before they count as lost. Their turns,
-# and turns that are placed on them in the meantime, wait as long.
+# After a restart, workers have this many seconds to rejoin before they count as lost. Until then
+# their turns wait, and so do turns that are placed on them in the meantime.
 REJOIN_S: Final = 5.0
 # Steps continue at this interval while every trajectory is in its environment, because grants may
 # expire meanwhile. A much longer gap means that the process was suspended.

@@ -1,4 +1,4 @@
-"""The scheduler for RL frameworks: coroutines request turns, and get each turn complete.
+"""The scheduler for RL frameworks: coroutines request turns and get complete results.
 
 One task steps the core. Callers on the event loop queue entries, worker threads put events into an
 inbox, and no thread that serves traffic ever waits. The effects of a step follow its journal entry,
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from rose.scheduler.store_file import FileStore
 
 _SETTINGS: Final = SchedulerSettings()
-# Most worker events that may wait for the scheduler's task: those of a thousand workers in some
-# seconds. A worker that sends one more counts as lost.
+# Largest number of worker events that may wait for the scheduler's task: as many as a thousand
+# workers send in some seconds. A worker that sends one more counts as lost.
 EVENTS_MAX: Final = 65_536
-# Most unfinished trajectories. `start` of another one waits until one ends.
+# Largest number of unfinished trajectories. Further calls of `start` wait until one has ended.
 TRAJECTORIES_MAX: Final = 100_000
 # Seconds between steps without events, and so the delay with which expired grants and stalls are
 # noticed. While every trajectory is in its environment, the delay is half a second.
@@ -224,7 +224,7 @@ class ElasticRolloutScheduler:
     async def generate(
         self, trajectory: int, *, turn: int, prompt: Sequence[int], sampling: Sampling
     ) -> TurnResult:
-        """Run a turn, on any workers and in any number of parts, and return it complete.
+        """Run a turn, on any workers and in any number of parts, and return the complete result.
 
         Args:
             trajectory: number of an admitted trajectory.
@@ -421,7 +421,7 @@ class ElasticRolloutScheduler:
 
 
 async def _outlast(task: asyncio.Task[None]) -> asyncio.CancelledError | None:
-    """Wait for a task even if cancelled; return the cancellation, to raise it later."""
+    """Wait for a task, even if the wait is cancelled; return the cancellation to raise it later."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError as error:

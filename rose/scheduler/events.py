@@ -240,7 +240,7 @@ class TrajectoryFate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobStats:
-    """Statistics of one job; see SchedulerStats."""
+    """Statistics of one job, as in SchedulerStats; `published` is the job's newest version."""
 
     published: int
     admitted: int

@@ -29,7 +29,8 @@ from rose.thread import Thread
 SILENCE_MAX_S: Final = 5.0
 # Interval of the scheduler's pings, well under the server's limit.
 PING_S: Final = 1.0
-# Most commands that may wait to be sent. If one more would have to wait, the worker is lost.
+# Largest number of commands that may wait to be sent. If one more had to wait, the worker counts as
+# lost.
 COMMANDS_MAX: Final = 4096
 # Longest wait of `close` for the threads, in seconds.
 CLOSE_S: Final = 10.0

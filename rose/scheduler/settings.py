@@ -12,13 +12,13 @@ from rose.errors import InvalidArgument
 
 
 class PlacementPolicy(Enum):
-    """Policy that places and orders turns; the baselines share everything else.
+    """Policy that places and orders turns. JOINT is rose's own; the others are baselines.
 
     MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), which we know only from descriptions by
     others; level widths and placement are our own. LEAST_LOADED_STICKY keeps a turn at its home,
     the worker that caches its context, unless the home has more than 1.5 n + 2 turns, where n is
-    the number of turns on the least loaded worker. The margin of two alone was best in pull request
-    7435 of verl, but on full engines it loses more by lost caches than it gains by balance.
+    the number of turns on the least loaded worker. In pull request 7435 of verl a limit of n + 2
+    was best, but on full engines it loses more by lost caches than it gains by balance.
     """
 
     JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"
@@ -35,8 +35,8 @@ class SchedulerSettings:
         max_staleness: most versions between the start of a trajectory and its use. With a limit of
             1, most off-policy corrections learn as well as without staleness.
         batch_trajectories: trajectories that the trainer uses per version.
-        worker_lag_max: most versions that a worker may be behind the newest and still get turns.
-            With 1, workers run turns while they receive a new version.
+        worker_lag_max: largest number of versions by which a worker may lag behind the newest
+            version and still get turns. With 1, workers run turns while they receive a version.
         tuning: changed constants of csrc/scheduler/standard.h, by name, for simulations and tests.
     """
 

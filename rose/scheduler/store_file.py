@@ -9,9 +9,9 @@ scheduler at a time may write the files; it holds `NAME.lock`.
 
 A crash can leave an incomplete step at the end of the last journal. Such a step had no effects, and
 is ignored. It looks like a truncated record, a record with a damaged body, or zeros where a
-record should begin, because a file's length may reach the disk before its content. A last body that
-was damaged later looks the same, and is ignored too. A last journal without a step is started anew;
-any other damage or missing file is an error.
+record should begin, because a file's length may reach the disk before its content. If the body of
+the last step is damaged later, this looks the same, and the step is ignored too. If the last
+journal holds no step, it is started anew. Any other damage or missing file is an error.
 """
 
 import errno
@@ -114,7 +114,7 @@ class FileStore:
     # ---- reading --------------------------------------------------------------------------------
 
     def load(self) -> tuple[SchedulerCheckpoint, list[DriverStep]] | None:
-        """Return the checkpoint and the steps since; None if nothing was ever written.
+        """Return the checkpoint and the steps since then; None if nothing was ever written.
 
         Older journals, left by a killed process, are removed.
 
@@ -269,7 +269,7 @@ class FileStore:
             if self._is_closed or checkpoint.sequence < self._saved:
                 raise InvalidArgument(
                     f"cannot save checkpoint {checkpoint.sequence} to '{self._path}': "
-                    f"{'it is closed' if self._is_closed else f'it has the newer {self._saved}'}"
+                    f"{'it is closed' if self._is_closed else f'checkpoint {self._saved} is newer'}"
                 )
             self._save(checkpoint)
 
@@ -367,7 +367,7 @@ def _step_of(body: bytes, journal: Path, at: int) -> DriverStep:
 
 @contextmanager
 def _disk(path: Path, what: str) -> Iterator[None]:
-    """Turn an OSError into Unavailable with the file's name, except one from a held lock."""
+    """Turn an OSError, except that of a held lock, into Unavailable with the file's name."""
     try:
         yield
     except BlockingIOError:

@@ -22,7 +22,7 @@ class Sampling(Checked):
     """Sampling parameters of a turn.
 
     Args:
-        max_new_tokens: limit of the turn, > 0.
+        max_new_tokens: largest number of tokens of the turn, > 0.
         temperature: 0 for the most likely token.
         stop_tokens: ids that end the turn, and are part of it.
     """

@@ -28,7 +28,7 @@ Deadline = Callable[[int, Progress | None], int]
 def within_targets(
     requests: Sequence[Request], slo: SLO, *, missed_alone: frozenset[int]
 ) -> Deadline:
-    """Return each token's deadline; requests in `missed_alone` have no deadlines."""
+    """Return a function that gives each token's deadline; requests in `missed_alone` have none."""
     ttft_ns, tpot_ns = ns_of(slo.ttft_ms), ns_of(slo.tpot_ms)
     arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
 
@@ -43,7 +43,7 @@ def within_targets(
 
 
 class Clairvoyant(Governor):
-    """Greedy: runs a segment whenever no request misses a deadline because of it.
+    """Greedy: runs a segment whenever that makes no request miss a deadline.
 
     It knows all arrivals, lengths and true step times, and simulates the effect of each segment on
     the next steps, as if rollouts stopped after that segment. Greedy is not optimal: it is a
@@ -77,7 +77,7 @@ class Clairvoyant(Governor):
         self._ready_ns = [ns_of(one.arrival_ms) + ns_of(device.host_lead_ms) for one in requests]
         self._engine = ServingEngine(requests, device)
         self._admitted = 0
-        self._progress: dict[int, Progress] = {}  # of the decoding requests
+        self._progress: dict[int, Progress] = {}  # Only decoding requests, by number.
         self._steps = 0
         self._rollout_steps = 0
         self._segment = 0  # index within the rollout step
@@ -197,7 +197,7 @@ def _one_more(before: Progress | None, now_ns: int) -> Progress:
 
 
 def _largest(*, most: int, is_right: Callable[[int], bool]) -> int:
-    """Return the largest n up to about `most` with `is_right(n)`; 0 if there is none.
+    """Return the largest n up to `most` with `is_right(n)`; 0 if there is none.
 
     `is_right` must be monotone: if it is true for n, it is true for all smaller numbers.
     """

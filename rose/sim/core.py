@@ -28,7 +28,7 @@ from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 from rose.slo.latency_file import new_latency_model
 from rose.units import NS_PER_MS
 
-# Without start-up noise a bound would equal the prediction: each rounding error would be a miss.
+# Without start-up noise a bound would equal the prediction, so each rounding error would miss it.
 _NOISE_MIN: Final = 0.01
 # The log header's values for memory, which is not simulated.
 NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
@@ -91,7 +91,7 @@ class CoreGovernor(Governor):
 
         Args:
             slo: latency targets.
-            policy: rose's parameters, including mode and switched-off mechanisms.
+            policy: rose's parameters, including the switched-off mechanisms.
             device: cost model, whose batch settings are used.
             log_path: certificate log; "" for none.
 
@@ -151,7 +151,7 @@ class CoreGovernor(Governor):
         return self._prober.due(self.clock.now_ns())
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
-        """Lend slack before a step: offer a quantum, and another one when it is used up."""
+        """Lend slack before a step: offer a quantum, and the next quantum when it is used up."""
         self._move_to(now_ms)
         if not self._lends_slack:
             return now_ms
@@ -226,7 +226,7 @@ class CoreGovernor(Governor):
         return has_passed
 
     def segment_ended(self, now_ms: float, *, is_last: bool) -> None:
-        """Leave the segment; after a step the next one begins at once."""
+        """Leave the segment; after the last segment of a step, begin the next step at once."""
         self._move_to(now_ms)
         self.gate.leave()
         if is_last:
@@ -234,7 +234,7 @@ class CoreGovernor(Governor):
             self.gate.begin_step()
 
     def look_again(self, now_ms: float) -> float:
-        """Return the next time to look: the creditor's, or on an idle device that of a probe."""
+        """Return when to look again: when the creditor checks, or earlier if a probe may be due."""
         look_ms = self._ms_of(self._look_ns)
         is_idle = self._prober is not None and not self._slots
         return min(look_ms, now_ms + _PROBE_LOOK_MS) if is_idle else look_ms
@@ -263,7 +263,7 @@ class CoreGovernor(Governor):
         return (clock_ns - self._start_ns) / NS_PER_MS
 
     def _look(self) -> None:
-        """Run the creditor's check when its thread would: on demand, or after its sleep."""
+        """Run the creditor's check when its thread would do so: on demand, or after a sleep."""
         now_ns = self.clock.now_ns()
         while self._looked_at != self.gate.demand or now_ns >= self._look_ns:
             self._looked_at = self.gate.demand

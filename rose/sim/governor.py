@@ -92,7 +92,7 @@ class Governor:
         return False
 
     def segment_ended(self, now_ms: float, *, is_last: bool) -> None:
-        """Record the end of a unit of rollout work; `is_last`: it was the last of its step."""
+        """Record the end of a unit of rollout work; `is_last`: whether its step has ended too."""
 
     def look_again(self, now_ms: float) -> float:
         """Return the time of the next `tick`, if nothing happens before."""

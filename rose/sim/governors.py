@@ -125,7 +125,7 @@ class RosePaper(Governor):
         return math.inf if self._may_go_first else now_ms
 
     def may_start(self, now_ms: float) -> bool:
-        """Return True for the step of a tick, and while there is no request at all."""
+        """Return True for the one step that a tick allows, and while there is no request."""
         del now_ms
         return self._may_go_first or not (self._waiting or self._last_ms)
 
@@ -159,7 +159,7 @@ class Valve(_WhileIdle):
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
     ) -> None:
-        """Measure the gap since the previous step, if no idle time was in it."""
+        """Measure the gap since the previous step, unless serving was idle in between."""
         del work, took_ms, blocked_ms, lent_ms
         if self._ended_ms > self._idle_since_ms:
             self._longest_gap_ms = max(self._longest_gap_ms, now_ms - self._ended_ms)

@@ -23,16 +23,17 @@ def at_load(
     seed: int,
     rate: float = 1.0,
 ) -> list[Request]:
-    """Return requests at the rate at which serving alone is busy for the share `busy` of the time.
+    """Return requests at a rate that keeps serving alone busy for the share `busy` of the time.
 
     The rate is found by bisection. Busy time is not proportional to the rate, because concurrent
     requests share steps.
 
     Args:
-        requests_at: returns requests at a rate; `stretched` makes such a function from a trace.
+        requests_at: function that returns the requests at a given rate; `stretched` makes such a
+            function from a trace.
         device: cost model.
-        busy: share of the time with a serving step, in (0, 1). It is met within 0.004 if possible;
-            a single request, for example, cannot be made denser.
+        busy: share of the time in which a serving step runs, in (0, 1). The returned requests meet
+            it within 0.004 if possible.
         seed: seed of the noise.
         rate: rate that is tried first, > 0.
 

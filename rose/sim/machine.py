@@ -29,7 +29,7 @@ class _Task:
 
     left_ps: int
     began_ns: int
-    layers: int = 0  # of a segment
+    layers: int = 0  # number of layers, if the task is a segment
     slowdown: int = _PERMILLE  # in thousandths
 
     def ends_in_ns(self) -> int:
@@ -381,7 +381,7 @@ class Machine:
         self._governor.segment_ended(self.now_ms, is_last=self._layer == 0)
 
     def _ns_from_now(self, ms: float) -> int:
-        """Convert a governor's wake-up time; a time up to now becomes the next ns."""
+        """Convert a governor's wake-up time; a time not in the future becomes the next ns."""
         return _NEVER if math.isinf(ms) else max(self._now_ns + 1, math.ceil(ms * NS_PER_MS))
 
     def _end_pause(self) -> None:

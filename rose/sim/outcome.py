@@ -44,7 +44,7 @@ class ArmOutcome:
     Args:
         scheme: name of the scheme.
         requests: results in order of arrival.
-        wall_ms: time until the last request was served, or `until_ms` of the run if it is later.
+        wall_ms: time until the last request was served, or `until_ms` of the run if that is later.
         serving_busy_ms: device time of serving steps.
         harvest_ms: rollout work done, in ms of an undisturbed device.
         segments: started units of rollout work.
@@ -118,7 +118,7 @@ def excess_misses(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> frozenset[
 
 
 def excess_late_share(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> float:
-    """Return the share of tokens that are late beyond those late in serving alone.
+    """Return how many more tokens are late than in serving alone, as a share of all tokens.
 
     This share corresponds to a certificate's error rate, the share of steps that may exceed their
     forecast. The share of missed requests is higher, because one late token makes a whole request

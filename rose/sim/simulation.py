@@ -80,7 +80,7 @@ def simulate(
     observer: Observer | None = None,
     until_ms: float = 0.0,
 ) -> ArmOutcome:
-    """Serve a trace under a scheme, on a device that always has rollout work to run, too.
+    """Serve a trace under a scheme, while rollout work is always waiting to run.
 
     Equal arguments give equal outcomes. Arms of one seed see the same noise: step i of serving has
     the same factor in each arm, and so has step j of rollouts.
@@ -90,11 +90,10 @@ def simulate(
         device: cost model.
         scheme: one of `SCHEMES`.
         slo: serving's targets.
-        policy: rose's parameters, except the mode, which the scheme determines; `default_policy` if
-            None. Other schemes ignore it.
+        policy: parameters of a scheme of rose; None: `default_policy`. Other schemes ignore them.
         slowdown: `SLO.slowdown` of a scheme of rose; None for the scheme's own in `SLOWDOWNS`.
         seed: seed of the noise, >= 0.
-        log_path: certificate log of a scheme of rose, which is then verified.
+        log_path: certificate log to write and then verify, for a scheme of rose; "": no log.
         observer: called at every start and end.
         until_ms: time until which rollouts run at least, even after every request is served.
 

@@ -1,4 +1,4 @@
-"""Serving's latency targets, and certificates that show they were kept."""
+"""Serving's latency targets, and certificates which show that loans respect the targets."""
 
 from rose.slo.policy import Policy
 from rose.slo.targets import SLO

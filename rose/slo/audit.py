@@ -1,4 +1,4 @@
-"""The cause of each late token, by the rules of `docs/certificates.md`, from a certificate log."""
+"""Find why tokens in a certificate log were late, by the rules of `docs/certificates.md`."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -31,7 +31,7 @@ class Part(Enum):
     PROMISED = "promised"
 
 
-# The cause is the largest of these parts; if several are equal, the first of them.
+# The cause is the largest of these parts; of several equally large parts, the first.
 CAUSES: Final = (Part.ESTIMATOR, Part.BLOCKING, Part.LENT, Part.HOST, Part.LOAD)
 
 
@@ -80,7 +80,7 @@ class _Gap:
     request: _Request
     began_ns: int
     came_ns: int
-    is_first: bool  # whether TTFT applies: first token of a request that came without prefill
+    is_first: bool  # whether TTFT applies: first token of a request that did not arrive prefilled
     token: int
 
 

@@ -25,7 +25,7 @@ class Use(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of one step's time, including the waits before it; stretches do not overlap.
+    """A part of the time of one step or of the waits before that step; stretches do not overlap.
 
     Args:
         begin_ns: time of the beginning.
@@ -56,7 +56,7 @@ class Step:
 
 
 def nanoseconds(duration_ms: float) -> int:
-    """Convert a duration of a log. NaN and negative values become 0, infinity a very long time."""
+    """Convert a logged duration; NaN and negative values become 0, infinity becomes centuries."""
     return round(min(duration_ms, _LONGEST_MS) * NS_PER_MS) if duration_ms > 0 else 0
 
 
@@ -67,7 +67,7 @@ class StepLine:
         """Lay out the STEP records of `records`.
 
         Args:
-            records: records of the whole log, since the record of a STEP follows its end.
+            records: records of the whole log, since a STEP record is written after its step.
             signal_ms: delay until the borrower sees a closed gate; part of every promised wait.
         """
         steps = [record.fields for record in records if record.kind == "STEP"]
@@ -107,7 +107,7 @@ class _Promises:
         ]
 
     def before(self, time_ns: int) -> int:
-        """Return the wait in ns that the last quantum up to `time_ns` allows; 0 without quantum."""
+        """Return the wait in ns that the last quantum by `time_ns` allows; 0 if there is none."""
         count = bisect_right(self._granted_ns, time_ns)
         return self._waits_ns[count - 1] if count else 0
 

@@ -1,4 +1,4 @@
-"""Collection of evidence before the first certificate: shapes run until each has a bound."""
+"""Collect evidence before the first certificate: run each step shape until it has a bound."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
@@ -29,7 +29,7 @@ def collect_evidence(
     Args:
         model: model that learns from the runs.
         shapes: step shapes.
-        run: runs one step of a shape and lets `model` observe its time.
+        run: function that runs one step of a shape and lets `model` observe the step's time.
 
     Raises:
         DeadlineExceeded: four rounds of runs gave no bound.

@@ -37,7 +37,8 @@ def new_latency_model(
         policy: source of the parameters.
         step_tokens: largest number of tokens in one engine step; a step with nearly as many is a
             full chunk, which has its own bound.
-        prior_ms: the five coefficients of `rose.slo.prior`; None: `policy.latency_prior_ms`.
+        prior_ms: the five initial coefficients (see `rose.slo.prior`); None:
+            `policy.latency_prior_ms`.
     """
     return LatencyModel(
         prior_ms=policy.latency_prior_ms if prior_ms is None else prior_ms,
@@ -146,7 +147,7 @@ def load_latency_model(
         ) from None
     except (CorruptData, UnicodeDecodeError) as error:
         what = error if isinstance(error, CorruptData) else "this is not text"
-        raise CorruptData(f"{path}: {what}; delete it to start from the prior") from None
+        raise CorruptData(f"{path}: {what}; delete it to learn step times anew") from None
 
 
 def _canonical(learned: Any) -> bytes:

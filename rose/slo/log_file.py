@@ -76,7 +76,7 @@ def _header(path: Path, content: bytes) -> dict[str, Any]:
     if len(content) < RECORD_BYTES:
         raise CorruptData(f"{path}: the header is cut off at byte {len(content)}")
     if zlib.crc32(content[:CRC_AT]) != int.from_bytes(content[CRC_AT:], "little"):
-        raise CorruptData(f"{path}: the checksum of the header, at byte {CRC_AT}, differs")
+        raise CorruptData(f"{path}: the header has a wrong checksum, at byte {CRC_AT}")
     prefix = PREFIX.read(content, 0)
     version, record_bytes = prefix["version"], prefix["record_bytes"]
     if (version, record_bytes) != (VERSION, RECORD_BYTES):

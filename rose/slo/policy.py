@@ -14,8 +14,8 @@ GATE_WINDOW: Final = 2
 REVOKE_AHEAD_SLABS: Final = 1
 # The upper estimate of a segment's time is this quantile of the times of recent segments.
 SEGMENT_SHARE: Final = 0.99
-# Longest time between two checks of the creditor without an event; it is also the longest delay
-# that a missed event causes.
+# The creditor checks at least this often, even if no event wakes it. So a missed event delays it by
+# at most this time.
 POLL_MS: Final = 5.0
 # Retry interval of the creditor after a refusal; the creditor is woken at once when serving becomes
 # idle.
@@ -26,10 +26,10 @@ WATCHDOG_MS: Final = 50.0
 # Factor on the weight of older steps at every new step: a memory of about 500 steps, which are
 # seconds of serving.
 FORGETTING: Final = 0.998
-# A miss lowers the level of an upper estimate by this share of epsilon. With a half, 3 to 5 of 100
-# steps of a steady machine have no bound; with a fifth, fewer than one. In both cases the share of
-# misses stays at epsilon. With a tenth, lending may take over a minute to return after a burst of a
-# neighbour's load.
+# A step above its upper estimate is a miss, and lowers the level of the estimate by this share of
+# epsilon. At 0.5, 3 to 5 of 100 steps on a steady machine have no bound; at 0.2, fewer than 1 of
+# 100. In both cases the share of misses stays at epsilon. At 0.1, lending may take over a minute to
+# resume after other programs have loaded the machine for a while.
 ADAPTATION_SHARE: Final = 0.2
 # Number of residuals, speeds and prompts that are kept. A quantile needs at least 1 / epsilon.
 RESIDUAL_WINDOW: Final = 512
@@ -62,8 +62,9 @@ class Policy:
             serving goes on, whatever the borrower does.
         epsilon: share of serving steps that may exceed the upper estimate of their time or speed,
             and share of prompts that may be longer than certificates assume.
-        latency_prior_ms: milliseconds per step, decoding sequence, context token, prefill token,
-            and prefill token times context token, before any measurement.
+        latency_prior_ms: coefficients of a step's time before any measurement, in milliseconds: per
+            step, per decoding sequence, per context token, per prefill token, and per pair of a
+            prefill token and a context token.
         revoke_ms: T, the longest duration of a revocation. The default covers an abort at the next
             gate and a thread that was briefly descheduled.
         regrow_after_ms: pause between a revocation and new loans. Without a pause, slabs that come
@@ -72,8 +73,8 @@ class Policy:
             second's worth is allowed. Each further abort delays new loans until the rate is met
             again; revocations never wait. At five aborts per second, steps of 100 ms lose at most
             half of the time.
-        lease_ttl_ms: lifetime of a loan that is not renewed; then it is revoked. A borrower in
-            serving's process that is overdue by this time is removed.
+        lease_ttl_ms: time after which a loan that was not renewed is revoked. A borrower in
+            serving's process is removed if its slabs are overdue by more than this time.
         burst_requests: smallest number of requests assumed to arrive within T besides the largest
             request; a larger number counts if it was observed.
         arrival_memory_ms: time for which an observed peak of arrivals within T counts. With a

@@ -1,4 +1,4 @@
-"""Estimated step times before any measurement, from a roofline of device and model."""
+"""Estimate step times before any measurement, from a device's roofline and a model's cost."""
 
 import json
 import math
@@ -19,7 +19,7 @@ _SLICE: Final = "mig"
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """The work of one device for a model; with tensor parallelism, the share of one device.
+    """The work that a model's steps cause on one device, with or without tensor parallelism.
 
     Args:
         weight_bytes: bytes of weights read per step.
@@ -85,7 +85,10 @@ class Roofline:
 
 
 def prior_ms(device_name: str, model: ModelCost) -> PriorMs:
-    """Return milliseconds per step, decoding sequence, context token, prefill token and pair.
+    """Return the five coefficients of a step's time, in milliseconds.
+
+    They are the time per step, per decoding sequence, per context token, per prefill token, and per
+    pair of a prefill token and a context token.
 
     Args:
         device_name: the driver's name ("NVIDIA A100-SXM4-80GB"), "cpu", or the name of a CPU. A
@@ -145,6 +148,6 @@ def _slowest_gpu(device_name: str, table: Sequence[dict[str, Any]]) -> Roofline:
         flops_per_s=min(gpu.flops_per_s for gpu in gpus),
         bytes_per_s=min(gpu.bytes_per_s for gpu in gpus),
         launch_ms=max(gpu.launch_ms for gpu in gpus),
-        notice=f"the device '{device_name}' is not in the table of priors: until steps are "
+        notice=f"the device '{device_name}' is not in rose's table of devices: until steps are "
         f"measured, it is assumed to be as slow as the slowest GPU there",
     )

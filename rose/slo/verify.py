@@ -38,7 +38,7 @@ class Verification:
         coverage: share of serving steps within their upper estimate; None without steps.
         epsilon: share of serving steps that may exceed their upper estimate.
         is_complete: whether the log ends with END.
-        without: names of switched-off mechanisms; unless it is empty, the log proves nothing.
+        without: names of switched-off mechanisms; if there are any, the log proves nothing.
     """
 
     records: int

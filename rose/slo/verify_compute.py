@@ -124,7 +124,7 @@ class ComputeReplay:
         )
 
     def _started(self, passed: int) -> tuple[list[str], int]:
-        """Compare the segments started so far with the credit; also returns the credit left."""
+        """Check the segments started so far; return the violations and the credit that is left."""
         before, credit = self._credited or (passed, 0)
         started = (passed - before) % _WRAP
         if started <= credit or "credit" in self._without:
@@ -132,7 +132,7 @@ class ComputeReplay:
         return [f"{started} segments started on a credit of {credit}"], 0
 
     def _goes_back(self, close_epoch: int) -> bool:
-        """Return whether an epoch is before that of an earlier quantum, which must never happen."""
+        """Return whether a close epoch precedes an earlier quantum's, which must never happen."""
         before, self._epoch = self._epoch, close_epoch
         return before is not None and (close_epoch - before) % _WRAP > _WRAP // 2
 

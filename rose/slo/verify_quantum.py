@@ -82,7 +82,7 @@ class QuantumRules:
         )
 
     def _promises(self, terms: dict[str, Any], time_ns: int) -> list[str]:
-        """Check the conditions of both modes, and those of the quantum's own mode."""
+        """Check the conditions that both modes share, then the conditions of the quantum's mode."""
         header = self._header
         next_ms, first_ms = self._next(terms)
         delay_ms = terms["segments"] * terms["segment_upper_ms"] + header["signal_ms"]

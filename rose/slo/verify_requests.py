@@ -4,7 +4,8 @@ from typing import Final
 
 NO_SLOT: Final = (1 << 32) - 1
 _SLOTS_MAX: Final = 1 << 20
-# `_tokens` may have this many entries more than twice the number left by its last cleanup.
+# `_tokens` is cleaned up when it has this many entries more than twice its size after the previous
+# cleanup.
 _TOKENS_KEPT: Final = 4096
 
 
@@ -112,7 +113,7 @@ class LiveRequests:
         return self._balance_ms - max(self._began_ms.values()) - self._promised_ms
 
     def oldest_token_ns(self) -> int | None:
-        """Return the last token's time of the running request whose last token is the oldest.
+        """Compare the last tokens of all running requests; return the time of the oldest.
 
         Only entries with the last token of some request are kept, so the next call visits at most
         one entry per running request and the entries added since.

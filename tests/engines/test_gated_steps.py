@@ -29,7 +29,7 @@ class GatedLane:
     def gate(self) -> None:
         verdict = self.host.pass_(timeout_ms=LONG_MS)
         if verdict == Verdict.ABORTED:
-            raise StepAborted("serving took the slabs of this step back")
+            raise StepAborted("serving took back the slabs of this step")
         assert verdict == Verdict.PASSED
 
     @contextmanager

@@ -347,7 +347,7 @@ def test_an_older_checkpoint_does_not_take_the_place_of_a_newer_one(tmp_path) ->
     first, second = store.rotate(), store.rotate()
     store.save(checkpoint(second))
     with pytest.raises(
-        InvalidArgument, match=r"cannot save checkpoint 1 to .*: it has the newer 2"
+        InvalidArgument, match=r"cannot save checkpoint 1 to .*: checkpoint 2 is newer"
     ):
         store.save(checkpoint(first))
     store.close()
@@ -356,7 +356,7 @@ def test_an_older_checkpoint_does_not_take_the_place_of_a_newer_one(tmp_path) ->
     assert loaded(path) == (checkpoint(2), [])
     store = FileStore(path)
     store.load()
-    with pytest.raises(InvalidArgument, match="it has the newer 2"):
+    with pytest.raises(InvalidArgument, match="checkpoint 2 is newer"):
         store.save(checkpoint(1))
     store.close()
 

@@ -40,7 +40,7 @@ _KEEP_SHARE: Final = 0.5
 _EBB_SHARE: Final = 0.25
 # Time without pressure before the first loan and after failed readings: two readings.
 SETTLE_MS: Final = 10_000.0
-# After pressure nothing grows for this long; two readings show whether it was a single burst. Each
+# After pressure no loan grows for this long; two readings show whether it was a single burst. Each
 # recent revocation doubles the hold, up to ten minutes, which is a small part of an idle night.
 HOLD_MIN_MS: Final = 10_000.0
 HOLD_MAX_MS: Final = 600_000.0
@@ -99,7 +99,7 @@ class Broker:
     Invariants:
     1. A loan that begins, grows or stays after a usable reading fits beside serving's KV and
     reserve.
-    2. A reading under pressure shrinks a loan; none begins or grows until the next hold is over.
+    2. A reading under pressure shrinks a loan; no loan begins or grows until the next hold is over.
     3. Without a usable reading no loan begins, grows or is renewed.
 
     `lent_bytes` is a promise: it counts as lent until its TTL ends, used or not.
@@ -185,7 +185,7 @@ class Broker:
     def _taken_back(self, seen: Observation) -> bool:
         """Return whether the executor revoked more of a loan than normal fluctuation explains.
 
-        A count that is lower than before comes from a new executor.
+        A revocation count that is lower than before means that the executor was restarted.
         """
         before, self._executor_revocations = self._executor_revocations, seen.revocations
         if before is None or seen.revocations <= before:

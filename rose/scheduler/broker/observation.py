@@ -15,8 +15,8 @@ _TTFT_NEAR: Final = 0.9
 _TTFT_LATE: Final = 1.0
 _TPOT_NEAR: Final = 1.1
 _TPOT_LATE: Final = 1.5
-# With more waiting requests, serving is under pressure. Some requests wait even on an idle engine:
-# those that arrive during a step wait for its end.
+# With more waiting requests than this, serving is under pressure. A few requests wait even on a
+# lightly loaded engine: requests that arrive during a step wait for its end.
 _WAITING_MAX: Final = 3
 
 

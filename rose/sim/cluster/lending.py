@@ -2,14 +2,15 @@
 
 A row holds the results of one run of the machine: rollouts' share of compute, serving's context
 tokens, and the latencies of each request. The run has a steady arrival rate, and the lengths and
-second-scale bursts of the traffic. Rows are computed on demand and kept. A device's loan over time is
-composed of half-minute pieces, each from the row of the device's arrival rate at that time. If this
-rate is between two rates of the grid, one of the two rows is chosen at random; the nearer row is
-more likely.
+second-scale bursts of the traffic. Rows are computed on demand and kept. A device's loan over time
+is composed of half-minute pieces, each from the row of the device's arrival rate at that time. If
+this rate is between two rates of the grid, one of the two rows is chosen at random; the nearer row
+is more likely.
 
 Effects across piece borders are neglected: running requests, and the queue of a burst longer than a
 piece. A row has the expected number of requests; their arrival times are drawn once, and their
-lengths are spread evenly over the mix. `tests/sim/test_lending.py` measures the error against the machine itself.
+lengths are spread evenly over the mix. `tests/sim/test_lending.py` measures the error against the
+machine itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -60,7 +61,7 @@ class Mix:
         """Check the values.
 
         Raises:
-            InvalidArgument: there are no lengths, one is below 1, or the variation is below 0.
+            InvalidArgument: there are no lengths, a length is below 1, or the variation is below 0.
         """
         if not self.lengths or min(min(pair) for pair in self.lengths) < 1:
             raise InvalidArgument("a mix needs lengths of at least one token each")
@@ -171,7 +172,7 @@ def row(lender: SimulatedLender, point: int) -> LendingRow:
 def run(
     lender: SimulatedLender, requests: Sequence[Request], *, bins: int, first: int = 0
 ) -> LendingRow:
-    """Serve requests on a device that always has rollout work to run, too.
+    """Serve requests, while rollout work is always waiting to run.
 
     Rollout work counts as milliseconds of an undisturbed device. With noise, work can take less
     time than it counts, so shares are capped at 1.
@@ -220,7 +221,7 @@ def _latencies(
 
 
 def _busy(begins_ms: Column, ends_ms: Column, edges_ms: Column) -> float:
-    """Return the share of time between the outer edges with at least one live request."""
+    """Return the share of time with a live request, between the first and the last edge."""
     low, high = edges_ms[0], edges_ms[-1]
     before = np.maximum.accumulate(np.concatenate(([low], ends_ms)))[:-1]
     lasts = np.minimum(ends_ms, high) - np.minimum(np.maximum(begins_ms, before), high)

@@ -103,9 +103,9 @@ class TrainerMode(Enum):
     """How generation and training alternate."""
 
     SYNCHRONOUS = "synchronous"
-    """The next batch starts once the version that was learned from the last one is published."""
+    """A batch starts once the version that was learned from the previous batch is published."""
     ONE_STEP_OFF = "one-step-off"
-    """The next batch is generated while the trainer learns from the last one."""
+    """A batch is generated while the trainer learns from the previous batch."""
     ASYNCHRONOUS = "asynchronous"
     """Trajectories start as soon as staleness allows; the trainer takes finished trajectories."""
 

@@ -1,9 +1,9 @@
 """The arms that a scenario compares: rose, and other uses of the same GPUs.
 
-Each models a known system on the same cluster: placement of turns, loans of serving, transport of
-weights, and start-up of engines. If a publication is unclear, the reading that favours the arm is
-used. An arm that lends like rose may be named with its slowdown, as in `rose@0.05` or `rose@inf`;
-the default is 0, as in `rose.slo.SLO`.
+Each arm models a known system on the same cluster. Arms differ in the placement of turns, the loans
+of serving, the transport of weights, and the start-up of engines. If a publication is unclear, the
+reading that favours the arm is used. An arm that lends like rose may be named with its slowdown, as
+in `rose@0.05` or `rose@inf`; the default is 0, as in `rose.slo.SLO`.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ PUBLISHED: Final = Loan("rose_paper", PublishedKv(60_000.0))
 and grows back with the next RL step."""
 RESERVED: Final = Loan("static_split", ReservedKv(0.25))
 """A quarter of each GPU, always."""
-# The upper extreme: the machine does not model that serving's contexts would have no room.
+# The upper extreme. Serving's contexts would have no room, but the simulated machine ignores this.
 EVERYTHING: Final = Loan("share_all", ReservedKv(1.0))
 """Both engines run freely."""
 WHOLE_GPUS: Final = Loan("alone", ReservedKv(0.0))
@@ -55,7 +55,7 @@ class ArmRules:
 
     Args:
         policy: placement policy.
-        loan: loan of serving; None if its GPUs only serve.
+        loan: loan of serving's GPUs; None if they only serve.
         updates: transport of weights.
         start_up_s: start-up time of an engine on a newly lent GPU: (for models of up to 16 B
             parameters, for larger models).
@@ -120,8 +120,8 @@ RULES: Final[dict[str, ArmRules]] = {
     ),
     # Libra's order of turns, as far as known, with rose's lending and updates.
     "mlfq": ArmRules(PlacementPolicy.MLFQ, CERTIFIED, UpdateScheme.DELTA),
-    # PEARL: engines on the trainer's GPUs while it waits; a resident process resumes after 6.3 s,
-    # and releases in 3.2 or 4.4 s.
+    # PEARL: engines on the trainer's GPUs while the trainer waits. A resident process resumes after
+    # 6.3 or 6.1 s, and releases its GPUs in 3.2 or 4.4 s.
     TRAINING_GPUS: ArmRules(
         _STICKY,
         None,

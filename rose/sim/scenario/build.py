@@ -127,8 +127,8 @@ def idle_trainer(
         horizon_ms: horizon of the simulation.
 
     Returns:
-        The loan of one of its GPUs. While the GPU is lent, `kv_tokens` is 1, which stands for the
-        whole capacity.
+        The loan of one of the trainer's GPUs. While the GPU is lent, `kv_tokens` is 1, which stands
+        for the whole capacity.
     """
     begins = np.concatenate(([0.0], published_ms))
     ends = np.append(published_ms - train_ms, horizon_ms) - release_ms
@@ -152,7 +152,7 @@ class _Draft:
     start_up_ms: float
     update: UpdateTime
     lending: LendingTimeline | None
-    node: tuple[str, int]  # group of GPUs, index of the node in it
+    node: tuple[str, int]  # (name of the group of GPUs, index of the node in the group)
 
 
 def _dedicated(scenario: Scenario, rules: ArmRules) -> list[_Draft]:
@@ -177,7 +177,7 @@ def _borrowed(scenario: Scenario, rules: ArmRules, loans: Sequence[GroupLoan]) -
 
 
 def lent_engines(lendings: Sequence[LendingTimeline], *, horizon_ms: float) -> int:
-    """Return the average number of lent engines, at least 1; an update goes only to these."""
+    """Return the average number of lent engines, at least 1; others do not receive updates."""
     lent_ms = 0.0
     for lending in lendings:
         lasts_ms = np.diff(np.append(lending.at_ms, horizon_ms))

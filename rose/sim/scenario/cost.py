@@ -23,7 +23,7 @@ class Cost:
         dedicated: rollout-only GPUs, for the whole time.
         trainer: training GPUs, for the whole time.
         borrowed: borrowed GPUs, for the time in which they compute; whole GPUs for all lent time.
-        opportunity: serving's lost earnings for that time.
+        opportunity: serving's lost earnings for the same time as `borrowed`.
         trajectories: trajectories that the trainer learned from.
     """
 

@@ -85,7 +85,7 @@ class SyntheticTraffic(Spec, frozen=True, tag_field="kind", tag="synthetic"):
         wave_s: period of the slow wave. It is a day in production; a shorter one lets a short
             simulation cover the whole wave.
         prompt_tokens: prompt lengths; by default with the mean of Azure's conversations.
-        output_tokens: output lengths; likewise.
+        output_tokens: output lengths; by default also with the mean of Azure's conversations.
     """
 
     load: _Load
@@ -235,7 +235,7 @@ class RevokeDuringUpdate(Spec, frozen=True, tag_field="kind", tag="revoke-during
 
 
 class RevokeAfterPrefill(Spec, frozen=True, tag_field="kind", tag="revoke-after-prefill"):
-    """Serving revokes each borrowed GPU when it has just computed a long prompt.
+    """Serving revokes each borrowed GPU as soon as rollouts have computed a long prompt on it.
 
     Args:
         prompt_tokens: length of the prompt; a loan lasts for the start-up and this prefill.

@@ -29,7 +29,7 @@ class Inputs:
     """Content of the files that scenarios name, by their path in the scenario.
 
     Args:
-        rates: by file and by model, (w,) float64 rates, one for every ten minutes.
+        rates: (w,) float64 rates, one for every ten minutes, by file and by model.
     """
 
     rates: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def mix_of(traffic: Traffic) -> Mix:
     )
     bursts = traffic.second_peak
     if isinstance(traffic, SyntheticTraffic):
-        bursts /= traffic.minute_peak  # of a second relative to its minute
+        bursts /= traffic.minute_peak  # peak rate of a second relative to its minute
     pairs = zip(random.permutation(prompts).tolist(), outputs.tolist(), strict=True)
     return Mix(tuple(pairs), burst_variation(bursts))
 

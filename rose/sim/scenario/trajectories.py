@@ -14,7 +14,7 @@ from rose.units import MS_PER_S
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Draws are clipped to this. No context is as long, so a larger draw means a wrong unit.
+# Draws are clipped to this. No context is this long, so a larger draw means a wrong unit.
 _TOKENS_MAX: Final = float(1 << 30)
 
 

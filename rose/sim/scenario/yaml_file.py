@@ -60,7 +60,7 @@ def parsed(content: bytes | str) -> object:
 
 
 def _check_nodes(node: Any, seen: set[int]) -> None:
-    """Refuse YAML that reads differently than it looks.
+    """Refuse YAML whose parsed content differs from what a reader of the file expects.
 
     YAML keeps only the last of duplicate fields, and an alias may stand for a large part of a file.
     """

@@ -72,8 +72,8 @@ def _spread_ms(workers: Sequence[SimWorker], work: tuple[float, float, float]) -
     """Return a lower bound of the workers' time for input, output and read tokens.
 
     Equal workers divide each kind of work in the same proportion. Different workers may each do
-    more of the work that they are better at. For these, weights give a bound, by duality to the
-    optimal division of the work.
+    more of the work that they are better at. The optimal division of the work is then a linear
+    program, and the weights below give a lower bound of it by duality.
     """
     inputs, output, read = work
     # (w, 3): milliseconds of each worker for all work of each kind.

@@ -62,7 +62,7 @@ def factor_of(ratios: Sequence[float]) -> Factor | None:
 
 
 def throughput_over(figures: Sequence[ArmFigures], subject: str, other: str) -> Factor | None:
-    """Return the subject's used trajectories per hour over those of the other arm."""
+    """Return the subject's used trajectories per hour, divided by the other arm's."""
     return _paired(
         figures,
         subject,

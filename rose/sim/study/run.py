@@ -1,8 +1,8 @@
 """Run all arms of a scenario under all of its seeds.
 
-An arm is repeated if its events depend on the times of versions: an engine on a trainer's GPU runs
+An arm is repeated if its events depend on publication times: an engine on a trainer's GPU runs
 while the trainer waits, and some stress occurs during an update. An event never changes the past,
-so each run has at least one more version at its right time than the run before.
+so in each run at least one more version is published at its final time than in the run before.
 """
 
 from collections.abc import Callable, Iterator

@@ -20,16 +20,18 @@ class Published:
     """Factors in favour of the paper's system in one set-up.
 
     Args:
-        throughput_over: throughput factor over each arm that models a published system.
-        rollout_time_under: rollout-time factor under each such arm.
+        throughput_over: throughput of the paper's system, relative to each arm that models a
+            published system.
+        rollout_time_under: rollout time of each such arm, relative to the paper's system.
     """
 
     throughput_over: Mapping[str, float]
     rollout_time_under: Mapping[str, float]
 
 
-# Table 1, by model size: rollout time of the paper's baselines over that of its system. The first
-# baseline shares GPUs without a latency guarantee, the second reserves memory.
+# Table 1, by model size: rollout time of the paper's baselines, divided by the rollout time of the
+# paper's system. The first baseline shares GPUs without a latency guarantee, the second reserves
+# memory.
 TABLE_1: Final[Mapping[str, Mapping[str, float]]] = {
     "8b": {"share-all": 651.7 / 496.3, "reserved-share": 731.7 / 496.3},
     "32b": {"share-all": 1161.8 / 960.1, "reserved-share": 1301.2 / 960.1},
