@@ -15,9 +15,9 @@ namespace rose::compute {
 //    epoch is that of its decision, so a close in between wins.
 // 2. credit - passed (mod 2^32) segments may still start; never more than a quantum. credit only
 //    grows while the gate is open; opening a closed gate sets a new value.
-// 3. `running` is not 0 from before a segment's last look at `state` until the segment has ended.
-//    On a device `running` stays kIdle: there serving's host never waits for a segment, and the
-//    priority of serving's streams limits the cost of a segment that still runs.
+// 3. The borrower sets `running` before its last check of `state`, and clears it when the segment
+//    has ended. On a device `running` stays kIdle: there serving's host never waits for a segment,
+//    and the priority of serving's streams limits the cost of a segment that still runs.
 // 4. While the drain bit is set no opening succeeds, and a device starts the segments in its
 //    stream, up to `credit`, as if the gate were open. The borrower's host adds no more segments.
 struct GateWord {

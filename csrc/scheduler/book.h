@@ -18,7 +18,7 @@
 
 namespace rose::scheduler {
 
-// A turn with a larger lag is urgent.
+// A turn is urgent if its lag exceeds this value; see Book::lag().
 inline constexpr double kUrgentLag = 0.5;
 
 // Each move appends the actions that carry it out, in the order of execution: the Stop on the old
@@ -28,7 +28,7 @@ inline constexpr double kUrgentLag = 0.5;
 //   1. A worker holds exactly the RUNNING turns under its live grant, and the turns RECALLED from
 //      that grant that are not released yet.
 //   2. A trajectory is in the queue if and only if it is QUEUED.
-//   3. known_tokens is the sum of all Delivers of the turn.
+//   3. A turn's known_tokens is the number of tokens in all Deliver actions of the turn.
 //   4. Each cache on a worker belongs to one trajectory, which is not on any worker.
 class Book {
  public:

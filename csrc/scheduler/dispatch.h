@@ -15,7 +15,7 @@ namespace rose::scheduler {
 // After place(), each queued turn waits for newer weights, or no worker can take it: every worker
 // lacks room, version or grant, is avoided by the turn, holds caches that the turn spares, is kept
 // for a starved turn, or would exceed a limit on restarts, exposure or unfairness. The only
-// exception is room from caches that starts gave up; the next step uses it.
+// exception is room that starting turns freed when they gave up caches; the next step uses it.
 class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
@@ -69,7 +69,7 @@ class Dispatch {
   void wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept;
   // True if the turn's warm home can run it as soon as there is room.
   bool can_go_home(const Query& query) const noexcept;
-  // True if only spared caches prevent its start.
+  // True if only the caches that the turn spares prevent its start.
   bool is_stopped_by_caches(Query query);
   // True if a turn that needs as much or less has already found no worker.
   bool is_hopeless(const Query& query) const noexcept;

@@ -61,7 +61,8 @@ struct Job {
   }
   // True if one more trajectory may start. Core explains the rule.
   bool can_admit() const noexcept { return ahead() < ahead_max(); }
-  // Possible value of ahead() before the next consumption, if all waiting trajectories start.
+  // Largest value that ahead() can reach before the next consumption, if all waiting trajectories
+  // start.
   std::int64_t could_be_ahead() const noexcept {
     const std::int64_t all = ahead() + static_cast<std::int64_t>(waiting.size());
     return all < ahead_max() ? all : ahead_max();

@@ -50,9 +50,9 @@ struct LengthForecast {
 };
 
 // The members of a group share a task, so finished members predict the others. A group's own
-// observations count in full, those of its job together as settings.job_weight observations. A
-// group without observations uses its job's. A job's prior comes from the settings and counts as
-// one observation.
+// observations count in full. All observations of its job together count as settings.job_weight
+// observations. A group without observations uses those of its job. Before a job has observations,
+// it uses a prior from the settings, which counts as one observation.
 //
 // Memory: a group is forgotten when its last live member is over. Results do not depend on the
 // order of a hash table.

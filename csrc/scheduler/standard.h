@@ -53,11 +53,11 @@ inline constexpr Settings kStandard{
     // A turn leaves its cache only for a gain above this many seconds. Predictions have errors of
     // this size, and a moved prompt is computed again.
     .leave_home_margin_s = 0.3,
-    // Prior revocation rate of a borrowed grant.
+    // Revocations per second of a borrowed grant that are assumed before any observation.
     .hazard_per_s = 1.0 / 60,
-    // Weight of a prior, in seconds of observed grants. The settings are the prior of a domain, and
-    // a domain is the prior of its workers. With five minutes, estimates follow a change of load
-    // and smooth out a single burst.
+    // Weight of a prior, in seconds of observed grants. hazard_per_s is the prior of a domain, and
+    // a domain's estimate is the prior of its workers. With five minutes, estimates follow a change
+    // of load and smooth out a single burst.
     .hazard_prior_s = 300,
     // Older observations fade, since load changes with the hours of the day.
     .hazard_window_s = 3600,
@@ -74,8 +74,8 @@ inline constexpr Settings kStandard{
     // Maximum share, in (0, 1], of a job's urgent turns in one borrowed domain. The trainer waits
     // for urgent turns.
     .urgent_share_max = 0.75,
-    // Maximum tokens of restarted prompts, or one prompt, that a worker computes at once, so that
-    // decodes continue: about a second of an 8B model on one device.
+    // Maximum tokens of restarted prompts that a worker computes at once, so that decodes continue:
+    // about a second of an 8B model on one device. A single prompt may exceed the maximum.
     .burst_prefill_tokens = 32'768,
     // Maximum lead of a job over another job that waits for the same device, in tokens per unit of
     // weight. A larger value keeps more turns at their caches; a smaller value shares more evenly.

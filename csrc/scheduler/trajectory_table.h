@@ -87,8 +87,9 @@ struct Trajectory {
   TrajectoryState state{TrajectoryState::kWaiting};
   GroupId group{0};
   std::int64_t ticket{0};         // number of trajectories of its job created before it
-  std::int64_t place_in_line{0};  // number of those admitted before it and not dropped by then
-  Nanoseconds started_ns{0};      // time of admission
+  // Number of trajectories of its job that were admitted before it and not dropped by then.
+  std::int64_t place_in_line{0};
+  Nanoseconds started_ns{0};  // time of admission
   std::int64_t version_min{0};
   std::int64_t said_tokens{0};  // delivered, in all turns
   std::size_t life_number{0};   // in LifeLine, from admission on
@@ -161,7 +162,7 @@ class TrajectoryTable {
   void image(Image& image) {
     image(by_id_, counts_);
   }
-  // True if each trajectory's job is valid, and its slot and domain if it is held.
+  // True if the job of each trajectory is valid, and also the slot and the domain if it is held.
   bool is_sound(std::size_t jobs, std::size_t slots, std::size_t domains) const noexcept;
   template <typename Predicate>
   bool all(const Predicate& is_so) const {

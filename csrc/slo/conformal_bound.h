@@ -25,8 +25,9 @@ struct ConformalState {
 // The evidence behind a bound.
 struct Evidence {
   std::uint32_t scores{0};   // scores in the window
-  std::uint32_t wanted{0};   // scores that a start-up collects: ceil(2 / epsilon) - 1
-  std::uint32_t missing{0};  // further scores, without a miss, until `wanted` scores give a bound
+  std::uint32_t wanted{0};  // scores that a start-up collects: ceil(2 / epsilon) - 1, or the window
+  // Further scores, none of them a miss, until there are `wanted` scores and they give a bound.
+  std::uint32_t missing{0};
 };
 
 // Split-conformal quantile of a window of scores (arXiv 2107.07511) at a level that follows the

@@ -78,10 +78,10 @@ class LatencyModel {
   // missing, too.
   Result<Evidence> evidence(const Features& features) const noexcept;
   Result<Forecast> forecast(const Features& features) const noexcept;
-  // Learns that a step took `actual_ms`, and returns the forecast for this step from before it was
-  // learned. On error nothing changes. `is_after_loan`: serving let rollouts run just before the
-  // step, which makes the step slower. Such a step counts for the bound, which must hold for it,
-  // too. It does not count for the regression, so that predicted_ms stays the time without a loan.
+  // Returns the forecast for a step, then learns that the step took `actual_ms`. On error nothing
+  // changes. `is_after_loan`: serving let rollouts run just before the step, which makes the step
+  // slower. Such a step counts for the bound, which must hold for such steps, too. It does not
+  // count for the regression, so that predicted_ms stays the time without a loan.
   Result<Forecast> observe(const Features& features, double actual_ms,
                            bool is_after_loan = false) noexcept;
 

@@ -115,8 +115,8 @@ class QuantumCertifier {
     return spent_ns_[static_cast<std::size_t>(why)].load();
   }
   Nanoseconds granted_ns() const noexcept { return refused_ns(QuantumRefusal::kNone); }
-  // Cause of the newest refusal, with kSloAtRisk or kNoEvidence, for which not even one segment
-  // fitted; nothing before the first.
+  // Cause of the newest refusal with kSloAtRisk or kNoEvidence in which not even one segment
+  // fitted; nothing before the first such refusal.
   std::optional<Binding> binding() const {
     const std::scoped_lock lock{binding_mutex_};
     return binding_;
