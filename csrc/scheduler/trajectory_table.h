@@ -86,7 +86,7 @@ struct Trajectory {
   std::size_t job{0};  // index of the job
   TrajectoryState state{TrajectoryState::kWaiting};
   GroupId group{0};
-  std::int64_t ticket{0};         // number of trajectories of its job created before it
+  std::int64_t ticket{0};  // number of trajectories of its job created before it
   // Number of trajectories of its job that were admitted before it and not dropped by then.
   std::int64_t place_in_line{0};
   Nanoseconds started_ns{0};  // time of admission

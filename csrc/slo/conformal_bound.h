@@ -24,8 +24,9 @@ struct ConformalState {
 
 // The evidence behind a bound.
 struct Evidence {
-  std::uint32_t scores{0};   // scores in the window
-  std::uint32_t wanted{0};  // scores that a start-up collects: ceil(2 / epsilon) - 1, or the window
+  std::uint32_t scores{0};  // scores in the window
+  // Scores that a start-up collects: ceil(2 / epsilon) - 1, but at most the window.
+  std::uint32_t wanted{0};
   // Further scores, none of them a miss, until there are `wanted` scores and they give a bound.
   std::uint32_t missing{0};
 };
