@@ -12,10 +12,14 @@
 
 namespace rose::scheduler {
 
-// After place(), each queued turn waits for newer weights, or no worker can take it: every worker
-// lacks room, version or grant, is avoided by the turn, holds caches that the turn spares, is kept
-// for a starved turn, or would exceed a limit on restarts, exposure or unfairness. The only
-// exception is room that starting turns freed when they gave up caches; the next step uses it.
+// After place(), each queued turn waits for newer weights, or no worker can take it. A worker
+// cannot take a turn if the worker
+//   - has no grant, no room, or weights that are too old,
+//   - is avoided by the turn, or holds caches that the turn spares,
+//   - is kept for a starved turn,
+//   - or would exceed a limit on restarts, exposure or unfairness.
+// The only exception is room that starting turns freed when they gave up caches; the next step uses
+// that room.
 class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
