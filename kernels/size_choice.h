@@ -73,7 +73,7 @@ ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count
 
 struct BlockPlan {
   Entry entry;
-  ChangeLayout layout;  // of a GAP or BITMAP block
+  ChangeLayout layout;  // set only for a GAP or BITMAP block
 };
 
 // Returns the encoding of a block with `changed` > 0 changes, of which `far` have a size other

@@ -321,7 +321,7 @@ class Arbiter final : private SlabWatcher {
   // A lent slab with blocks or pins. Slabs are revoked in ascending order, field by field.
   struct Busy {
     std::int32_t rank;   // in the caller's list of preferred slabs
-    std::uint32_t hint;  // from the tenant
+    std::uint32_t hint;  // rank from the tenant
     std::int32_t used;
     SlabId slab;
     auto operator<=>(const Busy&) const = default;
@@ -437,7 +437,7 @@ class Arbiter final : private SlabWatcher {
   std::map<PartitionId, std::shared_ptr<TenantLine>> lines_;  // lines to tenants that are not lost
   std::map<LeaseId, Lease> leases_;                           // leases with at least one slab
   std::map<RevocationId, Revocation> revocations_;
-  std::vector<RevocationId> revoked_by_;  // by slab: its revocation; 0 when it is not REVOKING
+  std::vector<RevocationId> revoked_by_;  // by slab: its revocation; 0 if the slab is not REVOKING
   std::vector<Scrub> scrubs_;             // by slab: progress of clean()
   std::vector<SlabId> victims_;           // slabs chosen by the current revocation
   std::vector<Busy> busy_;                // scratch of choose_victims()

@@ -18,7 +18,7 @@ namespace rose::memory {
 // A block of a present slab; `slab` is kNoSlab if there is none.
 struct BlockPosition {
   SlabId slab{kNoSlab};
-  std::int32_t index{0};  // in its slab
+  std::int32_t index{0};  // index of the block in its slab
   std::uint32_t slot{0};  // number among the blocks of all slabs
 };
 

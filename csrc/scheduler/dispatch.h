@@ -94,11 +94,11 @@ class Dispatch {
   std::vector<std::size_t> kept_;
   std::vector<double> limits_;                 // by job: turns that need more find no room
   std::vector<bool> has_dedicated_;            // by job: a dedicated worker has a live grant
-  std::vector<std::int64_t> oldest_versions_;  // by job: over workers with a live grant
+  std::vector<std::int64_t> oldest_versions_;  // by job, of workers with a live grant
   std::vector<Promise> promises_;
   std::vector<Failure> failures_;
   std::vector<Cursor> cursors_;            // by job
-  std::vector<std::int64_t> least_wants_;  // by job, at the last check of all bars
+  std::vector<std::int64_t> least_wants_;  // by job: smallest need at the last check of all bars
   std::size_t jobs_left_{0};               // jobs that may still find room
   std::int64_t starts_{0};
 };

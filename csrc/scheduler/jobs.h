@@ -30,7 +30,7 @@ struct Job {
   std::int64_t done{0};
   std::int64_t dropped{0};  // admitted or not
   std::int64_t consumed{0};
-  std::map<std::int64_t, TrajectoryId> waiting;  // for admission, by ticket
+  std::map<std::int64_t, TrajectoryId> waiting;  // by ticket: trajectories that wait for admission
   std::map<std::int64_t, std::int64_t> wants;    // needed tokens -> number of queued turns
   std::map<std::int64_t, std::int64_t> places;   // place in line -> number of queued turns
   Outlook outlook;

@@ -11,7 +11,7 @@ namespace rose::scheduler {
 
 // Columns of the same workers, padded to whole blocks; padding rows have no room.
 struct PricedRows {
-  std::size_t count;  // of workers
+  std::size_t count;  // number of workers
   const std::vector<double>& costs_s;
   const std::vector<double>& tokens;
   const std::vector<double>& numbers;  // exact, up to kCountMax

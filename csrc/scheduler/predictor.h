@@ -31,8 +31,8 @@ class WindowMean {
 
 // Output of a trajectory so far.
 struct OutputSoFar {
-  std::int64_t turn_tokens{0};  // of the current turn
-  std::int64_t tokens{0};       // of all turns
+  std::int64_t turn_tokens{0};  // output of the current turn
+  std::int64_t tokens{0};       // output of all turns
   std::int64_t turns{0};        // finished turns
 };
 
@@ -83,9 +83,9 @@ class Predictor {
   struct Lengths {
     explicit Lengths(std::int64_t window = 1) noexcept
         : turn_tokens{window}, turns{window}, tokens{window}, tool_ms{window} {}
-    Sketch turn_tokens;  // of a turn
-    Sketch turns;        // of a trajectory
-    Sketch tokens;       // of a trajectory
+    Sketch turn_tokens;  // output tokens of a turn
+    Sketch turns;        // turns of a trajectory
+    Sketch tokens;       // output tokens of a trajectory
     Sketch tool_ms;
 
     template <typename Image>

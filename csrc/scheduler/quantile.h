@@ -13,7 +13,7 @@ namespace rose::scheduler {
 // at most an eighth of the lengths in it. Integer arithmetic gives the same bin on every machine.
 std::size_t bin_of(std::int64_t length) noexcept;
 std::int64_t bin_begin(std::size_t bin) noexcept;
-inline constexpr std::size_t kBinsMax = 305;  // of lengths up to kCountMax
+inline constexpr std::size_t kBinsMax = 305;  // number of bins for lengths up to kCountMax
 
 // Invariants:
 //   1. total() is the sum of weights(), and at most the window.

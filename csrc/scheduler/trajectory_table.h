@@ -19,14 +19,14 @@ namespace rose::scheduler {
 
 // The worker on which a turn runs, or ran until its recall.
 struct Run {
-  std::size_t slot{0};  // of the worker; valid while is_held
+  std::size_t slot{0};  // slot of the worker; valid while is_held
   WorkerId worker{kNobody};
   WorkerKind kind{WorkerKind::kDedicated};
   std::int64_t grant_epoch{0};
   std::int64_t version{0};          // weight version at the start
   std::int64_t prefill_tokens{0};   // part of the worker's backlog, until the first progress
   Nanoseconds stall_at_ns{0};       // stalled if there is no progress before this time
-  std::int64_t reserved_tokens{0};  // of the grant
+  std::int64_t reserved_tokens{0};  // tokens of the grant that the turn reserves
   std::int64_t restart_tokens{0};   // prefill_tokens of a turn that ran before, else 0
   std::size_t domain{0};            // index of the worker's domain
   Exposed exposed{};                // contribution to that domain
@@ -105,7 +105,7 @@ struct Trajectory {
   std::int64_t attempts{0};         // failed starts
   std::int64_t computed_tokens{0};  // longest context computed on any worker
 
-  LengthForecast forecast;  // from the time of queueing
+  LengthForecast forecast;  // made when the turn was queued
   QueueKey queue_key;       // while QUEUED
   Nanoseconds queued_ns{0};
 

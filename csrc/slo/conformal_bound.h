@@ -44,8 +44,8 @@ struct Evidence {
 // 3. A level too low for a bound recovers within 1 / epsilon scores, because no miss takes it below
 //    -adaptation.
 // 4. Scores leave the window by age, or when newer scores show that they are outdated. Older scores
-//    are outdated if all of the largest scores are among them, and if the chance of that would be
-//    below kDriftChance without a change.
+//    are outdated if they include all of the largest scores, and if the chance of that would be
+//    below kDriftChance had nothing changed.
 class ConformalBound {
  public:
   static constexpr std::uint32_t kWindowMax = 1024;

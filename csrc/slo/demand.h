@@ -15,7 +15,7 @@
 namespace rose::slo {
 
 struct DemandConfig {
-  std::uint32_t blocks_per_slab{0};  // of serving
+  std::uint32_t blocks_per_slab{0};  // blocks of serving in a slab
   std::uint32_t block_tokens{0};
   std::uint32_t step_tokens{0};     // most tokens of one engine step, all its prefills together
   std::uint32_t request_tokens{0};  // longest prompt
@@ -91,7 +91,7 @@ class Demand {
   std::mutex mutex_;  // guards all of the below
   UpperBound decode_tokens_per_s_;
   UpperBound prefill_tokens_per_s_;
-  UpperBound speed_up_;  // of steps over the model's mean
+  UpperBound speed_up_;  // predicted over actual duration of steps
   UpperBound prompt_tokens_;
   std::deque<Nanoseconds> recent_ns_;  // arrivals within the last T
   // Ordered by last arrival, with descending counts: an older span that is not larger than a newer

@@ -112,7 +112,7 @@ class ChunkClient {
   std::vector<Rest> rests_;
   std::uint64_t arrivals_count_{0};
   std::deque<Want> pending_;       // requested by the caller, but not yet on a stream
-  std::vector<Arrival> arrivals_;  // of the current pass of run()
+  std::vector<Arrival> arrivals_;  // arrivals of the current pass of run()
   ChunkPace pace_;
   bool may_open_again_{true};  // all streams may be opened once more when all are lost
   Status last_loss_;

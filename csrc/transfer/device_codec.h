@@ -48,7 +48,7 @@ class DeviceCodec {
   // arrays are checked before the first launch.
   struct Apply {
     std::span<const kernels::ApplyArray> arrays;    // `first_cta` is ignored
-    std::span<const std::uint64_t> block_elements;  // of each array
+    std::span<const std::uint64_t> block_elements;  // block size of each array
     std::uint64_t* bad_block;
     bool is_undo;
   };
