@@ -46,7 +46,8 @@ struct GateStats {
 //    `state` again; a close writes `state`, then wait_parked reads `running`. Both sides are
 //    sequentially consistent, so at least one of them sees the other (Dekker).
 // 2. At most one quantum of segments starts without a new grant.
-// 3. Every wait ends at its deadline. Until then, it checks the gate at least every kLookAgainNs.
+// 3. Every wait ends at its deadline. Until then, the waiting thread checks the gate at least every
+//    kLookAgainNs.
 //
 // Threads: one thread for the borrower's calls, any thread for all others. pass and close take no
 // lock. Time-outs use real time; `clock` is used for measurements.

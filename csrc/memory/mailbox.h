@@ -1,9 +1,9 @@
 // The words shared by an arbiter and a tenant of another process: the current use of each slab.
 //
 //   ABSENT   the tenant does not have the slab
-//   IDLE     it has the slab but uses no block: the arbiter may take it without asking
-//   BUSY     it has a block in use or a pin
-//   CLOSED   it has a block in use or a pin, and must leave the slab
+//   IDLE     the tenant has the slab but uses no block: the arbiter may take it without asking
+//   BUSY     the tenant has a block in use or a pin there
+//   CLOSED   the tenant has a block in use or a pin there, and must leave the slab
 //
 //   arbiter   any    -> IDLE     granted: an unowned slab, so nobody else writes this word
 //             IDLE   -> ABSENT   taken back at once

@@ -1,4 +1,4 @@
-// A borrower's own mapping of a pool, in which it can touch only the slabs that it holds.
+// A borrower's own mapping of a pool. The borrower can touch only the slabs that it holds.
 #pragma once
 
 #include <cstdint>

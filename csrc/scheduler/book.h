@@ -128,8 +128,8 @@ class Book {
   };
 
   bool are_graces_sound() const;
-  // True if the trajectory lost its cache for lack of memory, or leaves it because its home lacks
-  // room.
+  // True if the trajectory lost its cache for lack of memory, or leaves the cache because the home
+  // lacks room.
   bool is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept;
   void move(Trajectory& trajectory, TrajectoryState to);
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);

@@ -18,7 +18,7 @@ namespace rose::scheduler {
 std::int64_t level_of(std::int64_t said_tokens, std::int64_t quantum_tokens) noexcept;
 
 // Within a level, first come, first served. A turn that follows a tool call is promoted by one
-// level, unless it was queued again after it had left a worker.
+// level, unless the turn was queued again after leaving a worker.
 QueueKey mlfq_key(const Trajectory& trajectory, QueueRank rank, std::int64_t quantum_tokens,
                   Nanoseconds now_ns) noexcept;
 

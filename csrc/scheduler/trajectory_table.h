@@ -86,8 +86,8 @@ struct Trajectory {
   std::size_t job{0};  // index of the job
   TrajectoryState state{TrajectoryState::kWaiting};
   GroupId group{0};
-  std::int64_t ticket{0};  // number of trajectories of its job created before it
-  // Number of trajectories of its job that were admitted before it and not dropped by then.
+  std::int64_t ticket{0};  // number of the job's trajectories created before this one
+  // Number of the job's trajectories that were admitted before this one and not dropped by then.
   std::int64_t place_in_line{0};
   Nanoseconds started_ns{0};  // time of admission
   std::int64_t version_min{0};

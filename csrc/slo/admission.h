@@ -64,11 +64,11 @@ AdmissionBalance balance(const AdmissionTerms& terms) noexcept;
 // Returns the largest number of slabs that the other terms allow; ignores `terms.slabs`.
 std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept;
 
-// Returns the certificate for granting `terms.slabs`, or nothing for a refusal. With `serving`, it
-// first sets `terms.running_requests` to the number of pending requests and lowers `terms.slabs` to
-// the largest grant. With `log`, it records the certificate before it returns, and refuses if that
-// fails. All of this happens under the log's decision mutex, so that each admission in the log
-// counts every arrival recorded before it.
+// Returns the certificate for granting `terms.slabs`, or nothing for a refusal. With `serving`, the
+// call first sets `terms.running_requests` to the number of pending requests and lowers
+// `terms.slabs` to the largest grant. With `log`, the call records the certificate before it
+// returns, and refuses if the recording fails. All of this happens under the log's decision mutex,
+// so that each admission in the log counts every arrival recorded before it.
 Result<std::optional<AdmissionBalance>> admission_certificate(
     AdmissionTerms& terms, CertificateLog* log, const ServingState* serving = nullptr) noexcept;
 

@@ -41,8 +41,8 @@ struct TokenTimes {
 // 2. In the log's order a request arrives before it finishes. If pending is 0 under the log's
 //    decision mutex, the records so far also give 0: arrived() counts before it records, and
 //    finished() records before it counts. The same holds for waiting.
-// 3. A request beyond kSlots has no slot: it counts as waiting until it finishes, so that rollouts
-//    take no slack that it may need.
+// 3. A request beyond kSlots has no slot: the request counts as waiting until it finishes, so that
+//    rollouts take no slack that the request may need.
 //
 // Any thread. A heartbeat is a sign of life of the serving host.
 class ServingState {

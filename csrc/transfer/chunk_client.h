@@ -101,9 +101,9 @@ class ChunkClient {
 
   // Used only by the client's thread.
   std::vector<ChunkStream> streams_;
-  // Per lost stream: the time from which it may be opened again, and the number of arrivals at its
-  // loss. It is opened only after further arrivals, so that a useless connection is not opened for
-  // ever.
+  // Per lost stream: the time from which the stream may be opened again, and the number of arrivals
+  // at its loss. The stream is opened only after further arrivals, so that a useless connection is
+  // not opened for ever.
   struct Rest {
     Nanoseconds until_ns{0};
     std::uint64_t arrivals{0};

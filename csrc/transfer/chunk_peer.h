@@ -28,7 +28,7 @@ struct PeerLimits {
 //
 // Only the server's thread uses it. No call blocks.
 //
-// A request is open from its reading until it is answered or given up. Invariant: at most kAsksMax
+// A request is open once it was read, until it is answered or given up. Invariant: at most kAsksMax
 // requests are open; with kAsksMax open requests nothing more is read from the peer.
 class ChunkPeer {
  public:
