@@ -33,8 +33,8 @@ struct CreditDecision {
 // between two counters is read as a signed number.
 inline constexpr std::uint32_t kUnlimitedCredit = 1U << 30;
 
-// Decides whether serving can tolerate another quantum. The caller does not hold the GIL, so
-// implementations are C++. It holds HostGate::granting(), so one thread calls at a time.
+// Decides whether serving can tolerate another quantum. The caller holds HostGate::granting(), so
+// one thread calls at a time. The caller does not hold the GIL, so implementations are C++.
 class CreditPolicy {
  public:
   virtual ~CreditPolicy() = default;

@@ -68,8 +68,9 @@ inline constexpr Settings kStandard{
     .hold_max_ns = 30 * kSeconds,
     // Maximum time between two revocations of a worker that count as flapping.
     .flap_window_ns = 10 * kSeconds,
-    // Limit of the survivors' time to recompute all turns of a borrowed domain; its workers get no
-    // turn beyond it. Half a minute is a small part of a trainer's time per version.
+    // Limit of the time that the job's workers in other domains would need to recompute all turns
+    // of a borrowed domain. A domain with turns gets no turn that would exceed the limit. Half a
+    // minute is a small part of a trainer's time per version.
     .exposure_max_s = 30,
     // Maximum share, in (0, 1], of a job's urgent turns in one borrowed domain. The trainer waits
     // for urgent turns.

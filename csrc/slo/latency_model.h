@@ -68,8 +68,9 @@ class LatencyModel {
   static constexpr std::uint64_t kTraining = 8;
 
   static Result<std::unique_ptr<LatencyModel>> create(const LatencyConfig& config);
-  // Continues from `state`. Its step_tokens replaces that of `config`; the other settings may
-  // differ from those of its training. kCorrupt if `state` is not possible for a model.
+  // Continues from `state`. The state's step_tokens replaces that of `config`; the other settings
+  // may differ from those with which the state was learned. kCorrupt if no model can have this
+  // state.
   static Result<std::unique_ptr<LatencyModel>> restore(const LatencyConfig& config,
                                                        const LatencyState& state);
   LatencyState state() const;
