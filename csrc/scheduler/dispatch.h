@@ -71,7 +71,8 @@ class Dispatch {
   // Makes place() search again once the turn's demands have dropped with time, even if no event
   // arrives until then.
   void wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept;
-  // True if the turn's warm home can run it as soon as there is room.
+  // True if the turn's warm home (the worker whose cache has the context) can run the turn as soon
+  // as there is room.
   bool can_go_home(const Query& query) const noexcept;
   // True if only the caches that the turn spares prevent its start.
   bool is_stopped_by_caches(Query query);

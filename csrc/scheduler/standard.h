@@ -1,7 +1,10 @@
 // The scheduler's standard settings, the reason for each value, and their names for trials.
 //
 // "The drawn scenarios" are those of `bench.drawn`, with results in bench/results/drawn-200.json.
-// "The paper" is ROSE (arXiv 2605.06534).
+// "The paper" is ROSE (arXiv 2605.06534). A prior is the value that an estimate has before any
+// observation. A worker has one seat for each turn that it may run at a time. The home of a turn is
+// the worker whose cache has the context of its trajectory; the home is warm while that cache is
+// valid.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +45,7 @@ inline constexpr Settings kStandard{
     // A turn that waits longer comes before all others, and room is kept for it. Turns take
     // seconds, so such a turn was passed over many times.
     .wait_max_ns = 30 * kSeconds,
-    // With more than this many free seats per live trajectory, all turns are urgent: two seats
+    // With more than this many free seats per live trajectory, all turns have urgency 1: two seats
     // leave each turn a choice. 0: always, 1e9: never.
     .tail_seats = 2,
     // Extra weights of an urgent turn's own time and revocation risk, which otherwise weigh 1.
@@ -53,7 +56,7 @@ inline constexpr Settings kStandard{
     // A turn leaves its cache only for a gain above this many seconds. Predictions have errors of
     // this size, and a moved prompt is computed again.
     .leave_home_margin_s = 0.3,
-    // Revocations per second of a borrowed grant that are assumed before any observation.
+    // Prior revocation rate of a borrowed grant.
     .hazard_per_s = 1.0 / 60,
     // Weight of a prior, in seconds of observed grants. hazard_per_s is the prior of a domain, and
     // a domain's estimate is the prior of its workers. With five minutes, estimates follow a change

@@ -25,7 +25,7 @@ struct LatencyConfig {
   std::array<double, 5> prior_ms{1.0, 0.0, 0.0, 0.0, 0.0};
   double epsilon{0.01};             // share of steps that may exceed upper_ms
   double forgetting{0.998};         // each step multiplies the weight of older steps by this factor
-  double adaptation{0.002};         // change of the level per miss
+  double adaptation{0.002};         // as in ConformalConfig
   std::uint32_t window{512};        // scores kept per kind of step, 1..1024
   std::uint32_t step_tokens{8192};  // most tokens of one step, > 0: the size of a full chunk
 };

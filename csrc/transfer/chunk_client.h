@@ -47,7 +47,7 @@ struct ChunkClientStats {
 // 2. A frame arrives whole or not at all; when a connection breaks, its missing frames are
 //    requested on another one. When no connection is left, all are opened once more; losing
 //    them all again before a frame has arrived is an error.
-// 3. The client does not touch the room of a Want after the Want has ended.
+// 3. After a Want has ended, the client does not touch its room, the memory for the frame.
 // 4. Every wait ends: a stream with requests is lost if no byte moves for timeout_ns, or if a frame
 //    takes longer than timeout_ns plus the time of its bytes at 16 KiB/s. The requests of a lost
 //    stream go to the other streams. A lost stream is opened again only after another chunk has
