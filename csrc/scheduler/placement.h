@@ -22,13 +22,14 @@ struct Query : CostQuery {
   double most_tokens{0};               // largest possible reservation; the worker must fit it
   bool prefers_dedicated{false};       // any dedicated worker is better than a borrowed one
   double version_floor{0};             // oldest allowed version of the worker
-  std::optional<std::size_t> home{};   // slot of the worker that has the cache
+  std::optional<std::size_t> home{};   // slot of the worker that has, or had, the cache
   double hit_tokens{0};                // prompt tokens cached at home; the home is warm if > 0
   std::optional<std::size_t> avoid{};  // slot that may not run the turn now
   double restart_tokens{0};            // tokens of the prompt if the turn ran before, else 0
   double burst_tokens{0};              // limit of restarted prompts that a worker computes at once
   bool is_urgent{false};
-  bool spares_caches{false};  // away from its warm home the turn takes only room without caches
+  // If true, the turn takes only room that no cache uses, except at its warm home.
+  bool spares_caches{false};
   // A worker other than the warm home must lend this many tokens per resident, this turn included;
   // 0 for no condition.
   double resident_tokens{0};

@@ -69,7 +69,8 @@ struct QuantumGrant {
   Nanoseconds until_ns{0};    // end of a quantum that starts at the decision
 };
 
-// Grants n segments, outstanding ones included, only if, with delay = n * segment_upper + signal_ms,
+// Grants n segments, outstanding ones included, only if all of this holds, where delay is
+// n * segment_upper + signal_ms:
 //
 // 1. the serving host's last heartbeat is at most heartbeat_ttl old,
 // 2. delay <= blocking_ms,
