@@ -31,7 +31,8 @@ enum class CloseReason : std::uint32_t {
 
 struct GateStats {
   Quantiles segments;
-  // Time from a close to the end of the segment that ran at the close. Other closes do not count.
+  // Time from a close to the end of the segment that ran at the close. A close while no segment
+  // runs does not count.
   Quantiles pause_latency;
   std::uint64_t pauses{0};  // gates that the borrower found closed, each counted once
   std::uint64_t aborts{0};

@@ -48,7 +48,7 @@ struct Job {
   // Trajectories that started and were not consumed.
   std::int64_t ahead() const noexcept { return admitted - dropped_admitted - consumed; }
   // Minimum number of versions that are published before the trainer uses a running trajectory. The
-  // trainer first uses the trajectories that were admitted before it or are done.
+  // trainer first uses the trajectories that were admitted before this one or are done.
   std::int64_t versions_before(std::int64_t place_in_line) const noexcept {
     const std::int64_t before = (place_in_line > done ? place_in_line : done) - consumed;
     const std::int64_t others = ahead() - 1;

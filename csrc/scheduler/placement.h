@@ -26,14 +26,14 @@ struct Query : CostQuery {
   double hit_tokens{0};                // prompt tokens cached at home; the home is warm if > 0
   std::optional<std::size_t> avoid{};  // slot that may not run the turn now
   double restart_tokens{0};            // tokens of the prompt if the turn ran before, else 0
-  double burst_tokens{0};              // limit of restarted prompts that a worker computes at once
+  double burst_tokens{0};              // token limit of a worker's concurrent restarted prompts
   bool is_urgent{false};
   // If true, the turn takes only room that no cache uses, except at its warm home.
   bool spares_caches{false};
-  // A worker other than the warm home must lend this many tokens per resident, this turn included;
-  // 0 for no condition.
+  // A worker other than the warm home must lend this many tokens per resident (turn or cache), this
+  // turn included; 0 for no condition.
   double resident_tokens{0};
-  bool may_wait{false};                     // for a worker that will commit the newest version
+  bool may_wait{false};                     // the turn may wait until a worker commits new weights
   double since_published_s{0};              // age of the job's newest version
   const ExposureTable* exposures{nullptr};  // limits the turn's borrowed domains; null: no limit
 };

@@ -52,12 +52,12 @@ Status check(const AdmissionTerms& terms) noexcept;
 //
 // Within T, with b tokens in a block:
 //   A running request gets at most g = 1 + floor(T * decode rate) tokens (a step may be about to
-//   end). They need at most ceil(g / b) new blocks, wherever in a block they start.
+//   end). These tokens need at most ceil(g / b) new blocks, wherever in a block they start.
 //   Besides the largest request, a = burst_requests further requests arrive. All of them share the
 //   engine, so at most P = min(largest prompt + a * longest further prompt, one step's batch +
 //   floor(T * prefill rate)) prompt tokens are stored.
 //   Each of these 1 + a requests adds at most g tokens behind its prompt, and may leave a block
-//   incomplete. However P is split among them, they need at most
+//   incomplete. However P is split among the requests, they need at most
 //   ceil((P + g) / b) + a * ceil((g + b - 1) / b) blocks.
 AdmissionBalance balance(const AdmissionTerms& terms) noexcept;
 

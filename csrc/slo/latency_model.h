@@ -1,4 +1,4 @@
-// Predicts the duration of a serving step, with an upper bound, and learns it while serving runs.
+// Predicts the duration of a serving step, with an upper bound, and learns from each step.
 #pragma once
 
 #include <array>
