@@ -79,8 +79,8 @@ class HostGate {
   void leave() noexcept;
   void end_step() noexcept;
 
-  // For a borrower with segments on a device (StreamGate): these replace the calls between
-  // begin_step and end_step, in the same thread.
+  // The calls below are for a borrower with segments on a device (StreamGate). They replace the
+  // calls between begin_step and end_step, in the same thread.
   // With true, the device writes `passed` when a segment starts, and nobody records its end.
   void set_on_device(bool is) noexcept { word_->on_device.store(is ? 1 : 0); }
   // Consumes an abort request; true if there was one.

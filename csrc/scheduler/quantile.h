@@ -20,7 +20,7 @@ inline constexpr std::size_t kBinsMax = 305;  // number of bins for lengths up t
 //   2. There are at most kBinsMax weights.
 class Sketch {
  public:
-  // Remembers `window` / 2 to `window` observations: once there are more, all weights are halved.
+  // Remembers `window` / 2 to `window` observations: above `window`, all weights are halved.
   explicit Sketch(std::int64_t window = 1) noexcept : window_{static_cast<double>(window)} {}
 
   // `length` in [0, kCountMax].

@@ -1,5 +1,5 @@
-// A margin for predictions: the ratio of actual to predicted value exceeds it at most at a chosen
-// rate, even under drift.
+// A margin for predictions: the ratio of actual to predicted value exceeds the margin at most
+// at a chosen rate, even under drift.
 #pragma once
 
 #include <array>
