@@ -1,4 +1,4 @@
-// Kill a process together with the processes it started.
+// Kills a process together with the processes that it started.
 #pragma once
 
 #include <optional>

@@ -8,8 +8,9 @@
 namespace rose::compute {
 
 // Writers: `state`: serving (close), creditor (open) and borrower (drain bit). `credit`: creditor,
-// and the borrower while it drains. `passed` and `running`: borrower (serving may turn 1 into 2).
-// `step`: borrower and serving. `overdue`: device. `on_device`: borrower, before its first step.
+// and the borrower while it drains. `passed`: borrower. `running`: borrower; serving may change it
+// from 1 to 2. `step`: borrower and serving. `overdue`: device. `on_device`: borrower, before its
+// first step.
 //
 // 1. `state` holds the open bit and the close epoch in one word. An opening succeeds only while the
 //    epoch is that of its decision, so a close in between wins.

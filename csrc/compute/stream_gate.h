@@ -22,8 +22,8 @@ struct GateParams;
 
 namespace rose::compute {
 
-// What waits at a gate. HOST: the borrower's thread. MEMOP: the stream, by memory operations of the
-// driver. KERNEL: the stream, by a kernel of one thread.
+// Kind of a gate, by its waiting party. HOST: the borrower's thread waits. MEMOP: the stream waits,
+// by memory operations of the driver. KERNEL: the stream waits, by a kernel of one thread.
 enum class GateKind : std::uint8_t { kHost, kMemop, kKernel };
 
 struct StreamGateConfig {
