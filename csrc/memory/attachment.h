@@ -75,7 +75,7 @@ class Attachment final : private SlabDoor {
   Result<TenantNews> news(Nanoseconds timeout_ns) noexcept;
   // Looks without waiting.
   Result<TenantNews> look() noexcept;
-  // Returns the tenant's slabs, except those that it must empty.
+  // Returns the tenant's slabs, except those that the tenant must empty.
   Result<std::vector<SlabId>> lent() noexcept;
   // Returns the slabs that the tenant must empty: closed ones, and those that the ledger shows in
   // quarantine. A slab may occur twice.

@@ -15,7 +15,7 @@
 
 namespace rose::memory {
 
-// A block of a present slab; `slab` is kNoSlab if there is none.
+// A block of a present slab; `slab` is kNoSlab if there is no such block.
 struct BlockPosition {
   SlabId slab{kNoSlab};
   std::int32_t index{0};  // index of the block in its slab

@@ -51,7 +51,7 @@ enum class Leaving {
   kWasTaken,  // the slab was no longer the tenant's
 };
 
-// A tenant's report about itself, which is not trusted.
+// A tenant's report about itself. The arbiter does not trust the report.
 struct TenantReport {
   Nanoseconds heartbeat_ns{0};  // CLOCK_BOOTTIME; 0 before the first
   std::uint64_t progress{0};

@@ -14,7 +14,7 @@
 
 namespace rose::memory {
 
-// The owner and the lease of a slab. lease_id and lease_epoch are 0 if it is not lent.
+// The owner and the lease of a slab. lease_id and lease_epoch are 0 if the slab is not lent.
 struct Hold {
   PartitionId owner{kNobody};
   std::uint64_t lease_id{0};

@@ -64,7 +64,8 @@ class Placement {
   void price(const WorkerColumns& workers, const CostQuery& query);
   // The row of the cheapest worker of the lineup that can take the turn.
   std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& query);
-  // The same by a full search, for when the cheapest worker with room cannot take the turn.
+  // Finds the same row by a full search. Needed if the cheapest worker with room cannot take the
+  // turn.
   std::optional<std::size_t> cheapest_able(const WorkerColumns& workers,
                                            const Query& query) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);

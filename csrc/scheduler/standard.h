@@ -128,7 +128,7 @@ inline constexpr Settings kStandard{
     // warm home: the evicted trajectory would in turn evict the next. Only kJoint waits. In the
     // drawn scenarios longer was better, with little gain beyond four minutes. 0: never waits.
     .cache_wait_ns = 240 * kSeconds,
-    // Until it has starved, a turn leaves a warm cache only for a worker that lends this many mean
+    // Until a turn has starved, it leaves a warm cache only for a worker that lends this many mean
     // final contexts per resident trajectory, this one included. Contexts grow, some to twice the
     // mean; where they do not fit, each turn evicts the next one's cache. 0: moves anywhere.
     .move_contexts = 2,

@@ -23,8 +23,8 @@ struct DemandConfig {
   std::uint32_t burst_requests{0};
   double horizon_ms{0};  // T
   double memory_ms{0};   // time for which an arrival is remembered
-  // Share, in (0, 1], of steps that may be faster than the bound on rates. Also the share of prompts
-  // that may be longer than the bound on lengths.
+  // Share, in (0, 1], of steps that may be faster than the bound on rates. Also the share of
+  // prompts that may be longer than the bound on lengths.
   double epsilon{0};
   std::uint32_t window{0};  // number of remembered steps and prompts, > 0
 };
