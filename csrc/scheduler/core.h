@@ -27,9 +27,9 @@ namespace rose::scheduler {
 // stalled turns.
 //
 // Staleness, for each job: a trainer that takes B trajectories per version has consumed c = v B at
-// version v. Suppose that trajectories are used in the order of their starts. Number those that
-// started and are not consumed from 1. Number k is used in the ceil(k / B)-th version from now; the
-// first version from now is the one that is being made. So a trajectory is used at most S
+// version v. Suppose that trajectories are used in the order of their starts. Of those that
+// started and are not consumed, the first has number 1. Number k is used in the ceil(k / B)-th
+// version from now; the first version from now is the one that is being made. So a trajectory is used at most S
 // (max_staleness) versions after the version with which it started if, at its start and counting
 // itself,
 //   started - consumed <= (S + 1) B.
