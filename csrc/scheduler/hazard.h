@@ -1,5 +1,5 @@
-// Revocation rates of grants, and hold times for workers that flap. A worker flaps if its grants are
-// revoked again and again within a short time.
+// Revocation rates of grants, and hold times for workers that flap. A worker flaps if its grants
+// are revoked again and again within a short time.
 #pragma once
 
 #include <algorithm>
