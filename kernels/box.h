@@ -18,7 +18,7 @@ struct Divisor {
 // Dimensions that are contiguous in memory are merged; missing outer dimensions have size 1.
 struct Box {
   u8* base;          // aligned to an element; null only where a kernel allows it
-  Divisor sizes[3];  // of the inner dimensions, at least 1; the last is the row length
+  Divisor sizes[3];  // sizes of the inner dimensions, >= 1; the last is the row length
   u64 strides[4];    // of all dimensions, in elements
 };
 

@@ -9,8 +9,9 @@
 namespace rose::kernels {
 namespace {
 
-// Number of CTAs of the largest size whose registers must fit into one multiprocessor. Five have
-// five eighths of its threads. For sm_80, ptxas would then spill, so there four must fit.
+// Number of CTAs of the largest size whose registers must fit into one multiprocessor. Five CTAs
+// have five eighths of the multiprocessor's threads. For sm_80, ptxas would spill with five, so
+// four must fit there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr u32 kApplyCtas = 5;
 #else

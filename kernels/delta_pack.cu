@@ -195,7 +195,7 @@ ROSE_DEVICE void count_sizes(const PackSource<Shared>& source, LengthCounts& len
 struct Row {
   u64* entry;
   u64* offset;
-  u64 number;  // of the block in the call
+  u64 number;  // number of the block in the call
 };
 
 ROSE_DEVICE Row row_of(const DeltaPackParams& params, u32 number) {

@@ -20,7 +20,7 @@ struct WordQueue {
 
   u64 now[kSize];
   u64 old[kSize];
-  u16 index[kSize];  // of the word in the block
+  u16 index[kSize];  // index of the word in the block
   DigestKeys keys;   // of the block's first word
 };
 

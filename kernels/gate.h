@@ -38,8 +38,8 @@ ROSE_HD bool may_start(const GateParams& gate, World& world) {
 }
 
 // Waits until the segment may start. A kernel cannot remove work behind it in the stream. So when
-// its time limit is over, it lets this one segment start and counts it in `overdue`. A host that is
-// gone, or has forgotten the gate, thus lets at most one segment start per limit.
+// the time limit is over, the kernel lets this one segment start and counts the segment in
+// `overdue`. If the host is gone, or has forgotten the gate, at most one segment starts per limit.
 template <class World>
 ROSE_HD void await_turn(const GateParams& gate, World& world) {
   const std::uint64_t from_ns = world.now_ns();

@@ -1,5 +1,6 @@
-// Chooses how a block lists the sizes of its changes, so that it has the fewest words: whether it
-// lists all changes or only those with a size other than 1, and with how many bits per magnitude.
+// Chooses how a block lists the sizes of its changes, so that the block has the fewest words. The
+// choice has two parts: whether the block lists all changes or only those with a size other than 1,
+// and the number of bits per magnitude.
 // docs/protocol.md, "Deltas".
 #pragma once
 
@@ -73,7 +74,7 @@ ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count
 
 struct BlockPlan {
   Entry entry;
-  ChangeLayout layout;  // of a GAP or BITMAP block
+  ChangeLayout layout;  // set only for a GAP or BITMAP block
 };
 
 // Returns the encoding of a block with `changed` > 0 changes, of which `far` have a size other

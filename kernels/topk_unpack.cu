@@ -7,8 +7,8 @@
 namespace rose::kernels {
 namespace {
 
-// Number of CTAs of the largest size whose registers must fit into one multiprocessor. Four have
-// half of its threads.
+// Number of CTAs of the largest size whose registers must fit into one multiprocessor. Four CTAs
+// have half of the multiprocessor's threads.
 constexpr u32 kUnpackCtas = 4;
 
 // One CTA lists one delta block; see delta_apply.cu.

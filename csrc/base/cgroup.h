@@ -1,4 +1,4 @@
-// Kill a process together with the processes it started.
+// Kills a process together with the processes that it started.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ struct CgroupTree {
 // process counts as another process; so does an orphan, because its origin is not known any more.
 std::optional<std::string> own_cgroup(const Process& process, const CgroupTree& tree = {}) noexcept;
 
-// Sends SIGKILL to `process` by its descriptor and, if it has its own cgroup, to the whole cgroup.
+// Sends SIGKILL to `process` by its descriptor and, if own_cgroup() finds one, to its whole cgroup.
 // Ok if the process is already gone.
 Status kill_with_cgroup(const Process& process, const CgroupTree& tree = {}) noexcept;
 

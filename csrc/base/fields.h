@@ -9,7 +9,7 @@ namespace rose {
 
 namespace fields_detail {
 
-// Stands for a value of any type; never called.
+// Converts to any type, so it can initialise any field. Only tested for validity, never evaluated.
 struct Anything {
   template <typename T>
   operator T() const noexcept;

@@ -1,4 +1,4 @@
-// The chunk plane for Python. No call holds the GIL while it waits, and no C++ thread takes it.
+// The chunk plane for Python. No call waits with the GIL, and no C++ thread takes the GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

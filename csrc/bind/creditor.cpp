@@ -352,7 +352,7 @@ void bind_creditor(py::module_& module) {
       .def_readonly("close_epoch", &compute::Offer::close_epoch)
       .def_readonly("until_ns", &compute::Offer::until_ns);
 
-  // ~Creditor joins its thread. That thread never takes the GIL, but the wait must not hold it.
+  // ~Creditor joins its thread. The thread never takes the GIL, and the join must not hold the GIL.
   py::class_<CertifiedCreditor>(module, "Creditor", py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&create_creditor), py::arg("gate").none(false), py::arg("state").none(false),
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),

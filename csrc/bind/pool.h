@@ -15,8 +15,9 @@
 
 namespace rose::bind {
 
-// Creates a back end for the memory of `device`, or for host memory if `device` is null. For fault
-// injection: of the calls that can fail, number `fail_call` (from 1) fails; with 0, none does.
+// Creates a back end for the memory of `device`, or for host memory if `device` is null.
+// `fail_call` injects a fault: n > 0 makes the n-th call that can fail return an error; 0 injects
+// none.
 Result<std::unique_ptr<memory::PageBackend>> create_backend(
     const std::shared_ptr<driver::Device>& device, std::int64_t fail_call);
 

@@ -33,8 +33,8 @@ struct CreditDecision {
 // between two counters is read as a signed number.
 inline constexpr std::uint32_t kUnlimitedCredit = 1U << 30;
 
-// Decides whether serving can tolerate another quantum. The caller does not hold the GIL, so
-// implementations are C++. It holds HostGate::granting(), so one thread calls at a time.
+// Decides whether serving can tolerate another quantum. The caller holds HostGate::granting(), so
+// one thread calls at a time. The caller does not hold the GIL, so implementations are C++.
 class CreditPolicy {
  public:
   virtual ~CreditPolicy() = default;
@@ -46,8 +46,9 @@ struct CreditorConfig {
   Nanoseconds poll_ns{5'000'000};  // maximum sleep between two calls of look()
   bool has_credit{true};           // false: only the open bit limits rollouts (for comparisons)
 
-  // Credit at which the borrower wakes the creditor. It covers the wake-up, so the borrower does
-  // not wait; a higher value would wake more often, and each wake-up costs about 50 us at a gate.
+  // Credit at which the borrower wakes the creditor. This credit lasts until the creditor is awake,
+  // so the borrower does not wait. A higher value would cause more wake-ups, and each wake-up costs
+  // about 50 us at a gate.
   std::uint32_t low_water() const noexcept { return max_segments / 4; }
 };
 

@@ -30,7 +30,7 @@ class DurationRing {
   // End of the newest duration; 0 without durations.
   Nanoseconds newest_ns() const noexcept { return newest_ns_.load(std::memory_order_relaxed); }
 
-  // Returns all durations since the last drain that were not overwritten, oldest first.
+  // Returns the durations recorded since the last drain, oldest first; at most the newest 24,576.
   std::vector<Nanoseconds> drain();
 
  private:

@@ -12,9 +12,9 @@
 
 namespace rose::compute {
 
-// The borrower writes the measurements, from whichever process it runs in; only `forced_count` is
-// written by serving's watchdog. The creditor's segment estimates and all reports read them. Only
-// one reader, in serving's process, drains `recent`.
+// The borrower writes the measurements, in whichever process it runs. The exception is
+// `forced_count`, which serving's watchdog writes. The creditor's segment estimates and all reports
+// read the measurements. Only one reader, in serving's process, drains `recent`.
 struct GatePage {
   GateWord word{};
   Histogram segments;

@@ -44,12 +44,15 @@ struct GateProbe {
   GateChoice choice;  // the first usable kind of MEMOP, KERNEL and HOST
 };
 
-// Tests each kind with its own gate in the borrower's stream. A kind is usable if the driver
-// accepts the gate, the gate holds without credit and while closed, an opening releases it,
-// launches behind it return, and a waiting borrower delays no kernel in serving's streams (in a
-// build without device code: no event). Call this before serving starts, with idle streams and
-// nothing else on the device. It takes at most a second, and every refusal has a reason. It leaves
-// nothing behind unless a kind is stuck; then no other kind is tested.
+// Tests each kind with its own gate in the borrower's stream. A kind is usable if
+//   - the driver accepts the gate,
+//   - the gate holds without credit and while closed, and an opening releases it,
+//   - launches behind the gate return,
+//   - and a waiting borrower delays no kernel in serving's streams (in a build without device code:
+//     no event).
+// Call this before serving starts, with idle streams and nothing else on the device. The call takes
+// at most a second, and every refusal has a reason. The call leaves nothing behind unless a kind is
+// stuck; then no other kind is tested.
 GateProbe probe_gates(const driver::DevicePtr& device, const ProbeRequest& request) noexcept;
 
 }  // namespace rose::compute

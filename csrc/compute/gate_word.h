@@ -8,16 +8,17 @@
 namespace rose::compute {
 
 // Writers: `state`: serving (close), creditor (open) and borrower (drain bit). `credit`: creditor,
-// and the borrower while it drains. `passed` and `running`: borrower (serving may turn 1 into 2).
-// `step`: borrower and serving. `overdue`: device. `on_device`: borrower, before its first step.
+// and the borrower while it drains. `passed`: borrower. `running`: borrower; serving may change it
+// from 1 to 2. `step`: borrower and serving. `overdue`: device. `on_device`: borrower, before its
+// first step.
 //
 // 1. `state` holds the open bit and the close epoch in one word. An opening succeeds only while the
 //    epoch is that of its decision, so a close in between wins.
 // 2. credit - passed (mod 2^32) segments may still start; never more than a quantum. credit only
 //    grows while the gate is open; opening a closed gate sets a new value.
-// 3. `running` is not 0 from before a segment's last look at `state` until the segment has ended.
-//    On a device `running` stays kIdle: there serving's host never waits for a segment, and the
-//    priority of serving's streams limits the cost of a segment that still runs.
+// 3. The borrower sets `running` before its last check of `state`, and clears it when the segment
+//    has ended. On a device `running` stays kIdle: there serving's host never waits for a segment,
+//    and the priority of serving's streams limits the cost of a segment that still runs.
 // 4. While the drain bit is set no opening succeeds, and a device starts the segments in its
 //    stream, up to `credit`, as if the gate were open. The borrower's host adds no more segments.
 struct GateWord {

@@ -14,8 +14,8 @@ namespace rose::compute {
 namespace {
 
 constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
-// Only three parties use a gate, and each may change its state once during a close. So after this
-// many failed attempts a party must be broken.
+// Only three parties use a gate, and each may change the gate's state once during a close. So after
+// this many failed attempts a party must be broken.
 constexpr int kCloseTries = 16;
 // Longest time between two looks on a busy machine. If more time has passed, this process itself
 // was stopped, so the excess does not count towards the time-out.

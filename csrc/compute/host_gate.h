@@ -31,7 +31,8 @@ enum class CloseReason : std::uint32_t {
 
 struct GateStats {
   Quantiles segments;
-  // Time from a close to the end of the segment that ran at the close. Other closes do not count.
+  // Time from a close to the end of the segment that ran at the close. A close while no segment
+  // runs does not count.
   Quantiles pause_latency;
   std::uint64_t pauses{0};  // gates that the borrower found closed, each counted once
   std::uint64_t aborts{0};
@@ -46,7 +47,8 @@ struct GateStats {
 //    `state` again; a close writes `state`, then wait_parked reads `running`. Both sides are
 //    sequentially consistent, so at least one of them sees the other (Dekker).
 // 2. At most one quantum of segments starts without a new grant.
-// 3. Every wait ends at its deadline. Until then, it checks the gate at least every kLookAgainNs.
+// 3. Every wait ends at its deadline. Until then, the waiting thread checks the gate at least every
+//    kLookAgainNs.
 //
 // Threads: one thread for the borrower's calls, any thread for all others. pass and close take no
 // lock. Time-outs use real time; `clock` is used for measurements.
@@ -77,8 +79,8 @@ class HostGate {
   void leave() noexcept;
   void end_step() noexcept;
 
-  // For a borrower with segments on a device (StreamGate): these replace the calls between
-  // begin_step and end_step, in the same thread.
+  // The calls below are for a borrower with segments on a device (StreamGate). They replace the
+  // calls between begin_step and end_step, in the same thread.
   // With true, the device writes `passed` when a segment starts, and nobody records its end.
   void set_on_device(bool is) noexcept { word_->on_device.store(is ? 1 : 0); }
   // Consumes an abort request; true if there was one.

@@ -1,4 +1,4 @@
-// Times segments on a device: an event before and after each, read once both are done.
+// Times segments on a device by two events, one before and one after each segment.
 #pragma once
 
 #include <array>

@@ -6,8 +6,8 @@ namespace rose::compute {
 
 namespace {
 
-// Period at which wait_spent() reads `passed`: a device writes it without ringing. A borrower on a
-// CPU rings, which ends the sleep earlier.
+// Period at which wait_spent() reads `passed`, because a device writes `passed` without waking the
+// sleeper. A borrower on a CPU wakes the sleeper earlier.
 constexpr Nanoseconds kLookNs = 200'000;
 
 }  // namespace

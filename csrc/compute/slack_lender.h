@@ -28,9 +28,9 @@ struct SlackConfig {
 // 1. An offer is made only while the gate is closed and no segment runs, so the borrower runs at
 //    most its quantum until the next decision. On a device the previous segment may still run
 //    unseen, so the quantum is one segment smaller there.
-// 2. lend() closes the gate after each of its own openings before it returns. It waits no longer
-//    than the sum of the policy's quanta. If a segment still runs when lend() returns, the caller
-//    waits for it.
+// 2. lend() closes the gate after each of its own openings before it returns. lend() waits no
+//    longer than the sum of the policy's quanta. If a segment still runs when lend() returns, the
+//    caller waits for it.
 // 3. Any other close, such as an arrival's, ends the offer at once.
 //
 // Only serving's thread uses it, between two steps; these calls wait for no lock. Any thread may

@@ -246,9 +246,9 @@ bool StreamGate::must_stop() const noexcept {
   return owed_ || gate().is_shut_down() || gate().is_abort_asked();
 }
 
-// Returns an abort or a shut-down, which the borrower must see before any other verdict. It is held
-// back until the device has run all work that could not be removed from the stream, because the
-// borrower frees the step's blocks when it gets this verdict.
+// Returns an abort or a shut-down, which the borrower must see before any other verdict. This
+// verdict is held back until the device has run all work that could not be removed from the stream,
+// because the borrower frees the step's blocks as soon as it gets the verdict.
 std::optional<Verdict> StreamGate::pending_verdict() noexcept {
   if (!owed_) {
     if (gate().is_shut_down()) {

@@ -22,6 +22,8 @@ struct GateParams;
 
 namespace rose::compute {
 
+// Kind of a gate, by its waiting party. HOST: the borrower's thread waits. MEMOP: the stream waits,
+// by memory operations of the driver. KERNEL: the stream waits, by a kernel of one thread.
 enum class GateKind : std::uint8_t { kHost, kMemop, kKernel };
 
 struct StreamGateConfig {
@@ -35,10 +37,10 @@ struct StreamGateConfig {
   std::shared_ptr<const driver::KernelLibrary> branch_library{};
 };
 
-// The borrower's calls of a gate for segments on a device. Serving and the creditor use its
-// HostGate; do not use that gate's borrower calls. The calls here mean the same, except that
-// kPassed only allows the segment to enter the stream: the segment starts when the device has
-// passed its gate.
+// The borrower's side of a gate whose segments run on a device. Serving and the creditor use the
+// HostGate behind it. The borrower uses the calls here instead of those of the HostGate. They mean
+// the same, except that kPassed only allows the segment to enter the stream: the segment starts
+// when the device has passed its gate.
 //
 // 1. Gate number s in the stream waits for credit >= s, then for the open bit, then writes
 //    passed = s (MEMOP: one batch, in this order; KERNEL: kernels/gate.h). The open bit comes last:

@@ -20,10 +20,10 @@ class ForcedLog {
 };
 
 // Some driver calls wait for all work on the device: a free, a capture, the first launch of a
-// kernel. They also wait for the borrower's step, and its gate stays closed while serving is in
-// that call: a deadlock. So serving declares such calls. While one is declared, a step that is
-// parked between two segments for `after_ns` without progress may start one segment, and another
-// one after each further `after_ns`, until the step or the call ends.
+// kernel. Such a call also waits for the borrower's step, but the borrower's gate stays closed
+// while serving is in the call: a deadlock. So serving declares such calls. While a call is
+// declared, the watchdog watches a step that is parked between two segments. After each `after_ns`
+// without progress the step may start one segment, until the step or the call ends.
 //
 // 1. Outside a declaration nothing is forced: a segment that has not started when the last leave()
 //    returns does not start, unless someone else opens the gate.

@@ -348,8 +348,8 @@ Candidate Arbiter::candidate(SlabId slab) const noexcept {
 // ---- the published state
 
 // Returns a free record of the ledger for a new partition; null if all are used. A partition keeps
-// its record until it is dropped and has no slabs left. So even a torn read never shows the numbers
-// of one partition, while it has slabs, under the id of another partition.
+// its record until it is dropped and has no slabs left. So as long as a partition has slabs, even a
+// torn read never shows the partition's numbers under the id of another partition.
 PartitionRecord* Arbiter::free_place() noexcept {
   for (PartitionRecord& one : shown_) {
     if (one.partition.id == kNobody) return &one;

@@ -238,10 +238,12 @@ class Arbiter final : private SlabWatcher {
   Result<std::vector<Candidate>> candidates(PartitionId partition) const noexcept;
   // Returns the partition's slabs that are being revoked or are in quarantine.
   Result<std::vector<SlabId>> leaving(PartitionId partition) const noexcept;
-  // Revokes up to n lent slabs: first those without blocks or pins, which return within this call;
-  // then `preferred`, in its order (slabs that are no candidates are ignored); then those with the
-  // smallest rank that their tenant gave, and among equals those with the fewest blocks in use. A
-  // slab goes to `taker`; it becomes unowned if `taker` is -1, was dropped or is at its limit, or
+  // Revokes up to n lent slabs, in this order:
+  //   1. slabs without blocks or pins, which return within this call,
+  //   2. the slabs of `preferred`, in their order, except those that are no candidates,
+  //   3. the others, by ascending rank (the tenant's hint), then by ascending number of blocks in
+  //      use.
+  // A slab goes to `taker`; it becomes unowned if `taker` is -1, was dropped or is at its limit, or
   // if another partition's reserve needs the slab.
   Result<RevocationId> revoke(PartitionId partition, std::int32_t n, Nanoseconds deadline_ns,
                               PartitionId taker, std::span<const SlabId> preferred) noexcept;
@@ -257,11 +259,11 @@ class Arbiter final : private SlabWatcher {
 
   // ---- watching a partition for a shortage (watch.cpp)
 
-  // Watches `partition`, which may need `demand_blocks` free blocks before a loan returns and has
-  // `blocks_per_slab` blocks in a slab; a demand of 0 ends the watch. The partition is short while
-  // something is lent and its free blocks, together with those of unowned slabs, are fewer than
-  // `demand_blocks`. Returns whether it is short, or will be after taking `taking` blocks. One
-  // partition is watched at a time.
+  // Watches `partition` for a shortage. `demand_blocks`: free blocks that the partition may need
+  // before a loan returns; 0 ends the watch. `blocks_per_slab`: blocks of the partition in a slab.
+  // The partition is short while something is lent and its free blocks, together with those of
+  // unowned slabs, are fewer than `demand_blocks`. Returns whether the partition is short, or will
+  // be after taking `taking` blocks. One partition is watched at a time.
   //
   // After each call of watch(), the bell rings at most once: in the first allocation that makes the
   // partition short or finds it short. listen() waits for the bell.
@@ -319,7 +321,7 @@ class Arbiter final : private SlabWatcher {
   // A lent slab with blocks or pins. Slabs are revoked in ascending order, field by field.
   struct Busy {
     std::int32_t rank;   // in the caller's list of preferred slabs
-    std::uint32_t hint;  // from the tenant
+    std::uint32_t hint;  // rank from the tenant
     std::int32_t used;
     SlabId slab;
     auto operator<=>(const Busy&) const = default;
@@ -435,7 +437,7 @@ class Arbiter final : private SlabWatcher {
   std::map<PartitionId, std::shared_ptr<TenantLine>> lines_;  // lines to tenants that are not lost
   std::map<LeaseId, Lease> leases_;                           // leases with at least one slab
   std::map<RevocationId, Revocation> revocations_;
-  std::vector<RevocationId> revoked_by_;  // by slab: its revocation; 0 when it is not REVOKING
+  std::vector<RevocationId> revoked_by_;  // by slab: its revocation; 0 if the slab is not REVOKING
   std::vector<Scrub> scrubs_;             // by slab: progress of clean()
   std::vector<SlabId> victims_;           // slabs chosen by the current revocation
   std::vector<Busy> busy_;                // scratch of choose_victims()

@@ -47,9 +47,9 @@ struct TenantNews {
 //   3. The allocator gives blocks only from slabs that are mapped here.
 class Attachment final : private SlabDoor {
  public:
-  // Corrupt if the ledger or the mailbox is invalid, if it can be written or resized by a process
-  // that must not, or if the two do not belong together; InvalidArgument if they belong to another
-  // pool. On error nothing is left.
+  // Corrupt if the ledger or the mailbox is invalid, if a process could write or resize either
+  // without permission, or if the two do not belong together. InvalidArgument if they belong to
+  // another pool. On error nothing is left.
   static Result<std::unique_ptr<Attachment>> create(Pool pool, AttachmentParts parts) noexcept;
   // As create(), for a tenant that maps only lent slabs: see reach().
   static Result<std::unique_ptr<Attachment>> create_mapped(PoolShape shape,
@@ -75,7 +75,7 @@ class Attachment final : private SlabDoor {
   Result<TenantNews> news(Nanoseconds timeout_ns) noexcept;
   // Looks without waiting.
   Result<TenantNews> look() noexcept;
-  // Returns the tenant's slabs, except those that it must empty.
+  // Returns the tenant's slabs, except those that the tenant must empty.
   Result<std::vector<SlabId>> lent() noexcept;
   // Returns the slabs that the tenant must empty: closed ones, and those that the ledger shows in
   // quarantine. A slab may occur twice.

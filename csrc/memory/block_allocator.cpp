@@ -439,7 +439,8 @@ Status BlockAllocator::audit_pins() const noexcept {
         entered_.test(index) == should_be_in,
         "slab " + std::to_string(slab) + " is in use without having been entered, or was not left");
     ROSE_CHECK(map_.is_draining(slab) == (moves_out_of_[index] > 0),
-               "slab " + std::to_string(slab) + " drains without moves, or moves without draining");
+               "slab " + std::to_string(slab) +
+                   " drains without a planned move, or has a planned move without draining");
   }
   return {};
 }

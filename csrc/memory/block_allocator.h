@@ -57,10 +57,10 @@ struct Evacuation {
 //   share()     adds a reference for a further user of the same data; the block may be cached
 //   publish()   gives its data a key, under which others find it
 //   free()      drops a reference; after the last, a block with a key is cached, any other is free
-// A cached block counts as free. When no other free block is left, a slab loses all its cached
-// blocks at once, so that whole slabs become empty: first slabs of namespaces that are not current,
-// then those whose cached blocks were used longest ago. A slab that is being revoked loses its keys
-// and its cached blocks at once.
+// A cached block counts as free. When no other free block is left, one slab loses all its cached
+// blocks at once, so that whole slabs become empty. Slabs of namespaces that are not current come
+// first, then slabs whose cached blocks were used longest ago. A slab that is being revoked loses
+// its keys and its cached blocks at once.
 //
 // The life of a ticket:
 //   reserve(n)  sets n blocks aside: nobody else can get them, and they count as used

@@ -15,10 +15,10 @@
 
 namespace rose::memory {
 
-// A block of a present slab; `slab` is kNoSlab if there is none.
+// A block of a present slab; `slab` is kNoSlab if there is no such block.
 struct BlockPosition {
   SlabId slab{kNoSlab};
-  std::int32_t index{0};  // in its slab
+  std::int32_t index{0};  // index of the block in its slab
   std::uint32_t slot{0};  // number among the blocks of all slabs
 };
 
@@ -189,8 +189,8 @@ class BlockMap {
   Status audit() const noexcept;
 
  private:
-  // Values in references_ of a cached block and of a block set aside; a free or dropped block has
-  // 0.
+  // Values in references_ for a cached block, and for a block that is set aside. A free or dropped
+  // block has the value 0.
   static constexpr std::int32_t kCached = -1;
   static constexpr std::int32_t kAside = -2;
 
@@ -245,7 +245,7 @@ class BlockMap {
   void clear_cached(BlockPosition at) noexcept;
   void count_released(SlabId slab, std::int32_t dropped, std::int32_t cached) noexcept;
   void count_used(Entry& at, std::int32_t more) noexcept;
-  // Must be called after every change after which a slab may be spare, or no longer spare.
+  // Must be called after every change that can make a slab spare, or make it no longer spare.
   void recount_spare(Entry& at) noexcept {
     const bool is_spare = at.gives() && at.used == 0 && at.pins == 0;
     if (is_spare == at.is_spare) return;

@@ -1,9 +1,9 @@
 // The words shared by an arbiter and a tenant of another process: the current use of each slab.
 //
 //   ABSENT   the tenant does not have the slab
-//   IDLE     it has the slab but uses no block: the arbiter may take it without asking
-//   BUSY     it has a block in use or a pin
-//   CLOSED   it has a block in use or a pin, and must leave the slab
+//   IDLE     the tenant has the slab but uses no block: the arbiter may take it without asking
+//   BUSY     the tenant has a block in use or a pin there
+//   CLOSED   the tenant has a block in use or a pin there, and must leave the slab
 //
 //   arbiter   any    -> IDLE     granted: an unowned slab, so nobody else writes this word
 //             IDLE   -> ABSENT   taken back at once
@@ -51,7 +51,7 @@ enum class Leaving {
   kWasTaken,  // the slab was no longer the tenant's
 };
 
-// A tenant's report about itself, which is not trusted.
+// A tenant's report about itself. The arbiter does not trust the report.
 struct TenantReport {
   Nanoseconds heartbeat_ns{0};  // CLOCK_BOOTTIME; 0 before the first
   std::uint64_t progress{0};

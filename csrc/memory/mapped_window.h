@@ -1,4 +1,4 @@
-// A borrower's own mapping of a pool, in which it can touch only the slabs that it holds.
+// A borrower's own mapping of a pool. The borrower can touch only the slabs that it holds.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace rose::memory {
 //   AWAY -> HERE      take(): mapped
 //   HERE -> LEAVING   give(): the tenant must not touch it, but still could
 //   LEAVING -> AWAY   sweep(): unmapped; any touch faults
-//   LEAVING -> HERE   take(): lent again before the sweep, so it was mapped all the time
+//   LEAVING -> HERE   take(): lent again before sweep(), so it was mapped all the time
 //
 // Serving waits for none of this: it has a mapping of its own, which stays, and it may use a slab
 // as soon as the arbiter records the slab's return. A borrower never has a descriptor of a slab

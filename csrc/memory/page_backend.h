@@ -43,7 +43,8 @@ class PageBackend {
   virtual void unmap(VaRange range) noexcept = 0;
   // Zeros the mapped bytes of `range` before it returns.
   virtual Status clear(VaRange range) noexcept = 0;
-  // As clear(), for memory that other processes may have mapped: it stays mapped for all of them.
+  // As clear(), for memory that other processes may have mapped: the memory stays mapped for all of
+  // them.
   // `range` must be whole pages. Any thread.
   virtual Status scrub(VaRange range) noexcept = 0;
 

@@ -17,8 +17,8 @@ constexpr Nanoseconds kNapMin = 20'000;
 // Longest sleep of wait(), and of one listen() by the keeper, a Python thread. If the keeper does
 // not get the interpreter, only the transactions of wait() show that this process still runs.
 constexpr Nanoseconds kNapMax = 20'000'000;
-// Shortest gap between transactions that is a standstill. The keeper listens for 20 ms at a time,
-// and a busy machine delays it by tens of milliseconds.
+// Shortest gap between transactions that counts as a standstill. The keeper listens for 20 ms at a
+// time, and a busy machine delays the keeper by tens of milliseconds.
 constexpr Nanoseconds kStandstillNs = 100'000'000;
 
 }  // namespace

@@ -32,7 +32,7 @@ constexpr std::size_t kAhead = 8 * kPage;
       _mm256_stream_si256(halves + 1, zeros);
     }
   }
-  // Only a fence orders non-temporal stores, and the borrower is notified of the slab after it.
+  // Only a fence orders non-temporal stores. The borrower is notified of the slab after this fence.
   _mm_sfence();
 }
 #endif

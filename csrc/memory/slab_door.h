@@ -8,8 +8,9 @@
 namespace rose::memory {
 
 // The door between an allocator and the shared words of its mailbox. The allocator enters a slab
-// before it takes the slab's first block or pin, and leaves it after the last. While the tenant is
-// inside, the arbiter waits for the slab; otherwise it takes the slab back without asking.
+// before it takes the slab's first block or pin, and leaves the slab after the last one. While the
+// tenant is inside, the arbiter waits for the slab; otherwise the arbiter takes the slab back
+// without asking.
 //
 // Thread rule: the allocator calls it under its own lock. Nothing here waits.
 class SlabDoor {
@@ -22,8 +23,8 @@ class SlabDoor {
   virtual bool is_open(SlabId slab, std::uint32_t generation) const noexcept = 0;
   // True if the tenant may use the slab until leave(); false if the tenant has lost the slab.
   virtual bool enter(SlabId slab, std::uint32_t generation) noexcept = 0;
-  // True if the slab is still the tenant's. False if it was closed, and this call returned it, or
-  // if the arbiter had taken it before.
+  // True if the slab is still the tenant's. False if the slab was closed and this call returned it,
+  // or if the arbiter had taken the slab before.
   virtual bool leave(SlabId slab, std::uint32_t generation) noexcept = 0;
 };
 

@@ -14,7 +14,7 @@
 
 namespace rose::memory {
 
-// The owner and the lease of a slab. lease_id and lease_epoch are 0 if it is not lent.
+// The owner and the lease of a slab. lease_id and lease_epoch are 0 if the slab is not lent.
 struct Hold {
   PartitionId owner{kNobody};
   std::uint64_t lease_id{0};
@@ -43,8 +43,8 @@ class SlabTable {
     return static_cast<SlabId>(unowned_.find(at(from)));
   }
 
-  // Moves the slab to state `to`. RETURNED and UNOWNED remove its owner; these and QUARANTINED
-  // remove its lease.
+  // Moves the slab to state `to`. A move to RETURNED or UNOWNED removes the slab's owner. A move to
+  // one of these or to QUARANTINED removes the slab's lease.
   Status move(SlabId slab, SlabState to) noexcept;
   // Moves the slab to OWNED or GRANTED, under `hold`.
   Status move(SlabId slab, SlabState to, const Hold& hold) noexcept;

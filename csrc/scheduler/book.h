@@ -18,7 +18,7 @@
 
 namespace rose::scheduler {
 
-// A turn with a larger lag is urgent.
+// A turn is urgent if its lag exceeds this value; see Book::lag().
 inline constexpr double kUrgentLag = 0.5;
 
 // Each move appends the actions that carry it out, in the order of execution: the Stop on the old
@@ -28,7 +28,7 @@ inline constexpr double kUrgentLag = 0.5;
 //   1. A worker holds exactly the RUNNING turns under its live grant, and the turns RECALLED from
 //      that grant that are not released yet.
 //   2. A trajectory is in the queue if and only if it is QUEUED.
-//   3. known_tokens is the sum of all Delivers of the turn.
+//   3. A turn's known_tokens is the number of tokens in all Deliver actions of the turn.
 //   4. Each cache on a worker belongs to one trajectory, which is not on any worker.
 class Book {
  public:
@@ -80,7 +80,7 @@ class Book {
   // Urgency from 0 to 1: the lag behind other trajectories or the progress towards the limit of
   // staleness, whichever is larger.
   double lag(const Trajectory& trajectory) const;
-  // True if so many seats are free that all turns of the job are urgent, whatever their lag.
+  // True if so many seats are free that all turns of the job get urgency 1, whatever their lag.
   bool is_tail(std::size_t job) const noexcept;
   Freshness freshness(const Trajectory& trajectory) const noexcept;
   // Oldest worker version that may run a turn of the trajectory: output of older weights would be
@@ -128,8 +128,8 @@ class Book {
   };
 
   bool are_graces_sound() const;
-  // True if the trajectory lost its cache for lack of memory, or leaves it because its home lacks
-  // room.
+  // True if the trajectory lost its cache for lack of memory, or leaves the cache because the home
+  // lacks room.
   bool is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept;
   void move(Trajectory& trajectory, TrajectoryState to);
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);

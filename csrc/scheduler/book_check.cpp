@@ -146,7 +146,7 @@ class BookCheck {
 };
 
 bool Book::is_sound() {
-  // In this order: each check reads only what the earlier ones have checked.
+  // The order matters: each check reads only what the earlier ones have checked.
   return settings.is_sound() && now_ns >= 0 && is_time(now_ns) && scheduler::is_sound(counters) &&
          jobs.is_sound() && risk.is_sound(jobs.size()) && fairness.is_sound(jobs.size()) &&
          workers.is_sound(jobs.size(), risk.exposures.domains()) &&

@@ -27,10 +27,11 @@ namespace rose::scheduler {
 // stalled turns.
 //
 // Staleness, for each job: a trainer that takes B trajectories per version has consumed c = v B at
-// version v. Suppose that trajectories are used in the order of their starts. Of those that started
-// and are not consumed, the k-th is used in the ceil(k / B)-th version from now, where the first is
-// the version that is being made. So a trajectory is used at most S versions after the version with
-// which it started if, at its start and counting itself,
+// version v. Suppose that trajectories are used in the order of their starts. Of those that
+// started and are not consumed, the first has number 1. Number k is used in the ceil(k / B)-th
+// version from now; the first version from now is the one that is being made. So a trajectory
+// is used at most S (max_staleness) versions after the version with which it started if, at its
+// start and counting itself,
 //   started - consumed <= (S + 1) B.
 // This is AReaL's rule started <= (S + v + 1) B without the assumption that c is exactly v B.
 class Core {

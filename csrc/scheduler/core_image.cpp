@@ -17,7 +17,7 @@ struct Header {
   std::array<char, 8> magic{'r', 'o', 's', 'e', 'c', 'o', 'r', 'e'};
   std::uint32_t version{kImageVersion};
   std::uint32_t checksum{0};
-  std::uint64_t size_bytes{0};  // of the body
+  std::uint64_t size_bytes{0};  // size of the body
 
   template <typename Image>
   void image(Image& image) {

@@ -20,8 +20,10 @@ struct CostQuery {
   bool operator==(const CostQuery&) const = default;
 };
 
-// Returns the cost. With u the urgency, it is
+// Returns the cost. It is
 //   (1 + a u) own + others + (1 + b u) risk + c gap
+//   u       the turn's urgency
+//   a, b, c the settings urgent_time_weight, urgent_risk_weight and staleness_s_per_version
 //   own     time for the worker's backlog, the prompt less `cached_tokens`, the expected tokens
 //   others  delay of the worker's other turns: slower steps, and steps that wait for this prompt
 //   risk    probability of a revocation within `own`, times the time to queue and recompute

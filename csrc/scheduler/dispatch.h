@@ -12,10 +12,14 @@
 
 namespace rose::scheduler {
 
-// After place(), each queued turn waits for newer weights, or no worker can take it: every worker
-// lacks room, version or grant, is avoided by the turn, holds caches that the turn spares, is kept
-// for a starved turn, or would exceed a limit on restarts, exposure or unfairness. The only
-// exception is room from caches that starts gave up; the next step uses it.
+// After place(), each queued turn waits for newer weights, or no worker can take it. A worker
+// cannot take a turn if the worker
+//   - has no grant, no room, or weights that are too old,
+//   - is avoided by the turn, or holds caches that the turn spares,
+//   - is kept for a starved turn,
+//   - or would exceed a limit on restarts, exposure or unfairness.
+// The only exception is room that starting turns freed when they gave up caches; the next step uses
+// that room.
 class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
@@ -67,9 +71,10 @@ class Dispatch {
   // Makes place() search again once the turn's demands have dropped with time, even if no event
   // arrives until then.
   void wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept;
-  // True if the turn's warm home can run it as soon as there is room.
+  // True if the turn's warm home (the worker whose cache has the context) can run the turn as soon
+  // as there is room.
   bool can_go_home(const Query& query) const noexcept;
-  // True if only spared caches prevent its start.
+  // True if only the caches that the turn spares prevent its start.
   bool is_stopped_by_caches(Query query);
   // True if a turn that needs as much or less has already found no worker.
   bool is_hopeless(const Query& query) const noexcept;
@@ -90,11 +95,11 @@ class Dispatch {
   std::vector<std::size_t> kept_;
   std::vector<double> limits_;                 // by job: turns that need more find no room
   std::vector<bool> has_dedicated_;            // by job: a dedicated worker has a live grant
-  std::vector<std::int64_t> oldest_versions_;  // by job: over workers with a live grant
+  std::vector<std::int64_t> oldest_versions_;  // by job, of workers with a live grant
   std::vector<Promise> promises_;
   std::vector<Failure> failures_;
   std::vector<Cursor> cursors_;            // by job
-  std::vector<std::int64_t> least_wants_;  // by job, at the last check of all bars
+  std::vector<std::int64_t> least_wants_;  // by job: smallest need at the last check of all bars
   std::size_t jobs_left_{0};               // jobs that may still find room
   std::int64_t starts_{0};
 };

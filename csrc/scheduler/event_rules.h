@@ -12,7 +12,8 @@
 namespace rose::scheduler {
 
 // Events have passed check(). A worker's report on a turn is accepted only while the worker holds
-// that turn under that grant, or within the grace period. Other reports are counted and ignored.
+// that turn under the reported grant, or within the grace period. Other reports are counted and
+// ignored.
 class EventRules {
  public:
   explicit EventRules(Book& book) noexcept : book_{book} {}

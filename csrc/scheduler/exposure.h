@@ -16,7 +16,7 @@ namespace rose::scheduler {
 struct Exposed {
   std::int64_t tokens{0};                // prompts and answers of running turns
   std::int64_t urgent{0};                // running turns that were urgent at their start
-  std::int64_t prefill_tokens_per_s{0};  // of workers with a live grant
+  std::int64_t prefill_tokens_per_s{0};  // rate of the workers with a live grant
 
   bool operator==(const Exposed&) const = default;
   void add(const Exposed& more, std::int64_t sign) noexcept {

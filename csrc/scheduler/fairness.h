@@ -21,10 +21,11 @@ namespace rose::scheduler {
 //
 // Bound: in any interval in which jobs j and k are both backlogged,
 //   | served_j / w_j - served_k / w_k | <= 2 lead + need_j / w_j + need_k / w_k
-// where need is the maximum tokens of one turn of a job. Proof: the counter of a backlogged job is
-// within [floor, floor + lead + need / w]. It is raised to the floor when the job becomes
-// backlogged (idleness earns nothing), no job above floor + lead starts, and the floor, the least
-// counter of the backlogged jobs, only rises. So two counters differ by at most lead + need / w.
+// where need is the maximum tokens of one turn of a job. Proof: the floor is the least counter of
+// the backlogged jobs, and only rises. When a job becomes backlogged, its counter is raised to the
+// floor, so idleness earns nothing. No job above floor + lead starts. So the counter of a
+// backlogged job is within [floor, floor + lead + need / w], and two counters differ by at most
+// lead + need / w.
 class FairDevice {
  public:
   // `jobs`: every job with a worker here, and whether it is backlogged.

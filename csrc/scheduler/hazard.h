@@ -1,4 +1,5 @@
-// Revocation rates of grants, and hold times for workers that flap.
+// Revocation rates of grants, and hold times for workers that flap. A worker flaps if its grants
+// are revoked again and again within a short time.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,9 @@
 
 namespace rose::scheduler {
 
-// Revocations within an exposure time: a Gamma-Poisson estimate with a memory. The prior rate has
-// the weight of `prior_s` seconds of exposure, and observations older than `window_s` seconds fade.
+// Revocations within an exposure time: a Gamma-Poisson estimate with a memory. The prior rate (the
+// rate assumed before any observation) has the weight of `prior_s` seconds of exposure.
+// Observations older than `window_s` seconds of exposure fade.
 struct Revocations {
   double count{0};
   double exposed_s{0};

@@ -30,7 +30,7 @@ struct Job {
   std::int64_t done{0};
   std::int64_t dropped{0};  // admitted or not
   std::int64_t consumed{0};
-  std::map<std::int64_t, TrajectoryId> waiting;  // for admission, by ticket
+  std::map<std::int64_t, TrajectoryId> waiting;  // by ticket: trajectories that wait for admission
   std::map<std::int64_t, std::int64_t> wants;    // needed tokens -> number of queued turns
   std::map<std::int64_t, std::int64_t> places;   // place in line -> number of queued turns
   Outlook outlook;
@@ -48,7 +48,7 @@ struct Job {
   // Trajectories that started and were not consumed.
   std::int64_t ahead() const noexcept { return admitted - dropped_admitted - consumed; }
   // Minimum number of versions that are published before the trainer uses a running trajectory. The
-  // trainer first uses the trajectories that were admitted before it or are done.
+  // trainer first uses the trajectories that were admitted before this one or are done.
   std::int64_t versions_before(std::int64_t place_in_line) const noexcept {
     const std::int64_t before = (place_in_line > done ? place_in_line : done) - consumed;
     const std::int64_t others = ahead() - 1;
@@ -61,7 +61,8 @@ struct Job {
   }
   // True if one more trajectory may start. Core explains the rule.
   bool can_admit() const noexcept { return ahead() < ahead_max(); }
-  // Possible value of ahead() before the next consumption, if all waiting trajectories start.
+  // Largest value that ahead() can reach before the next consumption, if all waiting trajectories
+  // start.
   std::int64_t could_be_ahead() const noexcept {
     const std::int64_t all = ahead() + static_cast<std::int64_t>(waiting.size());
     return all < ahead_max() ? all : ahead_max();

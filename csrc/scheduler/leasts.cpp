@@ -15,8 +15,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using Masks = std::int64_t __attribute__((vector_size(kLanes * sizeof(std::int64_t))));
 
-// For each lane, the least cost of its rows, which is infinite if no row has room, and the smallest
-// number of a worker with this cost.
+// For each lane, the least cost of the lane's rows (infinite if no row has room), and the smallest
+// worker number among the rows with this cost.
 struct LaneLeasts {
   std::array<double, kLanes> costs_s;
   std::array<double, kLanes> numbers;

@@ -11,7 +11,7 @@ namespace rose::scheduler {
 
 // Columns of the same workers, padded to whole blocks; padding rows have no room.
 struct PricedRows {
-  std::size_t count;  // of workers
+  std::size_t count;  // number of workers
   const std::vector<double>& costs_s;
   const std::vector<double>& tokens;
   const std::vector<double>& numbers;  // exact, up to kCountMax
@@ -26,7 +26,7 @@ class Leasts {
   void touch_all() noexcept { count_.reset(); }
   // The cheapest row with room for `need_tokens`; among equals, the one with the smallest number.
   // The caller must have touched every row that changed since the last call, unless the count
-  // differs. It must pass the same columns every time; only `tokens` may be another column.
+  // differs. The caller must pass the same columns every time; only `tokens` may be another column.
   std::optional<std::size_t> find(const PricedRows& rows, double need_tokens);
   // The minimum cost of the block's rows with room; infinity without any.
   double cost_s(std::size_t block) const noexcept;

@@ -10,7 +10,7 @@
 
 namespace rose::scheduler {
 
-// A scan skips workers without a grant or a free seat, which are the majority in a burst of
+// A scan skips workers without a grant or a free seat. Such workers are the majority in a burst of
 // revocations or at high load. The order of the rows has no meaning.
 //
 // Invariants, after settle():

@@ -17,8 +17,8 @@ namespace rose::scheduler {
 // is as wide as all levels below it together.
 std::int64_t level_of(std::int64_t said_tokens, std::int64_t quantum_tokens) noexcept;
 
-// Within a level, first come, first served. A turn that follows a tool call, and does not come back
-// from a worker, is promoted by one level.
+// Within a level, first come, first served. A turn that follows a tool call is promoted by one
+// level, unless the turn was queued again after leaving a worker.
 QueueKey mlfq_key(const Trajectory& trajectory, QueueRank rank, std::int64_t quantum_tokens,
                   Nanoseconds now_ns) noexcept;
 

@@ -14,8 +14,8 @@
 
 namespace rose::scheduler {
 
-// The calls for a trajectory come in this order: create, admit; for each turn queue (again after
-// the turn left a worker) and finish; at last over.
+// The calls for a trajectory come in this order: create(), then admit(). For each turn: queue(),
+// again after each time that the turn left a worker unfinished, then finish(). At the end: over().
 class Outlook {
  public:
   explicit Outlook(const Settings& settings = {}) noexcept;

@@ -8,8 +8,8 @@ namespace rose::scheduler {
 
 // Contexts grow until their trajectories end, but not all contexts have their final size at once.
 // The value learns how far memory can be overcommitted: it shrinks with each trajectory that lost a
-// cache for lack of memory, and grows with each other trajectory. It is stable when the share of
-// trajectories that lose a cache equals `share`.
+// cache for lack of memory, and grows with every other trajectory. The value is stable when the
+// share of trajectories that lose a cache equals `share`.
 class Overcommit {
  public:
   static constexpr double kMin = 0.5;

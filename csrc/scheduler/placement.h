@@ -20,19 +20,20 @@ struct Query : CostQuery {
   std::size_t job{0};                  // only this job's workers may run the turn
   double need_tokens{0};               // reservation at the start
   double most_tokens{0};               // largest possible reservation; the worker must fit it
-  bool prefers_dedicated{false};       // to any borrowed worker
+  bool prefers_dedicated{false};       // any dedicated worker is better than a borrowed one
   double version_floor{0};             // oldest allowed version of the worker
-  std::optional<std::size_t> home{};   // slot of the last worker
-  double hit_tokens{0};                // prompt tokens cached at home
-  std::optional<std::size_t> avoid{};  // slot that may not run it now
-  double restart_tokens{0};            // tokens of its prompt if the turn ran before, else 0
-  double burst_tokens{0};              // limit of restarted prompts that a worker computes at once
+  std::optional<std::size_t> home{};   // slot of the worker that has, or had, the cache
+  double hit_tokens{0};                // prompt tokens cached at home; the home is warm if > 0
+  std::optional<std::size_t> avoid{};  // slot that may not run the turn now
+  double restart_tokens{0};            // tokens of the prompt if the turn ran before, else 0
+  double burst_tokens{0};              // token limit of a worker's concurrent restarted prompts
   bool is_urgent{false};
-  bool spares_caches{false};  // away from its warm home it takes only room that no cache uses
-  // A worker other than the warm home must lend this many tokens per resident, this turn included;
-  // 0 for no condition.
+  // If true, the turn takes only room that no cache uses, except at its warm home.
+  bool spares_caches{false};
+  // A worker other than the warm home must lend this many tokens per resident (turn or cache), this
+  // turn included; 0 for no condition.
   double resident_tokens{0};
-  bool may_wait{false};                     // for a worker that will commit the newest version
+  bool may_wait{false};                     // the turn may wait until a worker commits new weights
   double since_published_s{0};              // age of the job's newest version
   const ExposureTable* exposures{nullptr};  // limits the turn's borrowed domains; null: no limit
 };
@@ -63,7 +64,8 @@ class Placement {
   void price(const WorkerColumns& workers, const CostQuery& query);
   // The row of the cheapest worker of the lineup that can take the turn.
   std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& query);
-  // The same by a full search, for when the cheapest worker with room cannot take the turn.
+  // Finds the same row by a full search. Needed if the cheapest worker with room cannot take the
+  // turn.
   std::optional<std::size_t> cheapest_able(const WorkerColumns& workers,
                                            const Query& query) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);

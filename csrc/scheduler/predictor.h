@@ -31,8 +31,8 @@ class WindowMean {
 
 // Output of a trajectory so far.
 struct OutputSoFar {
-  std::int64_t turn_tokens{0};  // of the current turn
-  std::int64_t tokens{0};       // of all turns
+  std::int64_t turn_tokens{0};  // output of the current turn
+  std::int64_t tokens{0};       // output of all turns
   std::int64_t turns{0};        // finished turns
 };
 
@@ -50,9 +50,9 @@ struct LengthForecast {
 };
 
 // The members of a group share a task, so finished members predict the others. A group's own
-// observations count in full, those of its job together as settings.job_weight observations. A
-// group without observations uses its job's. A job's prior comes from the settings and counts as
-// one observation.
+// observations count in full. All observations of its job together count as settings.job_weight
+// observations. A group without observations uses those of its job. Before a job has observations,
+// it uses a prior from the settings, which counts as one observation.
 //
 // Memory: a group is forgotten when its last live member is over. Results do not depend on the
 // order of a hash table.
@@ -83,9 +83,9 @@ class Predictor {
   struct Lengths {
     explicit Lengths(std::int64_t window = 1) noexcept
         : turn_tokens{window}, turns{window}, tokens{window}, tool_ms{window} {}
-    Sketch turn_tokens;  // of a turn
-    Sketch turns;        // of a trajectory
-    Sketch tokens;       // of a trajectory
+    Sketch turn_tokens;  // output tokens of a turn
+    Sketch turns;        // turns of a trajectory
+    Sketch tokens;       // output tokens of a trajectory
     Sketch tool_ms;
 
     template <typename Image>

@@ -13,14 +13,14 @@ namespace rose::scheduler {
 // at most an eighth of the lengths in it. Integer arithmetic gives the same bin on every machine.
 std::size_t bin_of(std::int64_t length) noexcept;
 std::int64_t bin_begin(std::size_t bin) noexcept;
-inline constexpr std::size_t kBinsMax = 305;  // of lengths up to kCountMax
+inline constexpr std::size_t kBinsMax = 305;  // number of bins for lengths up to kCountMax
 
 // Invariants:
 //   1. total() is the sum of weights(), and at most the window.
 //   2. There are at most kBinsMax weights.
 class Sketch {
  public:
-  // Remembers `window` / 2 to `window` observations: once there are more, all weights are halved.
+  // Remembers `window` / 2 to `window` observations: above `window`, all weights are halved.
   explicit Sketch(std::int64_t window = 1) noexcept : window_{static_cast<double>(window)} {}
 
   // `length` in [0, kCountMax].

@@ -59,11 +59,11 @@ class Risk {
 };
 
 // Upper bound on the time until every turn on a borrowed worker runs again, if all borrowed workers
-// are revoked now. It is the sum of the grace period and the times for the dedicated workers'
-// backlog and for all moved prompts, with the longest prompt last, on the slowest worker. If
-// dedicated workers lack room or seats for all turns at once, the turns need several rounds. Then
-// the bound also includes, for each round, the time of the longest turn. Infinite if a job with
-// turns on borrowed workers has no dedicated worker.
+// are revoked now. It is the sum of three times: the grace period, the prefill of the dedicated
+// workers' backlog and of all moved prompts, and the prefill of the longest prompt on the slowest
+// worker. If dedicated workers lack room or seats for all turns at once, the turns need several
+// rounds. Then the bound also includes, for each round, the time of the longest turn. Infinite if a
+// job with turns on borrowed workers has no dedicated worker.
 double recovery_bound_s(const WorkerTable& workers, const TrajectoryTable& trajectories,
                         std::size_t jobs, const Settings& settings);
 

@@ -8,8 +8,10 @@
 
 namespace rose::scheduler {
 
-// Placement policy: chooses the worker of a turn. Besides, only kJoint limits admission by memory
-// and lets turns wait for new weights or to spare caches, and only kMlfq changes the queue's order.
+// Placement policy: chooses the worker of a turn. In addition, only kJoint limits admission by
+// memory, and only kJoint lets turns wait for new weights or in order to spare caches. Only kMlfq
+// changes the queue's order. The home of a turn is the worker whose cache has the context of its
+// trajectory; the home is warm while that cache is valid.
 enum class PlacementPolicy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // warm home, else least loaded dedicated, else least loaded borrowed

@@ -1,7 +1,10 @@
 // The scheduler's standard settings, the reason for each value, and their names for trials.
 //
 // "The drawn scenarios" are those of `bench.drawn`, with results in bench/results/drawn-200.json.
-// "The paper" is ROSE (arXiv 2605.06534).
+// "The paper" is ROSE (arXiv 2605.06534). A prior is the value that an estimate has before any
+// observation. A worker has one seat for each turn that it may run at a time. The home of a turn is
+// the worker whose cache has the context of its trajectory; the home is warm while that cache is
+// valid.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +45,7 @@ inline constexpr Settings kStandard{
     // A turn that waits longer comes before all others, and room is kept for it. Turns take
     // seconds, so such a turn was passed over many times.
     .wait_max_ns = 30 * kSeconds,
-    // With more than this many free seats per live trajectory, all turns are urgent: two seats
+    // With more than this many free seats per live trajectory, all turns have urgency 1: two seats
     // leave each turn a choice. 0: always, 1e9: never.
     .tail_seats = 2,
     // Extra weights of an urgent turn's own time and revocation risk, which otherwise weigh 1.
@@ -55,9 +58,9 @@ inline constexpr Settings kStandard{
     .leave_home_margin_s = 0.3,
     // Prior revocation rate of a borrowed grant.
     .hazard_per_s = 1.0 / 60,
-    // Weight of a prior, in seconds of observed grants. The settings are the prior of a domain, and
-    // a domain is the prior of its workers. With five minutes, estimates follow a change of load
-    // and smooth out a single burst.
+    // Weight of a prior, in seconds of observed grants. hazard_per_s is the prior of a domain, and
+    // a domain's estimate is the prior of its workers. With five minutes, estimates follow a change
+    // of load and smooth out a single burst.
     .hazard_prior_s = 300,
     // Older observations fade, since load changes with the hours of the day.
     .hazard_window_s = 3600,
@@ -68,14 +71,15 @@ inline constexpr Settings kStandard{
     .hold_max_ns = 30 * kSeconds,
     // Maximum time between two revocations of a worker that count as flapping.
     .flap_window_ns = 10 * kSeconds,
-    // Limit of the survivors' time to recompute all turns of a borrowed domain; its workers get no
-    // turn beyond it. Half a minute is a small part of a trainer's time per version.
+    // Limit of the time that the job's workers in other domains would need to recompute all turns
+    // of a borrowed domain. A domain with turns gets no turn that would exceed the limit. Half a
+    // minute is a small part of a trainer's time per version.
     .exposure_max_s = 30,
     // Maximum share, in (0, 1], of a job's urgent turns in one borrowed domain. The trainer waits
     // for urgent turns.
     .urgent_share_max = 0.75,
-    // Maximum tokens of restarted prompts, or one prompt, that a worker computes at once, so that
-    // decodes continue: about a second of an 8B model on one device.
+    // Maximum tokens of restarted prompts that a worker computes at once, so that decodes continue:
+    // about a second of an 8B model on one device. A single prompt may exceed the maximum.
     .burst_prefill_tokens = 32'768,
     // Maximum lead of a job over another job that waits for the same device, in tokens per unit of
     // weight. A larger value keeps more turns at their caches; a smaller value shares more evenly.
@@ -124,7 +128,7 @@ inline constexpr Settings kStandard{
     // warm home: the evicted trajectory would in turn evict the next. Only kJoint waits. In the
     // drawn scenarios longer was better, with little gain beyond four minutes. 0: never waits.
     .cache_wait_ns = 240 * kSeconds,
-    // Until it has starved, a turn leaves a warm cache only for a worker that lends this many mean
+    // Until a turn has starved, it leaves a warm cache only for a worker that lends this many mean
     // final contexts per resident trajectory, this one included. Contexts grow, some to twice the
     // mean; where they do not fit, each turn evicts the next one's cache. 0: moves anywhere.
     .move_contexts = 2,

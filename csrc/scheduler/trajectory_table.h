@@ -19,14 +19,14 @@ namespace rose::scheduler {
 
 // The worker on which a turn runs, or ran until its recall.
 struct Run {
-  std::size_t slot{0};  // of the worker; valid while is_held
+  std::size_t slot{0};  // slot of the worker; valid while is_held
   WorkerId worker{kNobody};
   WorkerKind kind{WorkerKind::kDedicated};
   std::int64_t grant_epoch{0};
   std::int64_t version{0};          // weight version at the start
   std::int64_t prefill_tokens{0};   // part of the worker's backlog, until the first progress
   Nanoseconds stall_at_ns{0};       // stalled if there is no progress before this time
-  std::int64_t reserved_tokens{0};  // of the grant
+  std::int64_t reserved_tokens{0};  // tokens of the grant that the turn reserves
   std::int64_t restart_tokens{0};   // prefill_tokens of a turn that ran before, else 0
   std::size_t domain{0};            // index of the worker's domain
   Exposed exposed{};                // contribution to that domain
@@ -86,9 +86,10 @@ struct Trajectory {
   std::size_t job{0};  // index of the job
   TrajectoryState state{TrajectoryState::kWaiting};
   GroupId group{0};
-  std::int64_t ticket{0};         // number of trajectories of its job created before it
-  std::int64_t place_in_line{0};  // number of those admitted before it and not dropped by then
-  Nanoseconds started_ns{0};      // time of admission
+  std::int64_t ticket{0};  // number of the job's trajectories created before this one
+  // Number of the job's trajectories that were admitted before this one and not dropped by then.
+  std::int64_t place_in_line{0};
+  Nanoseconds started_ns{0};  // time of admission
   std::int64_t version_min{0};
   std::int64_t said_tokens{0};  // delivered, in all turns
   std::size_t life_number{0};   // in LifeLine, from admission on
@@ -104,7 +105,7 @@ struct Trajectory {
   std::int64_t attempts{0};         // failed starts
   std::int64_t computed_tokens{0};  // longest context computed on any worker
 
-  LengthForecast forecast;  // from the time of queueing
+  LengthForecast forecast;  // made when the turn was queued
   QueueKey queue_key;       // while QUEUED
   Nanoseconds queued_ns{0};
 
@@ -161,7 +162,7 @@ class TrajectoryTable {
   void image(Image& image) {
     image(by_id_, counts_);
   }
-  // True if each trajectory's job is valid, and its slot and domain if it is held.
+  // True if the job of each trajectory is valid, and also the slot and the domain if it is held.
   bool is_sound(std::size_t jobs, std::size_t slots, std::size_t domains) const noexcept;
   template <typename Predicate>
   bool all(const Predicate& is_so) const {

@@ -87,9 +87,9 @@ struct WorkerColumns {
   std::vector<std::size_t> domain;
   std::vector<double> room_tokens;   // room for starts; -1 without a grant or a seat
   std::vector<double> spare_tokens;  // room that no cache uses
-  std::vector<double> grant_tokens;  // of its device
-  std::vector<double> turns;         // on its device
-  std::vector<double> residents;     // turns and caches on its device
+  std::vector<double> grant_tokens;  // tokens granted to its device
+  std::vector<double> turns;         // number of turns on its device
+  std::vector<double> residents;     // number of turns and caches on its device
   std::vector<double> backlog_tokens;
   std::vector<double> context_tokens;   // held on its device, reservations included
   std::vector<double> restart_tokens;   // the part of backlog_tokens of turns that ran before

@@ -309,8 +309,8 @@ void Cluster::train(std::int64_t job) {
   Trainer& trainer = trainers_[static_cast<std::size_t>(job)];
   const JobSpec& spec = world_.jobs[static_cast<std::size_t>(job)];
   if (trainer.take()) event_queue_.schedule(now_ns_ + spec.train_ns, EventKind::kLearned, job);
-  // The core receives this event in a later step than the ends of these trajectories, which it
-  // receives in the current step.
+  // The core receives the ends of these trajectories in the current step, and this event in a
+  // later step.
   if (const std::int64_t count = trainer.thrown_away()) {
     inbox_.push(Consumed{count, spec.job}, now_ns_);
   }

@@ -25,9 +25,10 @@ namespace rose::sim {
 // so far.
 using GoOn = std::function<bool(Nanoseconds now_ns, std::int64_t events)>;
 
-// A discrete-event simulation. The driver works as in production. After a first event it gathers
-// more for `gather_ns`; then it steps the core with them, and with the events that result, until
-// none result. Without events it steps the core every `tick_ns`. Actions take effect at once.
+// A discrete-event simulation. The driver works as in production. After a first event
+// the driver gathers more events for `gather_ns`. Then it steps the core with these events, and
+// with the events that result, until none result. Without events it steps the core every `tick_ns`.
+// Actions take effect at once.
 //
 // Equal worlds give equal outcomes: simultaneous events happen in the order in which they were
 // scheduled, nothing is random, and no result depends on the order of a hash table.

@@ -38,7 +38,8 @@ class SimulatedEngine {
 
   SimulatedEngine(const StepTimes& times, std::int64_t chunk_tokens, bool is_stepwise) noexcept;
 
-  // In all calls, `now_ns` never decreases, and never passes next_ns() without a call of advance().
+  // From call to call, `now_ns` must not decrease, and must not pass next_ns() without a call of
+  // advance().
   void set_speed(double speed, Nanoseconds now_ns) noexcept;
   // Adds a sequence of `context_tokens`. Its last `prompt_tokens` > 0 are not computed yet. After
   // them it generates `to_generate` > 0 tokens.

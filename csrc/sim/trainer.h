@@ -84,7 +84,7 @@ class Trainer {
   std::deque<std::size_t> ready_;  // complete groups, in completion order
   std::int64_t ready_trajectories_{0};
   bool is_learning_{false};
-  std::vector<std::int64_t> batch_;  // in training
+  std::vector<std::int64_t> batch_;  // the batch in training
   std::int64_t thrown_away_{0};
 
   std::vector<Rollout> rollouts_;

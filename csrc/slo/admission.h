@@ -52,23 +52,23 @@ Status check(const AdmissionTerms& terms) noexcept;
 //
 // Within T, with b tokens in a block:
 //   A running request gets at most g = 1 + floor(T * decode rate) tokens (a step may be about to
-//   end). They need at most ceil(g / b) new blocks, wherever in a block they start.
+//   end). These tokens need at most ceil(g / b) new blocks, wherever in a block they start.
 //   Besides the largest request, a = burst_requests further requests arrive. All of them share the
 //   engine, so at most P = min(largest prompt + a * longest further prompt, one step's batch +
 //   floor(T * prefill rate)) prompt tokens are stored.
 //   Each of these 1 + a requests adds at most g tokens behind its prompt, and may leave a block
-//   incomplete. However P is split among them, they need at most
+//   incomplete. However P is split among the requests, they need at most
 //   ceil((P + g) / b) + a * ceil((g + b - 1) / b) blocks.
 AdmissionBalance balance(const AdmissionTerms& terms) noexcept;
 
 // Returns the largest number of slabs that the other terms allow; ignores `terms.slabs`.
 std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept;
 
-// Returns the certificate for granting `terms.slabs`, or nothing for a refusal. With `serving`, it
-// first sets `terms.running_requests` to the number of pending requests and lowers `terms.slabs` to
-// the largest grant. With `log`, it records the certificate before it returns, and refuses if that
-// fails. All of this happens under the log's decision mutex, so that each admission in the log
-// counts every arrival recorded before it.
+// Returns the certificate for granting `terms.slabs`, or nothing for a refusal. With `serving`, the
+// call first sets `terms.running_requests` to the number of pending requests and lowers
+// `terms.slabs` to the largest grant. With `log`, the call records the certificate before it
+// returns, and refuses if the recording fails. All of this happens under the log's decision mutex,
+// so that each admission in the log counts every arrival recorded before it.
 Result<std::optional<AdmissionBalance>> admission_certificate(
     AdmissionTerms& terms, CertificateLog* log, const ServingState* serving = nullptr) noexcept;
 

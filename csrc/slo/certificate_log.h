@@ -272,7 +272,8 @@ class CertificateLog {
     // Delay of serving that the STEPs have allowed, minus the delay that rollouts have caused.
     // Meaningless, and unused, if the slowdown is infinite.
     double balance_ms() const noexcept { return log_.balance_ms_; }
-    // Largest delay that the QUANTUMs of mode slack since the last STEP may cause to the next STEP.
+    // Sum of the delays that the quanta of mode slack, recorded since the last STEP, may cause to
+    // the next step.
     double promised_ms() const noexcept { return log_.promised_ms_; }
     template <typename Payload>
     bool append(const Payload& payload) noexcept {

@@ -1,5 +1,5 @@
-// A margin for predictions: the ratio of actual to predicted value exceeds it at most at a chosen
-// rate, even under drift.
+// A margin for predictions: the ratio of actual to predicted value exceeds the margin at most
+// at a chosen rate, even under drift.
 #pragma once
 
 #include <array>
@@ -24,9 +24,11 @@ struct ConformalState {
 
 // The evidence behind a bound.
 struct Evidence {
-  std::uint32_t scores{0};   // scores in the window
-  std::uint32_t wanted{0};   // scores that a start-up collects: ceil(2 / epsilon) - 1
-  std::uint32_t missing{0};  // further scores, without a miss, until `wanted` scores give a bound
+  std::uint32_t scores{0};  // scores in the window
+  // Scores that a start-up collects: ceil(2 / epsilon) - 1, but at most the window.
+  std::uint32_t wanted{0};
+  // Further scores, none of them a miss, until there are `wanted` scores and they give a bound.
+  std::uint32_t missing{0};
 };
 
 // Split-conformal quantile of a window of scores (arXiv 2107.07511) at a level that follows the
@@ -42,8 +44,8 @@ struct Evidence {
 // 3. A level too low for a bound recovers within 1 / epsilon scores, because no miss takes it below
 //    -adaptation.
 // 4. Scores leave the window by age, or when newer scores show that they are outdated. Older scores
-//    are outdated if all of the largest scores are among them, and if the chance of that would be
-//    below kDriftChance without a change.
+//    are outdated if they include all of the largest scores, and if the chance of that would be
+//    below kDriftChance had nothing changed.
 class ConformalBound {
  public:
   static constexpr std::uint32_t kWindowMax = 1024;

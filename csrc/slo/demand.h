@@ -15,7 +15,7 @@
 namespace rose::slo {
 
 struct DemandConfig {
-  std::uint32_t blocks_per_slab{0};  // of serving
+  std::uint32_t blocks_per_slab{0};  // blocks of serving in a slab
   std::uint32_t block_tokens{0};
   std::uint32_t step_tokens{0};     // most tokens of one engine step, all its prefills together
   std::uint32_t request_tokens{0};  // longest prompt
@@ -23,7 +23,8 @@ struct DemandConfig {
   std::uint32_t burst_requests{0};
   double horizon_ms{0};  // T
   double memory_ms{0};   // time for which an arrival is remembered
-  // Share of steps that may be faster than the bound, and of prompts that may be longer, in (0, 1].
+  // Share, in (0, 1], of steps that may be faster than the bound on rates. Also the share of
+  // prompts that may be longer than the bound on lengths.
   double epsilon{0};
   std::uint32_t window{0};  // number of remembered steps and prompts, > 0
 };
@@ -91,7 +92,7 @@ class Demand {
   std::mutex mutex_;  // guards all of the below
   UpperBound decode_tokens_per_s_;
   UpperBound prefill_tokens_per_s_;
-  UpperBound speed_up_;  // of steps over the model's mean
+  UpperBound speed_up_;  // predicted over actual duration of steps
   UpperBound prompt_tokens_;
   std::deque<Nanoseconds> recent_ns_;  // arrivals within the last T
   // Ordered by last arrival, with descending counts: an older span that is not larger than a newer

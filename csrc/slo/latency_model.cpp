@@ -22,8 +22,8 @@ constexpr double kWeightMax = 1e16;
 // (30 * 0.18^2 = 1). With an absolute variance, it took hundreds of steps to correct a wrong prior
 // on a slow machine.
 constexpr double kPriorVariance = 30.0;
-// Smallest error that is assumed for the prior of a weight: this share of the prior's time of an
-// ordinary step, and at least a millisecond.
+// Smallest error that is assumed for the prior of a weight: this share of the time that the prior
+// predicts for an ordinary step, and at least a millisecond.
 constexpr double kPriorShareMin = 0.03;
 constexpr double kPriorOffMinMs = 1.0;
 // While the trace of the covariance exceeds that of the prior by more than this factor, nothing is

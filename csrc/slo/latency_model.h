@@ -1,4 +1,4 @@
-// Predicts the duration of a serving step, with an upper bound, and learns it while serving runs.
+// Predicts the duration of a serving step, with an upper bound, and learns from each step.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct LatencyConfig {
   std::array<double, 5> prior_ms{1.0, 0.0, 0.0, 0.0, 0.0};
   double epsilon{0.01};             // share of steps that may exceed upper_ms
   double forgetting{0.998};         // each step multiplies the weight of older steps by this factor
-  double adaptation{0.002};         // change of the level per miss
+  double adaptation{0.002};         // as in ConformalConfig
   std::uint32_t window{512};        // scores kept per kind of step, 1..1024
   std::uint32_t step_tokens{8192};  // most tokens of one step, > 0: the size of a full chunk
 };
@@ -68,8 +68,9 @@ class LatencyModel {
   static constexpr std::uint64_t kTraining = 8;
 
   static Result<std::unique_ptr<LatencyModel>> create(const LatencyConfig& config);
-  // Continues from `state`. Its step_tokens replaces that of `config`; the other settings may
-  // differ from those of its training. kCorrupt if `state` is not possible for a model.
+  // Continues from `state`. The state's step_tokens replaces that of `config`; the other settings
+  // may differ from those with which the state was learned. kCorrupt if no model can have this
+  // state.
   static Result<std::unique_ptr<LatencyModel>> restore(const LatencyConfig& config,
                                                        const LatencyState& state);
   LatencyState state() const;
@@ -78,10 +79,10 @@ class LatencyModel {
   // missing, too.
   Result<Evidence> evidence(const Features& features) const noexcept;
   Result<Forecast> forecast(const Features& features) const noexcept;
-  // Learns that a step took `actual_ms`, and returns the forecast for this step from before it was
-  // learned. On error nothing changes. `is_after_loan`: serving let rollouts run just before the
-  // step, which makes the step slower. Such a step counts for the bound, which must hold for it,
-  // too. It does not count for the regression, so that predicted_ms stays the time without a loan.
+  // Returns the forecast for a step, then learns that the step took `actual_ms`. On error nothing
+  // changes. `is_after_loan`: serving let rollouts run just before the step, which makes the step
+  // slower. Such a step counts for the bound, which must hold for such steps, too. It does not
+  // count for the regression, so that predicted_ms stays the time without a loan.
   Result<Forecast> observe(const Features& features, double actual_ms,
                            bool is_after_loan = false) noexcept;
 

@@ -60,7 +60,7 @@ struct Binding {
   BindingTarget target{BindingTarget::kBlocking};
   double predicted_ms{0};  // prediction for the shape
   double upper_ms{0};      // bound of the shape; infinite without evidence
-  double delay_ms{0};      // one segment and the signal
+  double delay_ms{0};      // one segment and signal_ms
   double target_ms{0};     // limit for the delay and the shape together
 };
 
@@ -69,7 +69,8 @@ struct QuantumGrant {
   Nanoseconds until_ns{0};    // end of a quantum that starts at the decision
 };
 
-// Grants n segments, outstanding ones included, only if, with delay = n * segment_upper + signal,
+// Grants n segments, outstanding ones included, only if all of this holds, where delay is
+// n * segment_upper + signal_ms:
 //
 // 1. the serving host's last heartbeat is at most heartbeat_ttl old,
 // 2. delay <= blocking_ms,
@@ -82,7 +83,9 @@ struct QuantumGrant {
 //             earliest deadline of a running request, where the next step takes max(step_upper,
 //             chunk_upper), or step_upper alone when it is committed; and
 //             delay <= ServingState::budget_ms,
-// 5. and the record with all these terms is in the log. The targets are those in the log's header.
+// 5. and the record with all these terms is in the log.
+//
+// heartbeat_ttl, the targets and the other limits are those in the log's header.
 //
 // A running request's deadline is the time of its last token + tpot_ms. In idle mode, step and
 // chunk are the largest possible. In slack mode, step is serving's next step. chunk is that step
@@ -115,8 +118,8 @@ class QuantumCertifier {
     return spent_ns_[static_cast<std::size_t>(why)].load();
   }
   Nanoseconds granted_ns() const noexcept { return refused_ns(QuantumRefusal::kNone); }
-  // Cause of the newest refusal, with kSloAtRisk or kNoEvidence, for which not even one segment
-  // fitted; nothing before the first.
+  // Cause of the newest refusal with kSloAtRisk or kNoEvidence in which not even one segment
+  // fitted; nothing before the first such refusal.
   std::optional<Binding> binding() const {
     const std::scoped_lock lock{binding_mutex_};
     return binding_;

@@ -41,8 +41,8 @@ struct TokenTimes {
 // 2. In the log's order a request arrives before it finishes. If pending is 0 under the log's
 //    decision mutex, the records so far also give 0: arrived() counts before it records, and
 //    finished() records before it counts. The same holds for waiting.
-// 3. A request beyond kSlots has no slot: it counts as waiting until it finishes, so that rollouts
-//    take no slack that it may need.
+// 3. A request beyond kSlots has no slot: the request counts as waiting until it finishes, so that
+//    rollouts take no slack that the request may need.
 //
 // Any thread. A heartbeat is a sign of life of the serving host.
 class ServingState {
@@ -56,8 +56,8 @@ class ServingState {
   // prefilled request runs at once, as if it had received a token now.
   std::uint32_t arrived(std::uint64_t tokens, bool is_prefilled = false) noexcept;
   // Records a token for each of these requests. The first token of a request ends its wait. Slots
-  // without a request are skipped. Returns the number of tokens recorded. A late report comes some
-  // steps after the token: only first tokens then count in token_times().
+  // without a request are skipped. Returns the number of tokens recorded. `is_late`: the tokens are
+  // from some steps before, so only first tokens count in token_times().
   std::uint32_t emitted(std::span<const std::uint32_t> slots, bool is_late = false) noexcept;
   // False, with nothing changed, if the slot has no request: the caller miscounted.
   bool finished(std::uint32_t slot) noexcept;
@@ -82,9 +82,10 @@ class ServingState {
   ServingLoad load() const noexcept;
   // The same, for a caller that holds a section of the log.
   ServingLoad load(const CertificateLog::Section& section) const noexcept;
-  // Milliseconds by which rollouts may still delay every running request: the slowdown's share of
-  // the time of the steps since its first token, minus its delays so far, minus the delays promised
-  // since the last step. 0 if no request runs; infinite if the slowdown is infinite.
+  // Milliseconds by which rollouts may still delay serving: the smallest budget of a running
+  // request. The budget of a request is the slowdown's share of the time of the steps since the
+  // request's first token, minus the request's delays so far, minus the delays promised since the
+  // last step. Infinite if the slowdown is infinite; otherwise 0 if no request runs.
   double budget_ms(const CertificateLog::Section& section) const noexcept;
   // True if all running requests are in `slots`.
   bool runs_within(std::span<const std::uint32_t> slots,

@@ -41,7 +41,7 @@ class Shape {
   struct Run {
     std::uint64_t first{0};  // index of its first element in the box
     std::uint64_t size{0};
-    std::uint64_t offset{0};  // of that element from the start of the box, in elements
+    std::uint64_t offset{0};  // from the start of the box to that element, in elements
     std::uint64_t stride{1};
   };
   // The run that holds element `index` < count().

@@ -47,7 +47,7 @@ struct ChunkClientStats {
 // 2. A frame arrives whole or not at all; when a connection breaks, its missing frames are
 //    requested on another one. When no connection is left, all are opened once more; losing
 //    them all again before a frame has arrived is an error.
-// 3. After its arrival, its error, or the return of cancel() or close(), a room is not touched.
+// 3. After a Want has ended, the client does not touch its room, the memory for the frame.
 // 4. Every wait ends: a stream with requests is lost if no byte moves for timeout_ns, or if a frame
 //    takes longer than timeout_ns plus the time of its bytes at 16 KiB/s. The requests of a lost
 //    stream go to the other streams. A lost stream is opened again only after another chunk has
@@ -101,9 +101,9 @@ class ChunkClient {
 
   // Used only by the client's thread.
   std::vector<ChunkStream> streams_;
-  // Per lost stream: the time from which it may be opened again, and the number of arrivals at its
-  // loss. It is opened only after further arrivals, so that a useless connection is not opened for
-  // ever.
+  // Per lost stream: the time from which the stream may be opened again, and the number of arrivals
+  // at its loss. The stream is opened only after further arrivals, so that a useless connection is
+  // not opened for ever.
   struct Rest {
     Nanoseconds until_ns{0};
     std::uint64_t arrivals{0};
@@ -112,7 +112,7 @@ class ChunkClient {
   std::vector<Rest> rests_;
   std::uint64_t arrivals_count_{0};
   std::deque<Want> pending_;       // requested by the caller, but not yet on a stream
-  std::vector<Arrival> arrivals_;  // of the current pass of run()
+  std::vector<Arrival> arrivals_;  // arrivals of the current pass of run()
   ChunkPace pace_;
   bool may_open_again_{true};  // all streams may be opened once more when all are lost
   Status last_loss_;

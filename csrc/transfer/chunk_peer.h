@@ -28,8 +28,8 @@ struct PeerLimits {
 //
 // Only the server's thread uses it. No call blocks.
 //
-// Invariant: at most kAsksMax requests are open, which means read, but neither answered nor given
-// up. With kAsksMax open requests nothing more is read from the peer.
+// A request is open once it was read, until it is answered or given up. Invariant: at most kAsksMax
+// requests are open; with kAsksMax open requests nothing more is read from the peer.
 class ChunkPeer {
  public:
   static constexpr std::size_t kAsksMax = 256;

@@ -241,7 +241,8 @@ void ChunkServer::accept(Nanoseconds now_ns) noexcept {
   }
 }
 
-// Connections that never show the token must not keep out a receiver that has it.
+// Closes the oldest connection that has not shown the token, because such connections must not keep
+// out a receiver that has the token. False if there is no such connection.
 bool ChunkServer::has_made_room() noexcept {
   auto oldest = peers_.end();
   for (auto at = peers_.begin(); at != peers_.end(); ++at) {

@@ -54,8 +54,8 @@ class ChunkShelf {
   // Answers the requests that currently wait for the key, and returns their number. The frame is
   // not kept for later requests.
   Result<std::uint32_t> give(const ChunkKey& key, Frame frame) noexcept;
-  // Answers the requests that wait for the key negatively: the frame is not kept. A later request
-  // starts a new wait.
+  // Gives a negative answer to the requests that wait for the key: the frame is not kept. A later
+  // request starts a new wait.
   void refuse(const ChunkKey& key) noexcept;
   // Waits for a new miss, and returns at most `most` new misses in the order of their keys. Empty
   // at the deadline and after close().

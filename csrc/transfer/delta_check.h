@@ -7,10 +7,10 @@
 
 namespace rose::transfer {
 
-// Reads all of a delta. If it is ok, every position and offset that a reader computes from it is
-// inside its block, and no size exceeds its width (docs/protocol.md, "Reading it"). Otherwise
-// Corrupt, naming the block. A delta with STRAT blocks, which only the wire encoding has, is not
-// ok.
+// Reads all of a delta. If the delta is ok, every position and offset that a reader computes from a
+// block is inside that block, and no size exceeds the element's width (docs/protocol.md, "Reading
+// it"). Otherwise Corrupt, with the number of the block. A delta with STRAT blocks, which only the
+// wire encoding has, is not ok.
 Status check_delta(const DeltaView& delta) noexcept;
 
 // Checks the sizes of all blocks, and the content of those in `range`. For readers of parts of a

@@ -18,10 +18,11 @@ namespace rose::transfer {
 // not wait or copy. The caller sets memory to zero or ~0 where a launch needs that, and keeps the
 // memory until the stream has passed the launch. Any thread may call any method.
 //
-// Every call returns InvalidArgument, with the name of the argument, if an address is null or not
-// aligned to its elements, if a width or a block size is not in the format, or if a size needs more
-// CTAs than a launch can have; then nothing is launched. A call without elements returns ok and
-// launches nothing.
+// Every call returns InvalidArgument, with the name of the argument, and launches nothing, if
+//   - an address is null or not aligned to its elements,
+//   - a width or a block size is not in the format,
+//   - or a size needs more CTAs than a launch can have.
+// A call without elements returns ok and launches nothing.
 class DeviceCodec {
  public:
   struct Libraries {
@@ -47,7 +48,7 @@ class DeviceCodec {
   // arrays are checked before the first launch.
   struct Apply {
     std::span<const kernels::ApplyArray> arrays;    // `first_cta` is ignored
-    std::span<const std::uint64_t> block_elements;  // of each array
+    std::span<const std::uint64_t> block_elements;  // block size of each array
     std::uint64_t* bad_block;
     bool is_undo;
   };

@@ -1,4 +1,4 @@
-// A hash of a tensor that does not depend on how it is split. docs/protocol.md, "Digests".
+// A hash that does not depend on how its tensor is split. docs/protocol.md, "Digests".
 #pragma once
 
 #include <cstdint>

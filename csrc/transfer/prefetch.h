@@ -13,8 +13,8 @@ namespace rose::transfer {
 inline constexpr std::size_t kAheadBytes = 1536;
 inline constexpr std::size_t kLineBytes = 64;
 
-// Prefetches `bytes` bytes of memory, kAheadBytes behind `here`. The memory may be unmapped: a
-// prefetch has no visible effect and never faults.
+// Prefetches `bytes` bytes of memory from the address `here` + kAheadBytes on. The memory may be
+// unmapped: a prefetch has no visible effect and never faults.
 inline void ask_ahead(const void* here, std::size_t bytes) noexcept {
   const auto ahead = reinterpret_cast<std::uintptr_t>(here) + kAheadBytes;
   for (std::size_t line = 0; line < bytes; line += kLineBytes) {

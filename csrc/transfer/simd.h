@@ -54,7 +54,7 @@ std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t w
 // Maximum changes in one call of take_changes().
 inline constexpr std::size_t kTakenMax = 512;
 
-// Some changes in a piece of a tensor that consists of whole words.
+// Some changes in a piece of a tensor. The piece consists of whole words.
 template <ElementBits T>
 struct TakenChanges {
   const T* fresh{nullptr};

@@ -19,7 +19,7 @@ struct ClassBody {
 
 using ClassBodies = std::array<ClassBody, kClasses>;
 
-// Bits of the section with the positions of a class's changes within the class.
+// Number of bits in the section of ranks: the positions of a class's changes within the class.
 constexpr std::uint32_t bits_of_ranks(const ClassBody& body) noexcept {
   return is_bitmap(body.elements, body.changed) ? body.elements
                                                 : StreamShape{body.elements, body.changed}.bits;

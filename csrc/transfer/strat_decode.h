@@ -57,7 +57,7 @@ class StratDecoder {
   Buffer<T> differences_;             // in the order of positions_
   Buffer<std::uint16_t> listed_;      // of one class: indices of listed changes
   Buffer<std::uint16_t> large_;       // of one class: indices of large magnitudes
-  Buffer<std::uint32_t> magnitudes_;  // of one class
+  Buffer<std::uint32_t> magnitudes_;  // of one class: magnitudes of listed changes
 };
 
 }  // namespace rose::transfer
