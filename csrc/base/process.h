@@ -45,7 +45,7 @@ class Process {
   static Result<Process> of_peer(int socket_fd) noexcept;
 
   pid_t pid() const noexcept { return pid_; }
-  // User id of the peer; -1 if the process was opened by id.
+  // User id of the peer after of_peer(); -1 after open().
   uid_t uid() const noexcept { return uid_; }
   // False once every thread of the process has ended.
   bool is_alive() const noexcept;

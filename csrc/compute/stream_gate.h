@@ -1,4 +1,4 @@
-// The gate on a device: the borrower's stream waits between two segments, not its host thread.
+// The gate on a device: not the borrower's host thread but its stream waits between two segments.
 #pragma once
 
 #include <array>

@@ -101,7 +101,7 @@ Quantile = Callable[[str, float], float]
 
 
 def price(arm: Quantile, alone: Quantile) -> dict[str, float]:
-    """Return the value of each of `PRICES`; NaN if there are no such latencies."""
+    """Return the value of each of `PRICES`; a ratio is NaN if either arm has no such latency."""
     at = [(column, share) for column in ("ttft_ms", "tpot_ms") for share in (0.5, 0.99)]
     return {name: arm(*one) / alone(*one) for name, one in zip(PRICES, at, strict=True)}
 

@@ -262,6 +262,6 @@ class LendingScheduler(ServingScheduler):
         return [one for one in ended if not is_probe(one.request_id)]
 
     def shutdown(self) -> None:
-        """Release the device, since a step in flight has failed, then end as vLLM does."""
+        """Free the device if a step has failed in flight, then shut down as vLLM does."""
         self.lane.give_step_up()
         super().shutdown()

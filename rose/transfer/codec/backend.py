@@ -17,7 +17,8 @@ from rose.transfer.codec.tensor import CPU, TensorBits
 if TYPE_CHECKING:  # The GPU back end imports torch.
     from rose.transfer.codec.gpu import GpuBackend
 
-# Top-k sends a change, however small, after this many packs that did not send it.
+# Default and maximum of `age_limit`: top-k sends a change, however small, after this many packs
+# that did not send it.
 AGE_LIMIT: Final = 255
 
 ISAS: Final = ("portable", "avx2", "avx512")
