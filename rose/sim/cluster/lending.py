@@ -71,7 +71,8 @@ class Mix:
     def requests(self, rates_rps: Column, random: np.random.Generator) -> list[Request]:
         """Return requests at the given rate of each second; their number is the rounded sum.
 
-        Lengths are spread evenly over all of `lengths`, so that few requests are representative.
+        Lengths are spread evenly over all of `lengths`, so that a few requests suffice
+        to represent the mix.
         """
         count, rates = round(float(rates_rps.sum())), rates_rps
         if self.variation > 0:

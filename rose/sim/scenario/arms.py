@@ -68,6 +68,7 @@ class ArmRules:
     policy: PlacementPolicy
     loan: Loan | None
     updates: UpdateScheme
+    # The paper's time from dormant to running for a 32B model, more than the copy of its weights.
     start_up_s: tuple[float, float] = (5.0, 5.0)
     first_start_s: tuple[float, float] | None = None
     release_s: tuple[float, float] = (0.0, 0.0)
@@ -95,7 +96,6 @@ _JOINT: Final = PlacementPolicy.JOINT
 _STICKY: Final = PlacementPolicy.LEAST_LOADED_STICKY
 
 RULES: Final[dict[str, ArmRules]] = {
-    # The paper reports five seconds from dormant to running for 32B; the copy alone takes less.
     ROSE: ArmRules(_JOINT, CERTIFIED, UpdateScheme.DELTA),
     # ROLL, AReaL: nothing is borrowed, and the collective update stops every engine.
     "resource-fixed": ArmRules(_STICKY, None, UpdateScheme.DENSE),
