@@ -207,9 +207,9 @@ class Device(Closing):
         left = int(_USABLE_SHARE * min(total_bytes - taken, free_bytes))
         if left <= 0:
             raise InvalidArgument(
-                f"{self._name} has {total_bytes / GIB:.1f} GiB, of which {free_bytes / GIB:.1f} GiB "
-                f"are free, and models with activations take {taken / GIB:.1f} GiB, so no memory is "
-                "left for KV: use smaller models, or end other programs on the device"
+                f"{self._name} has {total_bytes / GIB:.1f} GiB, of which {free_bytes / GIB:.1f} "
+                f"GiB are free, and models with activations take {taken / GIB:.1f} GiB, so no "
+                "memory is left for KV: use smaller models, or end other programs on the device"
             )
         return left
 

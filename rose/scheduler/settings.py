@@ -23,7 +23,9 @@ class PlacementPolicy(Enum):
 
     JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"
     ROSE_PUBLISHED = "cache-affine, then least-loaded dedicated, then borrowed with room"
-    LEAST_LOADED_STICKY = "home while it has room and at most 1.5 n + 2 turns, else the fewest turns, n"
+    LEAST_LOADED_STICKY = (
+        "home while it has room and at most 1.5 n + 2 turns, else the fewest turns, n"
+    )
     MLFQ = "least served first, a level up after a tool; placed as by LEAST_LOADED_STICKY"
 
 
