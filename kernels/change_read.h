@@ -239,7 +239,7 @@ struct RankMask {
       if (i % kGroup == 0) first[i / kGroup] = ~u32{0};
     }
   }
-  // Called once per rank. A higher rank has a higher index.
+  // Called once per rank. Callers give a higher rank a higher index.
   ROSE_DEVICE void set(u32 rank, u32 index) const {
     atomicOr(&bits[rank / 32], 1U << rank % 32);
     atomicMin(&first[rank / 32 / kGroup], index);
