@@ -107,11 +107,11 @@ class StreamGate {
   // Adds a gate to the graph that `stream` is being captured into. The segments of a graph are
   // timed together: each segment counts with an equal share of the time.
   Status insert(CUstream stream) noexcept;
-  // Makes a graph of `segments`, each behind its own gate, for launch(). An abort or a shut-down
-  // ends the graph after the running segment: segments are bodies of IF nodes, which are skipped
-  // (gate numbers: docs/adr/0008). Segments are cloned, and may contain only kernels, copies and
-  // fills. Unavailable before CUDA 12.3, and in a build without device code. Call this before
-  // serving starts, because it loads a kernel.
+  // Makes a graph of `segments`, each behind its own gate, for launch(). Each segment is the body
+  // of an IF node: after an abort or a shut-down the running segment ends, and the others are
+  // skipped. docs/adr/0008 says how gates are numbered. Segments are cloned, and may contain only
+  // kernels, copies and fills. Unavailable before CUDA 12.3, and in a build without device code.
+  // Call this before serving starts, because it loads a kernel.
   Result<std::unique_ptr<driver::Graph>> make_abortable(std::span<const CUgraph> segments) noexcept;
   // Launches a graph with inserted gates in the borrower's stream, once all its gates may be added
   // and its previous launch has passed its last gate (gate numbers: docs/adr/0008). InvalidArgument

@@ -134,7 +134,10 @@ def _read_index(folder: Path) -> tuple[Path | None, dict[str, str]]:
     index = found[0]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise InvalidArgument(f"{folder} has several indexes ({names}); name one file instead")
+        raise InvalidArgument(
+            f"{folder} has several indexes ({names}): keep one of them in the folder, or name a "
+            "single safetensors file"
+        )
     if index.stat().st_size > OTHER_BYTES_MAX:
         raise CorruptData(f"{index} has more than {OTHER_BYTES_MAX} bytes, too many for an index")
     try:

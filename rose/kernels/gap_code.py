@@ -49,10 +49,11 @@ def set_positions(
     position: tl.tensor,
     mask: tl.tensor,
 ) -> None:
-    """Write positions by rank.
+    """Write each lane's `position` as element number `rank` of a set.
 
-    `place` describes an Elias-Fano set: the start of the high and the low section in words, the
-    bits of the low part, and 1. For a bitmap the last two numbers are 0.
+    `place` has four numbers: first word of the high section, first word of the low section, number
+    of low bits of a position, and the factor of `rank` in the index of a high bit. The factor is 1
+    for an Elias-Fano set; a bitmap has 0 for the last two.
     """
     highs_at, lows_at, low, step = place
     set_field(section + highs_at, (position >> low) + rank * step, 1, mask.to(tl.int32), mask)
