@@ -117,7 +117,6 @@ void bind_compute(py::module_& module) {
       .def("renew", [](HostGate& gate) { check(gate.renew()); })
       .def("abort_step", &HostGate::abort_step)
       .def("open", &HostGate::open, py::arg("expected_epoch"))
-      .def("set_low_water", &HostGate::set_low_water, py::arg("segments"))
       .def("grant", &HostGate::grant, py::arg("segments_ahead"))
       .def("shut_down", &HostGate::shut_down)
       .def("abandon", &HostGate::abandon)

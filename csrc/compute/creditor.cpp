@@ -20,14 +20,15 @@ Creditor::Creditor(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy>
       policy_{std::move(policy)},
       clock_{std::move(clock)},
       config_{config},
-      watchdog_{std::move(watchdog)} {}
+      watchdog_{std::move(watchdog)} {
+  gate_->set_low_water(config_.low_water());
+}
 
 Creditor::~Creditor() { stop(); }
 
 Status Creditor::start() noexcept {
   if (thread_.joinable()) return Status::invalid_argument("the creditor was started already");
   stopping_.store(false);
-  gate_->set_low_water(config_.low_water());
   try {
     thread_ = std::thread{[this] { run(); }};
   } catch (const std::system_error& error) {

@@ -26,7 +26,7 @@ struct AttachmentParts {
   FileDescriptor socket;  // its hang-up means that the arbiter is gone; may be empty
 };
 
-// What has changed for a tenant since the last call of news() or look().
+// Changes of a tenant's slabs since the last call of news() or look().
 struct TenantNews {
   std::vector<SlabId> closed;   // being revoked, and still with blocks or pins of this tenant
   std::int32_t taken{0};        // idle slabs that the arbiter has taken back

@@ -134,8 +134,6 @@ class CoreGovernor(Governor):
         self._passed = 0  # segments passed when the step began
         self._looked_at = self.gate.demand  # demand seen by the last check
         self._look_ns = 0
-        # In the executor the creditor's thread does this.
-        self.gate.set_low_water(policy.max_segments // 4)
         self.gate.begin_step()
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:

@@ -101,8 +101,6 @@ class Rig:
             clock=clock,
         )
         SimulatedProber(self.model, self.creditor, device)
-        # As the creditor's thread would: it is played here.
-        self.gate.set_low_water(policy.max_segments // 4)
         self.threads: list[Future[None]] = []
         self.engine = ServingEngine(requests, device)
         self.slo = slo
