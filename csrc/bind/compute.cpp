@@ -38,6 +38,10 @@ Verdict pass_gate(HostGate& gate, double timeout_ms) {
   return gate.pass(timeout_ns);
 }
 
+void expect_arrival(HostGate& gate, double within_ms) {
+  gate.expect_arrival(ns_of_ms(within_ms, "within_ms"));
+}
+
 py::object wait_parked(HostGate& gate, double timeout_ms) {
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
   std::optional<Nanoseconds> waited_ns;
@@ -113,6 +117,7 @@ void bind_compute(py::module_& module) {
       .def("leave", &HostGate::leave)
       .def("end_step", &HostGate::end_step)
       .def("close", &HostGate::close, py::arg("reason"))
+      .def("expect_arrival", &expect_arrival, py::kw_only(), py::arg("within_ms"))
       .def("wait_parked", &wait_parked, py::kw_only(), py::arg("timeout_ms"))
       .def("renew", [](HostGate& gate) { check(gate.renew()); })
       .def("abort_step", &HostGate::abort_step)

@@ -12,8 +12,9 @@
 
 namespace rose::compute {
 
-// The borrower writes the measurements, in whichever process it runs. The exception is
-// `forced_count`, which serving's watchdog writes. The creditor's segment estimates and all reports
+// The borrower writes the measurements, in whichever process it runs. The exceptions are
+// `forced_count`, which serving's watchdog writes, and `expected_until_ns`, which a process in front
+// of serving's engine writes. The creditor's segment estimates and all reports
 // read the measurements. Only one reader, in serving's process, drains `recent`.
 struct GatePage {
   GateWord word{};
@@ -27,6 +28,8 @@ struct GatePage {
   // 1 from the start of the step's first segment (on a device: from its enqueueing) to the end of
   // the step. Other work may have to wait for a step that has begun to run.
   std::atomic<std::uint32_t> mid_step{0};
+  // A request is on its way to serving's engine, and should reach it before this time.
+  std::atomic<Nanoseconds> expected_until_ns{0};
 };
 
 static_assert(std::is_standard_layout_v<GatePage> && std::is_trivially_destructible_v<GatePage>);

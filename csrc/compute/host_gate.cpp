@@ -14,7 +14,7 @@ namespace rose::compute {
 namespace {
 
 constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
-// Only three parties use a gate, and each may change the gate's state once during a close. So after
+// Only a few parties use a gate, and each may change the gate's state once during a close. So after
 // this many failed attempts a party must be broken.
 constexpr int kCloseTries = 16;
 // Longest time between two looks on a busy machine. If more time has passed, this process itself
@@ -203,6 +203,17 @@ void HostGate::close(CloseReason reason) noexcept {
     break;
   }
   word_->close_reason.store(static_cast<std::uint32_t>(reason));
+}
+
+void HostGate::expect_arrival(Nanoseconds within_ns) noexcept {
+  // Before the close: a creditor that does not see the time yet has read an older close epoch.
+  page_->expected_until_ns.store(clock_->now_ns() + std::min(within_ns, kExpectMaxNs));
+  close(CloseReason::kArrival);
+}
+
+Nanoseconds HostGate::expects_for_ns() const noexcept {
+  return std::clamp(page_->expected_until_ns.load() - clock_->now_ns(), Nanoseconds{0},
+                    kExpectMaxNs);
 }
 
 std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcept {

@@ -56,6 +56,7 @@ class HostGate {
  public:
   // Maximum delay after a lost wake-up.
   static constexpr Nanoseconds kLookAgainNs = 20'000'000;
+  static constexpr Nanoseconds kExpectMaxNs = 1'000'000'000;
 
   // Makes a closed gate without credit. The count of started segments begins at `first_segment`.
   static Result<std::unique_ptr<HostGate>> create(std::shared_ptr<const Clock> clock,
@@ -105,6 +106,12 @@ class HostGate {
   // Closes the gate with one atomic operation. Every call starts a new close epoch, even on a
   // closed gate.
   void close(CloseReason reason) noexcept;
+  // Closes the gate for a request that will soon reach serving's engine, and keeps the creditor from
+  // opening it for `within_ns`, at most kExpectMaxNs. For the process that receives serving's
+  // requests; it may be another process than the engine's.
+  void expect_arrival(Nanoseconds within_ns) noexcept;
+  // Time for which a request is still expected; 0 if none is.
+  Nanoseconds expects_for_ns() const noexcept;
   // Returns the time until no segment ran; nothing if a segment still ran at the deadline.
   std::optional<Nanoseconds> wait_parked(Nanoseconds timeout_ns) noexcept;
   // Gives the gate a new, closed page after the borrower is gone. The old page, and all later

@@ -92,6 +92,8 @@ def test_a_descriptor_that_is_no_gate_is_refused(tmp_path) -> None:
         HostGate.attach(10_000)
     with pytest.raises(InvalidArgument, match="timeout_ms"):
         HostGate().pass_(timeout_ms=-1)
+    with pytest.raises(InvalidArgument, match="within_ms"):
+        HostGate().expect_arrival(within_ms=-1)
 
 
 STOPPED: Final = """

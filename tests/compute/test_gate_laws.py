@@ -110,6 +110,11 @@ class GateMachine(RuleBasedStateMachine):
         self.gate.close(reason)
         self.epoch, self.open_ = (self.epoch + 1) % EPOCHS, False
 
+    @rule(within_ms=st.sampled_from([0.0, 1.0, 1e6]))
+    def expect_arrival(self, within_ms: float) -> None:
+        self.gate.expect_arrival(within_ms=within_ms)
+        self.epoch, self.open_ = (self.epoch + 1) % EPOCHS, False
+
     @rule()
     def abort_step(self) -> None:
         assert self.gate.abort_step() == self.in_step

@@ -1,6 +1,7 @@
-"""The route `/rose/status` on a vLLM server's port. It only reads."""
+"""rose in the front process of a vLLM server: the route `/rose/status`, and arrivals."""
 
 import asyncio
+import os
 from argparse import Namespace
 from contextlib import suppress
 from typing import Any, Final
@@ -8,8 +9,13 @@ from typing import Any, Final
 from fastapi import FastAPI, HTTPException, Request
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rose._core import HostGate
+from rose.errors import RoseError
+
 # Interval at which an idle serving engine may run a probe.
 _LOOK_S: Final = 1.0
+# A request should reach the engine within this time. If it does not, rollouts go on.
+_WITHIN_MS: Final = 50.0
 _UNAVAILABLE: Final = 503
 
 
@@ -36,13 +42,32 @@ class RoseEndpoint:
             return side
 
         app.add_api_route("/rose/status", status)
+        app.add_middleware(_Announcer, state=app.state)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Store the engine for the route. On a server that lends, start the task `_look_after`."""
         settings = (args.additional_config or {}).get("rose")
         state.rose_engine = None if settings is None else engine_client
         if settings is not None and settings.get("listen") is not None:
-            state.rose_looks = asyncio.create_task(_look_after(engine_client))
+            state.rose_looks = asyncio.create_task(_look_after(engine_client, state))
+
+
+class _Announcer:
+    """Closes the gate when a POST request arrives, before its prompt is tokenised.
+
+    This is ASGI middleware. vLLM adds its own middleware around it, so a request without the API
+    key does not get here.
+    """
+
+    def __init__(self, app: Any, state: Any) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        gate: HostGate | None = getattr(self._state, "rose_gate", None)
+        if gate is not None and scope.get("method") == "POST":
+            gate.expect_arrival(within_ms=_WITHIN_MS)
+        await self._app(scope, receive, send)
 
 
 async def _ask(engine: Any) -> dict[str, Any] | None:
@@ -52,9 +77,27 @@ async def _ask(engine: Any) -> dict[str, Any] | None:
     return dict(side)
 
 
-async def _look_after(engine: Any) -> None:
-    """Wake the engine's loop every `_LOOK_S`, because an idle loop starts no probe by itself."""
+async def _look_after(engine: Any, state: Any) -> None:
+    """Wake the engine's loop every `_LOOK_S`, because an idle loop starts no probe by itself.
+
+    Each time, open the gate's page again: it is another page after a borrower has gone.
+    """
     with suppress(asyncio.CancelledError, EngineDeadError):
         while not engine.errored:
+            (path,) = await engine.collective_rpc("rose_look")
+            state.rose_gate = _open_gate(path)
             await asyncio.sleep(_LOOK_S)
-            await engine.collective_rpc("rose_look")
+
+
+def _open_gate(path: str) -> HostGate | None:
+    """Return the gate whose page is at `path`; None if this process cannot open it."""
+    try:
+        page = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return HostGate.attach(page)
+    except RoseError:
+        return None
+    finally:
+        os.close(page)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request, RequestStatus
 
 from rose.engines.vllm.block_pool import LeasedBlockPool
@@ -32,6 +33,13 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         for manager in self.coordinator.single_type_managers:
             manager._record_new_block_ids = True
             check(manager.records_new_block_ids, "vLLM keeps no record of new blocks")
+        managers = self.coordinator.single_type_managers
+        is_plain = (
+            [type(one) for one in managers] == [FullAttentionManager]
+            and managers[0].block_size == self.block_pool.hash_block_size
+        )
+        # The only manager, if it changes nothing for tokens within blocks that a request has.
+        self._plain = managers[0] if is_plain else None
 
     def over_another_pool(self) -> "LeasedKVCacheManager":
         """Return an empty manager with the same options, over the pool that `pool_of` has set."""
@@ -44,6 +52,14 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         # vLLM calls this for each running request in each step, without options. `super()` and an
         # unpacked dictionary would each double the cost of the call.
         ahead = num_lookahead_tokens
+        if self._plain is not None and not options and ahead == 0:
+            had, size = request.num_computed_tokens, self._plain.block_size
+            has = had + num_new_tokens
+            held = len(self._plain.req_to_blocks[request.request_id])
+            # Most steps: each token goes into a block that the request has, and fills no block. So
+            # no block is taken, and none becomes a cached prefix.
+            if has // size == had // size and has <= held * size:
+                return self.empty_kv_cache_blocks
         slots: KVCacheBlocks | None
         if options:
             slots = _allocate(self, request, num_new_tokens, num_lookahead_tokens=ahead, **options)

@@ -1,5 +1,6 @@
 """Worker and scheduler of `rose vllm serve`: vLLM's own classes, on a device that lends."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -74,8 +75,12 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         join(self.vllm_config, self._side, scheduler=LendingScheduler)
         return lane.kv
 
-    def rose_look(self) -> None:
-        """Do nothing. The call makes vLLM's loop look for work, so that a due probe can start."""
+    def rose_look(self) -> str:
+        """Return the path at which the server's front process can open the gate's page.
+
+        The call also makes vLLM's loop look for work, so that a due probe can start.
+        """
+        return f"/proc/{os.getpid()}/fd/{self._side.device.gate.fileno()}"
 
     def rose_status(self) -> dict[str, Any]:
         """Return this engine's part of `/rose/status`."""
@@ -241,9 +246,10 @@ class LendingScheduler(ServingScheduler):
             self._report_late()
 
     def _report_late(self) -> None:
-        late, self._late = self._late, []
-        for outputs in late:
-            self.lane.emitted_all(with_tokens(outputs), is_late=True)
+        if self._late:
+            late, self._late = self._late, []
+            ids = [request_id for outputs in late for request_id in with_tokens(outputs)]
+            self.lane.emitted_all(ids, is_late=True)
 
     def _report_finished(self) -> None:
         self._report_late()

@@ -49,6 +49,11 @@ SETTINGS: Final = (
                 _LIVE,
                 ("revocations_and_aborts_change_no_token",),
             ),
+            Shown(
+                "a request stops the borrower before its prompt is tokenised",
+                _LIVE,
+                ("a_request_closes_the_gate_before_it_reaches_the_engine",),
+            ),
             Shown("`rose lending`", _LIVE, ("an_operator_takes_all_back_and_rollouts_wait",)),
             Shown("`/pause`, `/resume`", _LIVE, ("paused_rollouts_go_on_with_their_tokens",)),
             Shown(

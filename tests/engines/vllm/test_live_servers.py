@@ -5,11 +5,13 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
 import rose
 from bench.vllm_servers import KV_BYTES, PYTHON, Server, Talk, make_model, prompts
+from rose._core import HostGate
 from rose.cli.main import main
 from tests.waiting import wait_for
 
@@ -91,6 +93,24 @@ def test_both_say_what_is_lent(pair: Pair) -> None:
     assert borrower["lent_bytes"] == serving["lent_bytes"]
     assert serving["evidence_missing"] == {"step": 0, "chunk": 0}
     assert borrower["gates"] == "layers"
+
+
+def gate_of(engine_pid: int) -> HostGate:
+    """Return the gate of an engine in another process."""
+    for one in Path(f"/proc/{engine_pid}/fd").iterdir():
+        if "rose-gate" in str(one.readlink()):
+            with one.open("r+b", buffering=0) as page:
+                return HostGate.attach(page.fileno())
+    raise AssertionError("the engine has no gate")
+
+
+def test_a_request_closes_the_gate_before_it_reaches_the_engine(pair: Pair) -> None:
+    gate = gate_of(pair.serving.engine_pid)
+    epoch = gate.close_epoch
+    with pytest.raises(HTTPError, match="404"):  # So the engine never gets this request.
+        pair.serving.post("/v1/completions", model="another", prompt="1 + 1 =")
+    assert gate.close_epoch > epoch
+    assert not gate.is_open()
 
 
 def test_revocations_and_aborts_change_no_token(pair: Pair) -> None:
