@@ -34,12 +34,10 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
             manager._record_new_block_ids = True
             check(manager.records_new_block_ids, "vLLM keeps no record of new blocks")
         managers = self.coordinator.single_type_managers
-        is_plain = (
-            [type(one) for one in managers] == [FullAttentionManager]
-            and managers[0].block_size == self.block_pool.hash_block_size
-        )
+        only = managers[0] if [type(one) for one in managers] == [FullAttentionManager] else None
+        is_plain = only is not None and only.block_size == self.block_pool.hash_block_size
         # The only manager, if it changes nothing for tokens within blocks that a request has.
-        self._plain = managers[0] if is_plain else None
+        self._plain = only if is_plain else None
 
     def over_another_pool(self) -> "LeasedKVCacheManager":
         """Return an empty manager with the same options, over the pool that `pool_of` has set."""
