@@ -13,9 +13,9 @@
 namespace rose::compute {
 
 // The borrower writes the measurements, in whichever process it runs. The exceptions are
-// `forced_count`, which serving's watchdog writes, and `expected_until_ns`, which a process in front
-// of serving's engine writes. The creditor's segment estimates and all reports
-// read the measurements. Only one reader, in serving's process, drains `recent`.
+// `forced_count`, which serving's watchdog writes, and `expected_until_ns`, which a process in
+// front of serving's engine writes. The creditor's segment estimates and all reports read the
+// measurements. Only one reader, in serving's process, drains `recent`.
 struct GatePage {
   GateWord word{};
   Histogram segments;

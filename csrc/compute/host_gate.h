@@ -106,8 +106,8 @@ class HostGate {
   // Closes the gate with one atomic operation. Every call starts a new close epoch, even on a
   // closed gate.
   void close(CloseReason reason) noexcept;
-  // Closes the gate for a request that will soon reach serving's engine, and keeps the creditor from
-  // opening it for `within_ns`, at most kExpectMaxNs. For the process that receives serving's
+  // Closes the gate for a request that will soon reach serving's engine, and keeps the creditor
+  // from opening it for `within_ns`, at most kExpectMaxNs. For the process that receives serving's
   // requests; it may be another process than the engine's.
   void expect_arrival(Nanoseconds within_ns) noexcept;
   // Time for which a request is still expected; 0 if none is.
