@@ -176,15 +176,11 @@ class Contributor:
         """Return the delta that undoes the change of the shadow, and the delta to send."""
         shadow = self._shadow.bits(tile)
         rule = rules.get(self._tiles[tile].width)
+        threads, base = self._threads, self.digests[tile]
         if rule is None:
-            delta = delta_pack(
-                new,
-                shadow,
-                threads=self._threads,
-                base_digest=self.digests[tile],
-            )
+            delta = delta_pack(new, shadow, threads=threads, base_digest=base)
             return delta, delta
-        return wire_pack(new, shadow, rule)
+        return wire_pack(new, shadow, rule, threads=threads, base_digest=base)
 
     def _rules(self, new: TileViews) -> dict[int, ClassRule | None]:
         """Choose a class rule per width, from blocks spread evenly over the tiles."""
