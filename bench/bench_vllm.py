@@ -148,6 +148,13 @@ class Machine:
     def rollout_tokens(self) -> float:
         return self.borrower.counter("vllm:generation_tokens_total")
 
+    def alone_per_s(self) -> float:
+        """Return the borrower's rate in tokens/s while serving has no request."""
+        self.lend(1.0)
+        before, began_s = self.rollout_tokens(), time.monotonic()
+        time.sleep(_QUIET_S)
+        return (self.rollout_tokens() - before) / (time.monotonic() - began_s)
+
     def slice(self, said: Sequence[Sequence[int]], *, share: float) -> Slice:
         """Serve the prompts, one every half second, while `share` of the pool may be lent."""
         self.lend(share)
@@ -264,7 +271,7 @@ class Found:
     Args:
         rounds: slices with loans, without loans and with loans, of each round.
         shared: the slice without rose of each round.
-        alone_per_s: rollout tokens per second while serving had no request.
+        alone_per_s: rollout tokens per second while serving had no request, of each round.
         storm_answers: number of answers during the storm.
         storm_differing: number of these answers that differ from those without a storm.
         revocations: revocations and aborted steps during the storm.
@@ -273,7 +280,7 @@ class Found:
 
     rounds: list[tuple[Slice, Slice, Slice]] = field(default_factory=list)
     shared: list[Slice] = field(default_factory=list)
-    alone_per_s: float = 0.0
+    alone_per_s: list[float] = field(default_factory=list)
     storm_answers: int = 0
     storm_differing: int = 0
     revocations: int = 0
@@ -298,19 +305,15 @@ def test_serving_beside_rollouts(report: Report) -> None:
 
 def _measure(report: Report, all_: Machine, said: Sequence[Sequence[int]], found: Found) -> None:
     all_.slice(said, share=0.0)  # to warm up
-    all_.roll_out()
-    all_.lend(1.0)
-    before, began_s = all_.rollout_tokens(), time.monotonic()
-    time.sleep(_QUIET_S)
-    found.alone_per_s = (all_.rollout_tokens() - before) / (time.monotonic() - began_s)
     rounds = report.count(_ROUNDS, brief=_ROUNDS_BRIEF)
     for number in range(rounds):
+        all_.roll_out()
+        found.alone_per_s.append(all_.alone_per_s())
         first = all_.slice(said, share=1.0)
         alone = all_.slice(said, share=0.0)
         last = all_.slice(said, share=1.0)
         found.rounds.append((first, alone, last) if number % 2 == 0 else (last, alone, first))
         found.shared.append(all_.share_all(said))
-        all_.roll_out()
         report.say(f"round {number + 1} of {rounds}")
 
 
@@ -347,9 +350,10 @@ def _report(report: Report, found: Found) -> None:
     lent_slices = [one for first, _, last in rounds for one in (first, last)]
     made = sum(one.rollout_tokens for one in lent_slices)
     idle_s = sum(one.took_s - one.busy_s for one in lent_slices)
-    if idle_s * found.alone_per_s > 0:
-        peer = Peer("rollouts alone", found.alone_per_s, "tokens/s")
-        harvest = made / (idle_s * found.alone_per_s)
+    alone_per_s = statistics.median(found.alone_per_s)
+    if idle_s * alone_per_s > 0:
+        peer = Peer("rollouts alone", alone_per_s, "tokens/s")
+        harvest = made / (idle_s * alone_per_s)
         report.add("vllm_harvest_over_idle", harvest, "ratio", peer=peer, bar=Bar(at_least=0.6))
     else:
         report.leave_out(["vllm_harvest_over_idle"], "the borrower got no time while it was alone")
