@@ -42,6 +42,7 @@ class GateListener final : public slo::ServingListener {
     if (!closes_) return;
     const bool was_open = gate_->is_open();
     gate_->close(CloseReason::kArrival);
+    gate_->arrived();
     // A thread that lends slack sleeps until the slack ends, and this arrival ends it.
     if (was_open) gate_->ring_demand();
   }
@@ -115,6 +116,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
                                .outstanding = request.outstanding,
                                .segment_upper_ms = segment_ms,
                                .most = most,
+                               .is_request_expected = gate_->expects_arrival(),
                                .committed = committed_});
   }
 

@@ -68,7 +68,6 @@ Nanoseconds Creditor::look() noexcept {
   request.passed = gate_->passed();
   request.now_ns = clock_->now_ns();
   if (request.outstanding > config_.low_water()) return config_.poll_ns;
-  if (const Nanoseconds left_ns = gate_->expects_for_ns(); left_ns > 0) return left_ns;
 
   const CreditDecision decision = policy_->decide(request);
   if (decision.segments == 0) {

@@ -206,14 +206,16 @@ void HostGate::close(CloseReason reason) noexcept {
 }
 
 void HostGate::expect_arrival(Nanoseconds within_ns) noexcept {
-  // Before the close: a creditor that does not see the time yet has read an older close epoch.
+  // Before the close: a policy that does not see the time yet decides for an older close epoch.
   page_->expected_until_ns.store(clock_->now_ns() + std::min(within_ns, kExpectMaxNs));
   close(CloseReason::kArrival);
 }
 
-Nanoseconds HostGate::expects_for_ns() const noexcept {
-  return std::clamp(page_->expected_until_ns.load() - clock_->now_ns(), Nanoseconds{0},
-                    kExpectMaxNs);
+bool HostGate::expects_arrival() const noexcept {
+  const Nanoseconds until_ns = page_->expected_until_ns.load();
+  const Nanoseconds now_ns = clock_->now_ns();
+  // The limit holds whatever another process writes.
+  return until_ns > now_ns && until_ns <= now_ns + kExpectMaxNs;
 }
 
 std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcept {

@@ -106,12 +106,14 @@ class HostGate {
   // Closes the gate with one atomic operation. Every call starts a new close epoch, even on a
   // closed gate.
   void close(CloseReason reason) noexcept;
-  // Closes the gate for a request that will soon reach serving's engine, and keeps the creditor
-  // from opening it for `within_ns`, at most kExpectMaxNs. For the process that receives serving's
-  // requests; it may be another process than the engine's.
+  // Closes the gate for a request that should reach serving's engine within `within_ns`, at most
+  // kExpectMaxNs. Until then, or until arrived(), expects_arrival() is true, and the policies grant
+  // nothing. For the process that receives serving's requests, which may be another process.
   void expect_arrival(Nanoseconds within_ns) noexcept;
-  // Time for which a request is still expected; 0 if none is.
-  Nanoseconds expects_for_ns() const noexcept;
+  bool expects_arrival() const noexcept;
+  // A request has reached the engine, which has closed the gate for it. No request is expected any
+  // more; another one that is still on its way closes the gate when it arrives.
+  void arrived() noexcept { page_->expected_until_ns.store(0); }
   // Returns the time until no segment ran; nothing if a segment still ran at the deadline.
   std::optional<Nanoseconds> wait_parked(Nanoseconds timeout_ns) noexcept;
   // Gives the gate a new, closed page after the borrower is gone. The old page, and all later

@@ -44,7 +44,8 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
   const bool is_busy = query.mode == HarvestMode::kIdle
                            ? serving_->pending() != 0 || serving_->is_in_step()
                            : serving_->waiting() != 0;
-  if (is_busy || !header.may(query.mode)) return QuantumRefusal::kServingBusy;
+  if (is_busy || query.is_request_expected) return QuantumRefusal::kServingBusy;
+  if (!header.may(query.mode)) return QuantumRefusal::kServingBusy;
   record.heartbeat_age_ns = serving_->heartbeat_age_ns(section.now_ns());
   if (record.heartbeat_age_ns > header.heartbeat_ttl_ns) return QuantumRefusal::kNoHeartbeat;
   const ServingLoad load = serving_->load(section);

@@ -36,6 +36,7 @@ struct QuantumQuery {
   std::uint32_t outstanding{0};           // segments granted but not started
   double segment_upper_ms{0};             // > 0: longest duration of one segment
   std::uint32_t most{~std::uint32_t{0}};  // largest number of segments to grant
+  bool is_request_expected{false};        // one is on its way to the engine
   std::optional<CommittedBatch> committed{};
 };
 
@@ -78,10 +79,10 @@ struct QuantumGrant {
 //    or their sum after a committed batch; and, once a request has arrived prefilled,
 //    delay + first token <= tpot_ms,
 //    (A step shape without evidence has an infinite bound and is refused as kNoEvidence.)
-// 4. idle:    no request is live, and serving runs no step;
-//    slack:   no request waits for its first token, and delay + next step ends before the
-//             earliest deadline of a running request, where the next step takes max(step_upper,
-//             chunk_upper), or step_upper alone when it is committed; and
+// 4. idle:    no request is live or expected, and serving runs no step;
+//    slack:   no request is expected or waits for its first token, and delay + next step ends
+//             before the earliest deadline of a running request, where the next step takes
+//             max(step_upper, chunk_upper), or step_upper alone when it is committed; and
 //             delay <= ServingState::budget_ms,
 // 5. and the record with all these terms is in the log.
 //

@@ -101,6 +101,38 @@ def test_frozen_host_stops_rollouts_within_a_quantum(tmp_path: Path) -> None:
     assert verify_log(device.path).violations == []
 
 
+def test_an_expected_request_keeps_the_gate_closed_until_it_arrives_or_is_late(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    device = Device(tmp_path / "log", clock=clock)
+    device.state.beat()
+    device.creditor.start()
+    device.gate.begin_step()
+    front = HostGate.attach(device.gate.fileno(), clock=clock)
+
+    def expect(within_ms: float) -> None:
+        assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
+        front.expect_arrival(within_ms=within_ms)
+        assert not device.gate.is_open()
+        device.gate.leave()
+        assert device.gate.pass_(timeout_ms=20) is Verdict.TIMED_OUT
+        device.wait_for(QuantumRefusal.SERVING_BUSY)
+        assert not device.gate.is_open()
+
+    expect(within_ms=50)
+    assert device.state.finished(device.state.arrived(tokens=8))
+    expect(within_ms=50)
+    clock.advance(50_000_000)
+    expect(within_ms=1e6)  # longer than any request may be expected
+    clock.advance(1_000_000_000)
+    device.state.beat()
+    assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
+    device.gate.end_step()
+    device.close()
+    assert verify_log(device.path).violations == []
+
+
 def test_a_pending_request_keeps_the_gate_closed_until_it_ends(tmp_path: Path) -> None:
     device = Device(tmp_path / "log", clock=ManualClock())
     device.state.beat()

@@ -16,6 +16,16 @@ from rose.errors import RoseError
 _LOOK_S: Final = 1.0
 # A request should reach the engine within this time. If it does not, rollouts go on.
 _WITHIN_MS: Final = 50.0
+# Routes that bring the engine a prompt. vLLM asks for the API key on all of them.
+_PROMPTS: Final = frozenset(
+    (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/inference/v1/generate",
+    )
+)
 _UNAVAILABLE: Final = 503
 
 
@@ -42,7 +52,7 @@ class RoseEndpoint:
             return side
 
         app.add_api_route("/rose/status", status)
-        app.add_middleware(_Announcer, state=app.state)
+        app.add_middleware(_Announcer)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Store the engine for the route. On a server that lends, start the task `_look_after`."""
@@ -53,21 +63,25 @@ class RoseEndpoint:
 
 
 class _Announcer:
-    """Closes the gate when a POST request arrives, before its prompt is tokenised.
+    """Closes the gate when a prompt arrives, before it is tokenised.
 
     This is ASGI middleware. vLLM adds its own middleware around it, so a request without the API
     key does not get here.
     """
 
-    def __init__(self, app: Any, state: Any) -> None:
+    def __init__(self, app: Any) -> None:
         self._app = app
-        self._state = state
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        gate: HostGate | None = getattr(self._state, "rose_gate", None)
-        if gate is not None and scope.get("method") == "POST":
-            gate.expect_arrival(within_ms=_WITHIN_MS)
+        if scope["type"] == "http" and scope["method"] == "POST":
+            self._announce(scope)
         await self._app(scope, receive, send)
+
+    def _announce(self, scope: Any) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        gate: HostGate | None = getattr(scope["app"].state, "rose_gate", None)
+        if gate is not None and path in _PROMPTS:
+            gate.expect_arrival(within_ms=_WITHIN_MS)
 
 
 async def _ask(engine: Any) -> dict[str, Any] | None:

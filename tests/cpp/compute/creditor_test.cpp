@@ -59,33 +59,6 @@ TEST(close_between_decision_and_open_wins) {
   CHECK_EQ(gate->pass(1), Verdict::kTimedOut);
 }
 
-TEST(nothing_is_granted_while_a_request_is_expected) {
-  Scene scene{[](const CreditRequest&) { return 4U; }};
-  scene.gate->begin_step();
-  (void)scene.creditor.look();
-  CHECK(scene.gate->is_open());
-  scene.gate->expect_arrival(kLongNs);
-  CHECK(!scene.gate->is_open());
-  const Nanoseconds left_ns = scene.creditor.look();
-  CHECK(left_ns > 0 && left_ns <= HostGate::kExpectMaxNs);
-  CHECK(!scene.gate->is_open());
-  scene.gate->expect_arrival(0);
-  (void)scene.creditor.look();
-  CHECK(scene.gate->is_open());
-}
-
-TEST(an_expected_request_between_decision_and_open_wins) {
-  HostGate* gate = nullptr;
-  Scene scene{[&](const CreditRequest&) -> std::uint32_t {
-    gate->expect_arrival(kLongNs);
-    return 4;
-  }};
-  gate = scene.gate.get();
-  gate->begin_step();
-  (void)scene.creditor.look();
-  CHECK(!gate->is_open());
-}
-
 TEST(whatever_the_policy_says_credit_is_at_most_one_quantum) {
   Scene scene{[](const CreditRequest&) { return 1000U; }};
   scene.gate->begin_step();

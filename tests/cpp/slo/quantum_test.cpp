@@ -122,6 +122,15 @@ TEST(a_pending_request_refuses_every_quantum) {
   CHECK_EQ(scene.serving->pending(), 0);
 }
 
+TEST(an_expected_request_refuses_every_quantum) {
+  Scene scene;
+  QuantumQuery query{.mode = HarvestMode::kIdle, .segment_upper_ms = 1};
+  CHECK_EQ(scene.certifier->decide(query).segments, 8);
+  query.is_request_expected = true;
+  CHECK_EQ(scene.certifier->decide(query).segments, 0);
+  CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kServingBusy);
+}
+
 TEST(an_arrival_counts_before_the_gate_is_told_and_before_it_is_recorded) {
   Scene scene;
   scene.listener->on_busy = [&] {
