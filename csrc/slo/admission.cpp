@@ -98,11 +98,14 @@ Result<std::optional<AdmissionBalance>> admission_certificate(
   if (log != nullptr) section.emplace(*log);
   if (serving != nullptr) {
     terms.running_requests = static_cast<std::uint32_t>(serving->pending());
-    ROSE_TRY(check(terms));
-    terms.slabs = std::min(terms.slabs, largest_grant(terms));
+    terms.slabs = std::min(terms.slabs, terms.unowned_slabs);
   }
   ROSE_TRY(check(terms));
-  const AdmissionBalance sums = balance(terms);
+  AdmissionBalance sums = balance(terms);
+  if (serving != nullptr && sums.slack_blocks < 0) {
+    terms.slabs = std::min(terms.slabs, largest_grant(terms));
+    sums = balance(terms);
+  }
   if (terms.slabs == 0 || terms.slabs > terms.unowned_slabs || sums.slack_blocks < 0 ||
       sums.demand_blocks > std::numeric_limits<std::uint32_t>::max()) {
     return std::optional<AdmissionBalance>{};
