@@ -108,10 +108,8 @@ def _loads(load: float | None, sweep: str | None, *, standard: float) -> tuple[f
     show_default=f"{_NOISE:g}",
     help="Standard deviation of the logarithm of step times; only with --virtual.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of traffic, prompts and noise.")
-@click.option(
-    "--out", "out_dir", default="rose-compare", show_default=True, help="Folder of the report."
-)
+@click.option("--seed", default=0, help="Seed of traffic, prompts and noise.")
+@click.option("--out", "out_dir", default="rose-compare", help="Folder of the report.")
 def compare(  # noqa: PLR0917 (click passes options by name)
     trace_path: str | None,
     profile: str | None,
