@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -83,9 +83,7 @@ _GIB: Final = click.FloatRange(0, 1 << 20)
     default=50.0,
     help="T: longest time of a revocation.",
 )
-@click.pass_context
 def plan(
-    ctx: click.Context,
     *,
     serving: str,
     rollout: str,
@@ -95,15 +93,9 @@ def plan(
     kv_dtype: str,
     weights_dtype: str | None,
     activation_gb: float,
-    requests: int,
-    request_tokens: int,
     rollout_tokens: int | None,
-    prefill_tokens_per_s: float,
-    decode_tokens_per_s: float,
-    step_tokens: int,
-    burst_requests: int,
-    revoke_ms: float,
-) -> None:
+    **load: Any,
+) -> int:
     """Compute how much of a device can be lent beside SERVING and ROLLOUT, and why.
 
     SERVING and ROLLOUT are names of models that rose knows (Qwen3-8B), or paths of a config.json or
@@ -119,21 +111,12 @@ def plan(
         kv=_KV_DTYPES[kv_dtype],
         weights=WeightDtype(weights_dtype) if weights_dtype else None,
         activation_bytes=_bytes("--activation-gb", activation_gb),
-        load=Load(
-            requests=requests,
-            request_tokens=request_tokens,
-            step_tokens=step_tokens,
-            burst_requests=burst_requests,
-            prefill_tokens_per_s=prefill_tokens_per_s,
-            decode_tokens_per_s=decode_tokens_per_s,
-            revoke_ms=revoke_ms,
-        ),
-        rollout_tokens=rollout_tokens or request_tokens,
+        load=Load(**load),
+        rollout_tokens=rollout_tokens or load["request_tokens"],
     )
     made = make_plan(setting)
     _print(Console(highlight=False), made, advice(made))
-    if not made.fits:
-        ctx.exit(_EXIT_DOES_NOT_FIT)
+    return 0 if made.fits else _EXIT_DOES_NOT_FIT
 
 
 def _bytes(option: str, gib: float) -> int:
