@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from rose.demo.virtual import VirtualExperiment, piece_of, run_virtual
 from rose.errors import InvalidArgument, Unavailable
 from rose.sim.device import DeviceModel
 from rose.sim.load import at_load
-from rose.sim.request import Request
 from rose.sim.simulation import SCHEMES as SIMULATED
 from rose.slo import SLO, Policy
 from rose.traces import Trace
@@ -179,9 +177,13 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     ):
         if virtual:
             device = DeviceModel(noise=_NOISE if noise is None else noise)
-            pieces = partial(piece_of, trace, seconds=seconds, seed=seed)
-            requests_at = partial(_at_busy, pieces, device, seed, trace.mean_rate_rps)
-            experiment = VirtualExperiment(plan, requests_at, slo, device)
+            piece = partial(piece_of, trace, seconds=seconds, seed=seed)
+            experiment = VirtualExperiment(
+                plan,
+                lambda busy: at_load(piece, device, busy=busy, seed=seed, rate=trace.mean_rate_rps),
+                slo,
+                device,
+            )
             record = run_virtual(experiment, Path(scratch), shown.begin)
         else:
             record = on_engines(
@@ -194,16 +196,6 @@ def compare(  # noqa: PLR0917 (click passes options by name)
         console.print(_LEFT_OUT, soft_wrap=True)
     console.print(f"report: {', '.join(map(str, written))}", soft_wrap=True)
     return 0 if record.complete else 130
-
-
-def _at_busy(
-    pieces: Callable[[float], list[Request]],
-    device: DeviceModel,
-    seed: int,
-    rate: float,
-    load: float,
-) -> list[Request]:
-    return at_load(pieces, device, busy=load, seed=seed, rate=rate)
 
 
 def on_engines(
