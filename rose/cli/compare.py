@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from rose.demo.virtual import VirtualExperiment, piece_of, run_virtual
 from rose.errors import InvalidArgument, Unavailable
 from rose.sim.device import DeviceModel
 from rose.sim.load import at_load
-from rose.sim.request import Request
 from rose.sim.simulation import SCHEMES as SIMULATED
 from rose.slo import SLO, Policy
 from rose.traces import Trace
@@ -108,10 +106,8 @@ def _loads(load: float | None, sweep: str | None, *, standard: float) -> tuple[f
     show_default=f"{_NOISE:g}",
     help="Standard deviation of the logarithm of step times; only with --virtual.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of traffic, prompts and noise.")
-@click.option(
-    "--out", "out_dir", default="rose-compare", show_default=True, help="Folder of the report."
-)
+@click.option("--seed", default=0, help="Seed of traffic, prompts and noise.")
+@click.option("--out", "out_dir", default="rose-compare", help="Folder of the report.")
 def compare(  # noqa: PLR0917 (click passes options by name)
     trace_path: str | None,
     profile: str | None,
@@ -181,9 +177,13 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     ):
         if virtual:
             device = DeviceModel(noise=_NOISE if noise is None else noise)
-            pieces = partial(piece_of, trace, seconds=seconds, seed=seed)
-            requests_at = partial(_at_busy, pieces, device, seed, trace.mean_rate_rps)
-            experiment = VirtualExperiment(plan, requests_at, slo, device)
+            piece = partial(piece_of, trace, seconds=seconds, seed=seed)
+            experiment = VirtualExperiment(
+                plan,
+                lambda busy: at_load(piece, device, busy=busy, seed=seed, rate=trace.mean_rate_rps),
+                slo,
+                device,
+            )
             record = run_virtual(experiment, Path(scratch), shown.begin)
         else:
             record = on_engines(
@@ -196,16 +196,6 @@ def compare(  # noqa: PLR0917 (click passes options by name)
         console.print(_LEFT_OUT, soft_wrap=True)
     console.print(f"report: {', '.join(map(str, written))}", soft_wrap=True)
     return 0 if record.complete else 130
-
-
-def _at_busy(
-    pieces: Callable[[float], list[Request]],
-    device: DeviceModel,
-    seed: int,
-    rate: float,
-    load: float,
-) -> list[Request]:
-    return at_load(pieces, device, busy=load, seed=seed, rate=rate)
 
 
 def on_engines(

@@ -43,7 +43,6 @@ def delta() -> None:
     "--tensors",
     type=click.IntRange(min=0),
     default=10,
-    show_default=True,
     metavar="N",
     help="List the N tensors that change most.",
 )

@@ -56,15 +56,13 @@ _VOID_STATUS: Final = 3
 
 @click.command()
 @traffic_options
-@click.option(
-    "--load", default=0.2, show_default=True, help="Share of serving's measured capacity."
-)
+@click.option("--load", default=0.2, help="Share of serving's measured capacity.")
 @click.option(
     "--length-scale", default=1 / 16, show_default="1/16", help="Factor on the trace's lengths."
 )
 @click.option("--quick", is_flag=True, help="End within two minutes; too short to measure.")
-@click.option("--serving-model", default="tiny-qwen2", show_default=True, help="Preset or folder.")
-@click.option("--rollout-model", default="tiny-policy", show_default=True, help="Preset or folder.")
+@click.option("--serving-model", default="tiny-qwen2", help="Preset or folder.")
+@click.option("--rollout-model", default="tiny-policy", help="Preset or folder.")
 @click.option(
     "--synthetic",
     is_flag=True,
@@ -86,15 +84,12 @@ _VOID_STATUS: Final = 3
     "--slowdown",
     type=click.FloatRange(min=0, max=10),
     default=0.0,
-    show_default=True,
     help="Share by which rollouts may slow running requests down; 0: idle time only.",
 )
-@click.option("--device", default="cpu", show_default=True, help="Shared device: cpu, cuda:0.")
+@click.option("--device", default="cpu", help="Shared device: cpu, cuda:0.")
 @click.option("--broker", "has_broker", is_flag=True, help="Let a broker limit the device's loans.")
-@click.option("--seed", default=0, show_default=True, help="Seed of traffic, prompts and weights.")
-@click.option(
-    "--out", "out_dir", default="rose-demo", show_default=True, help="Folder of the report."
-)
+@click.option("--seed", default=0, help="Seed of traffic, prompts and weights.")
+@click.option("--out", "out_dir", default="rose-demo", help="Folder of the report.")
 def demo(  # noqa: PLR0917 (click passes options by name)
     trace_path: str | None,
     profile: str | None,

@@ -114,7 +114,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, invoke_without_command=True)
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"show_default": True})
 @click.version_option(__version__, prog_name="rose", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -50,17 +50,12 @@ _GIB: Final = click.FloatRange(0, 1 << 20)
 @click.option(
     "--device-gb", type=_GIB, required=True, help="Memory of a device, in GiB of 2^30 bytes."
 )
-@click.option(
-    "--tp", type=click.IntRange(1, 1024), default=1, show_default=True, help="Devices per model."
-)
-@click.option(
-    "--block-tokens", type=click.IntRange(BLOCK_TOKENS_MIN, 256), default=16, show_default=True
-)
+@click.option("--tp", type=click.IntRange(1, 1024), default=1, help="Devices per model.")
+@click.option("--block-tokens", type=click.IntRange(BLOCK_TOKENS_MIN, 256), default=16)
 @click.option(
     "--kv-dtype",
     type=click.Choice(list(_KV_DTYPES)),
     default="bf16",
-    show_default=True,
     help="fp8-per-token-head adds a float32 scale to each head of K and V of each token.",
 )
 @click.option(
@@ -68,64 +63,27 @@ _GIB: Final = click.FloatRange(0, 1 << 20)
     type=click.Choice([dtype.value for dtype in WeightDtype]),
     help="Default: as the model was published.",
 )
-@click.option(
-    "--activation-gb",
-    type=_GIB,
-    default=4.0,
-    show_default=True,
-    help="Activations of each engine, in GiB.",
-)
-@click.option(
-    "--requests",
-    type=_REQUESTS,
-    default=64,
-    show_default=True,
-    help="Concurrent requests of serving.",
-)
-@click.option(
-    "--request-tokens", type=_TOKENS, default=8192, show_default=True, help="Longest request."
-)
+@click.option("--activation-gb", type=_GIB, default=4.0, help="Activations of each engine, in GiB.")
+@click.option("--requests", type=_REQUESTS, default=64, help="Concurrent requests of serving.")
+@click.option("--request-tokens", type=_TOKENS, default=8192, help="Longest request.")
 @click.option(
     "--rollout-tokens", type=_TOKENS, help="Longest rollout. Default: as --request-tokens."
 )
 @click.option(
-    "--prefill-tokens-per-s",
-    type=_RATE,
-    default=50_000.0,
-    show_default=True,
-    help="Prefill rate of serving.",
+    "--prefill-tokens-per-s", type=_RATE, default=50_000.0, help="Prefill rate of serving."
 )
 @click.option(
-    "--decode-tokens-per-s",
-    type=_RATE,
-    default=100.0,
-    show_default=True,
-    help="Decode rate of one request.",
+    "--decode-tokens-per-s", type=_RATE, default=100.0, help="Decode rate of one request."
 )
-@click.option(
-    "--step-tokens",
-    type=_TOKENS,
-    default=8192,
-    show_default=True,
-    help="Most prompt tokens of a step.",
-)
-@click.option(
-    "--burst-requests",
-    type=_BURST,
-    default=1,
-    show_default=True,
-    help="Requests that arrive together.",
-)
+@click.option("--step-tokens", type=_TOKENS, default=8192, help="Most prompt tokens of a step.")
+@click.option("--burst-requests", type=_BURST, default=1, help="Requests that arrive together.")
 @click.option(
     "--revoke-ms",
     type=click.FloatRange(0, 1e6),
     default=50.0,
-    show_default=True,
     help="T: longest time of a revocation.",
 )
-@click.pass_context
 def plan(
-    ctx: click.Context,
     *,
     serving: str,
     rollout: str,
@@ -135,15 +93,9 @@ def plan(
     kv_dtype: str,
     weights_dtype: str | None,
     activation_gb: float,
-    requests: int,
-    request_tokens: int,
     rollout_tokens: int | None,
-    prefill_tokens_per_s: float,
-    decode_tokens_per_s: float,
-    step_tokens: int,
-    burst_requests: int,
-    revoke_ms: float,
-) -> None:
+    **load: Any,
+) -> int:
     """Compute how much of a device can be lent beside SERVING and ROLLOUT, and why.
 
     SERVING and ROLLOUT are names of models that rose knows (Qwen3-8B), or paths of a config.json or
@@ -159,21 +111,12 @@ def plan(
         kv=_KV_DTYPES[kv_dtype],
         weights=WeightDtype(weights_dtype) if weights_dtype else None,
         activation_bytes=_bytes("--activation-gb", activation_gb),
-        load=Load(
-            requests=requests,
-            request_tokens=request_tokens,
-            step_tokens=step_tokens,
-            burst_requests=burst_requests,
-            prefill_tokens_per_s=prefill_tokens_per_s,
-            decode_tokens_per_s=decode_tokens_per_s,
-            revoke_ms=revoke_ms,
-        ),
-        rollout_tokens=rollout_tokens or request_tokens,
+        load=Load(**load),
+        rollout_tokens=rollout_tokens or load["request_tokens"],
     )
     made = make_plan(setting)
     _print(Console(highlight=False), made, advice(made))
-    if not made.fits:
-        ctx.exit(_EXIT_DOES_NOT_FIT)
+    return 0 if made.fits else _EXIT_DOES_NOT_FIT
 
 
 def _bytes(option: str, gib: float) -> int:

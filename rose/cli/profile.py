@@ -33,12 +33,8 @@ _READINGS_MAX: Final = 100_000
     metavar="TTFT:TPOT",
     help=f"Targets in ms; may be repeated.  [default: {', '.join(_SLOS)}]",
 )
-@click.option(
-    "--seconds", type=float, default=300.0, show_default=True, help="Duration of the measurement."
-)
-@click.option(
-    "--every", "every_s", type=float, default=5.0, show_default=True, help="Interval in seconds."
-)
+@click.option("--seconds", type=float, default=300.0, help="Duration of the measurement.")
+@click.option("--every", "every_s", type=float, default=5.0, help="Interval in seconds.")
 @click.option("--model", help="The engine's model: a name that rose knows, or a config.json.")
 @click.option(
     "--kv-gib",
@@ -47,15 +43,9 @@ _READINGS_MAX: Final = 100_000
     help="Size of serving's KV pool.",
 )
 @click.option(
-    "--reserve-gib",
-    type=float,
-    default=4.0,
-    show_default=True,
-    help="Part of the KV pool that is never lent.",
+    "--reserve-gib", type=float, default=4.0, help="Part of the KV pool that is never lent."
 )
-@click.option(
-    "--out", "out_dir", default="rose-profile", show_default=True, help="Folder of the report."
-)
+@click.option("--out", "out_dir", default="rose-profile", help="Folder of the report.")
 def profile(
     *,
     url: str,

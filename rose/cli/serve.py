@@ -91,23 +91,17 @@ async def _join_node(service: RolloutService, path: Path, parts: ExitStack) -> N
     metavar="WORKERS",
     help="trial[:N], or a file with the line of `python -m rose.node.worker`. May be repeated.",
 )
-@click.option("--listen", default="127.0.0.1:8000", show_default=True, metavar="ADDRESS")
-@click.option("--model", default="rose", show_default=True, help="Model name in requests.")
-@click.option("--dtype", default="bfloat16", show_default=True, help="Dtype of the weights.")
+@click.option("--listen", default="127.0.0.1:8000", metavar="ADDRESS")
+@click.option("--model", default="rose", help="Model name in requests.")
+@click.option("--dtype", default="bfloat16", help="Dtype of the weights.")
 @click.option("--tokenizer", type=_PATH, metavar="FOLDER", help="Tokenizer for text and chat.")
 @click.option(
     "--tls", nargs=2, type=_PATH, metavar="CERT KEY", help="PEM files, to admit other machines."
 )
-@click.option(
-    "--sequences",
-    default=_LIMITS.sequences,
-    show_default=True,
-    help="Most sequences in flight.",
-)
+@click.option("--sequences", default=_LIMITS.sequences, help="Most sequences in flight.")
 @click.option(
     "--context-tokens",
     default=_LIMITS.context_tokens,
-    show_default=True,
     help="Most tokens of a prompt and its output.",
 )
 def serve(

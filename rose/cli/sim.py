@@ -101,9 +101,7 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
     type=click.Path(path_type=Path),
     help="Scenario with published measurements: also report the error. May be repeated.",
 )
-@click.option(
-    "--out", "out_dir", default="rose-sim", show_default=True, help="Folder of the report."
-)
+@click.option("--out", "out_dir", default="rose-sim", help="Folder of the report.")
 def sim(
     scenario_path: Path,
     *,

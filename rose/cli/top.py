@@ -151,7 +151,7 @@ class WatchedDevice:
 @click.command()
 @click.argument("socket_path", metavar="SOCKET")
 @click.option("--once", is_flag=True, help="Show the current state and end.")
-@click.option("--every-ms", default=250, show_default=True, type=click.IntRange(min=10))
+@click.option("--every-ms", default=250, type=click.IntRange(min=10))
 def top(
     socket_path: str,
     once: bool,  # noqa: FBT001 (a flag of the command line)

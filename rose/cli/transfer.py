@@ -44,28 +44,24 @@ def transfer() -> None:
     "--relays",
     type=click.IntRange(0, 1024),
     default=1,
-    show_default=True,
     help="Relays per serving cluster; with 0, each tile crosses the link once per receiver.",
 )
 @click.option(
     "--density",
     type=click.FloatRange(0, 1),
     default=0.01,
-    show_default=True,
     help="Share of the elements that an update changes.",
 )
 @click.option(
     "--bytes-per-change",
     type=click.FloatRange(0, 64),
     default=1.5,
-    show_default=True,
     help="Bytes per changed element on the wire; a tile never takes more than its full size.",
 )
 @click.option(
     "--tile-elements",
     type=click.IntRange(1, TILE_ELEMENTS),
     default=TILE_ELEMENTS,
-    show_default=True,
     help="Most elements of a tile.",
 )
 @click.option("--plan", "plan_out", type=_PATH, metavar="FILE", help="Also write the plan.")

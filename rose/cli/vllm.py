@@ -47,24 +47,24 @@ def vllm() -> None:
 @click.argument("model")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[VLLM OPTIONS]...")
 @click.option("--listen", metavar="SOCKET", show_default="this user's", default=default_socket)
-@click.option("--ttft-ms", default=1000.0, show_default=True, help="Target for the first token.")
-@click.option("--tpot-ms", default=100.0, show_default=True, help="Target between tokens.")
+@click.option("--ttft-ms", default=1000.0, help="Target for the first token.")
+@click.option("--tpot-ms", default=100.0, help="Target between tokens.")
 @click.option(
     "--slowdown",
     type=click.FloatRange(min=0),
     default=0.0,
-    show_default=True,
     help="Share by which rollouts may slow running requests down; 0: idle time only.",
 )
-@click.option(
-    "--revoke-ms", default=50.0, show_default=True, help="Deadline for the return of a loan."
-)
-@click.option(
-    "--epsilon", default=0.01, show_default=True, help="Share of steps that may miss a bound."
-)
+@click.option("--revoke-ms", default=50.0, help="Deadline for the return of a loan.")
+@click.option("--epsilon", default=0.01, help="Share of steps that may miss a bound.")
 @click.option("--slab-mib", type=click.IntRange(min=2), help="Unit of a loan; default by model.")
 @click.option(
-    "--log", "log_path", default="", metavar="FILE", help="Certificate log, for `rose verify`."
+    "--log",
+    "log_path",
+    default="",
+    show_default=False,
+    metavar="FILE",
+    help="Certificate log, for `rose verify`.",
 )
 @click.option(
     "--observe", is_flag=True, help="Lend nothing; /rose/status reports what could be lent."

@@ -237,7 +237,7 @@ def read_plan(path: Path) -> Plan:
 
 @click.command()
 @click.argument("checkpoint", type=PATH)
-@click.option("--listen", default="127.0.0.1:0", show_default=True, metavar="ADDRESS")
+@click.option("--listen", default="127.0.0.1:0", metavar="ADDRESS")
 @click.option(
     "--watch",
     type=PATH,
@@ -249,7 +249,6 @@ def read_plan(path: Path) -> Plan:
     "--receivers",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     help="Number of receivers to wait for, with --once.",
 )
 @click.option("--state", type=PATH, metavar="FILE", help="File that records published versions.")
@@ -269,9 +268,9 @@ def read_plan(path: Path) -> Plan:
     metavar="ADDRESS",
     help="For rank 0: address of another rank's part. Give one for each rank.",
 )
-@click.option("--link", "encoding", type=click.Choice(ENCODINGS), default="gap", show_default=True)
-@click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
+@click.option("--link", "encoding", type=click.Choice(ENCODINGS), default="gap")
+@click.option("--threads", type=click.IntRange(1, 64), default=2)
+@click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
 @weight_options
 def publish(

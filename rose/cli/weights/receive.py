@@ -252,7 +252,7 @@ def _check_layout(layout: str, hello: HelloReply, what: str) -> None:
 @click.option(
     "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan from `rose transfer plan --plan`."
 )
-@click.option("--replica", default="", help="Name of the replica in the plan.")
+@click.option("--replica", default="", show_default=False, help="Name of the replica in the plan.")
 @click.option(
     "--rank", type=click.IntRange(min=0), help="Receive only the tiles of this rank of the replica."
 )

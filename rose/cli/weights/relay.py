@@ -161,16 +161,18 @@ def subscription_of(plan: Plan, cluster: str, name: str) -> Subscription:
 
 @click.command()
 @upstreams_option
-@click.option("--listen", default="127.0.0.1:0", show_default=True, metavar="ADDRESS")
+@click.option("--listen", default="127.0.0.1:0", metavar="ADDRESS")
 @click.option(
     "--directory", type=PATH, metavar="DIR", help="Folder that keeps versions across restarts."
 )
-@click.option("--cluster", default="", help="Cluster in the plan that this relay serves.")
-@click.option("--name", default="relay", show_default=True, help="Name of the relay in the plan.")
+@click.option(
+    "--cluster", default="", show_default=False, help="Cluster in the plan that this relay serves."
+)
+@click.option("--name", default="relay", help="Name of the relay in the plan.")
 @click.option(
     "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan from `rose transfer plan --plan`."
 )
-@click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
+@click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
 @weight_options
 def relay(

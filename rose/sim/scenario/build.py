@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,7 @@ from rose.memory.model_weights import parameters
 from rose.memory.presets import find_model
 from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.lending_devices import kv_tokens, roofline_cost
-from rose.sim.cluster.world import (
-    ClusterWorld,
-    LendingTimeline,
-    SimJob,
-    SimWorker,
-    StepTimes,
-    TrainerMode,
-)
+from rose.sim.cluster.world import ClusterWorld, LendingTimeline, SimJob, SimWorker, TrainerMode
 from rose.sim.scenario.arms import TRAINING_GPUS, ArmRules, rules_of
 from rose.sim.scenario.environments import ENVIRONMENTS, Named
 from rose.sim.scenario.loans import GroupLoan, ServingGroups
@@ -29,11 +22,13 @@ from rose.sim.scenario.parts import Borrowed, Dedicated, StalledTrainer, Trainer
 from rose.sim.scenario.scenario import Algorithm, Job, Scenario
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.scenario.trajectories import drawn_trajectories
-from rose.sim.scenario.trouble import Lent, troubled
-from rose.sim.scenario.updates import UpdateTime, update_time
+from rose.sim.scenario.trouble import troubled
+from rose.sim.scenario.updates import update_time
 from rose.units import MS_PER_S
 
 Column = npt.NDArray[np.float64]
+# Each worker with its group of GPUs.
+_Workers: TypeAlias = list[tuple[SimWorker, Dedicated | Borrowed]]
 
 # Random streams, one per purpose, so that changing one draw does not shift the others.
 _TRAJECTORIES: Final = 0
@@ -95,10 +90,11 @@ def build(
     check_size(scenario)
     rules, shape = rules_of(arm), find_model(scenario.model)
     loans = (serving or ServingGroups(scenario, seed=seed, inputs=inputs)).loans(arm)
-    drafted = [*_dedicated(scenario, rules), *_borrowed(scenario, rules, loans)]
+    workers: _Workers = []
+    _add_dedicated(workers, scenario, rules)
+    _add_borrowed(workers, scenario, rules, loans)
     if arm == TRAINING_GPUS and scenario.trainer is not None and trainer_idle is not None:
-        drafted += _on_trainer(scenario, scenario.trainer, rules, trainer_idle)
-    workers = _numbered(drafted, scenario)
+        _add_trainer(workers, scenario, scenario.trainer, rules, trainer_idle)
     stress_random = np.random.default_rng((_CRASHES, seed))
     workers = _with_trouble(workers, scenario, published_ms, stress_random)
     _check_contexts(workers, scenario, shape)
@@ -140,40 +136,20 @@ def idle_trainer(
     return LendingTimeline(at_ms, lent, lent.astype(np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A worker without its number."""
-
-    group: Dedicated | Borrowed
-    kind: WorkerKind
-    times: StepTimes
-    seats: int
-    kv_tokens: int
-    start_up_ms: float
-    update: UpdateTime
-    lending: LendingTimeline | None
-    node: tuple[str, int]  # (name of the group of GPUs, index of the node in the group)
-
-
-def _dedicated(scenario: Scenario, rules: ArmRules) -> list[_Draft]:
-    drafts: list[_Draft] = []
+def _add_dedicated(workers: _Workers, scenario: Scenario, rules: ArmRules) -> None:
     total = sum(group.count // group.tp for group in scenario.dedicated)
-    for number, group in enumerate(scenario.dedicated):
-        drafts += _drafts(
-            scenario, rules, group, f"dedicated {number}", engines=total, lendings=None
-        )
-    return drafts
+    for group in scenario.dedicated:
+        _add_group(workers, scenario, rules, group, engines=total, lendings=None)
 
 
-def _borrowed(scenario: Scenario, rules: ArmRules, loans: Sequence[GroupLoan]) -> list[_Draft]:
-    drafts: list[_Draft] = []
+def _add_borrowed(
+    workers: _Workers, scenario: Scenario, rules: ArmRules, loans: Sequence[GroupLoan]
+) -> None:
     horizon_ms = MS_PER_S * scenario.horizon_s
     total = lent_engines([one for loan in loans for one in loan.lendings], horizon_ms=horizon_ms)
-    for number, (group, loan) in enumerate(zip(scenario.borrowed, loans, strict=True)):
+    for group, loan in zip(scenario.borrowed, loans, strict=True):
         if loan.lendings:
-            name = f"borrowed {number}"
-            drafts += _drafts(scenario, rules, group, name, engines=total, lendings=loan.lendings)
-    return drafts
+            _add_group(workers, scenario, rules, group, engines=total, lendings=loan.lendings)
 
 
 def lent_engines(lendings: Sequence[LendingTimeline], *, horizon_ms: float) -> int:
@@ -185,31 +161,28 @@ def lent_engines(lendings: Sequence[LendingTimeline], *, horizon_ms: float) -> i
     return max(1, round(lent_ms / horizon_ms))
 
 
-def _on_trainer(
-    scenario: Scenario, trainer: Trainer, rules: ArmRules, idle: LendingTimeline
-) -> list[_Draft]:
-    """Return engines like those of the first dedicated group, on GPUs that otherwise train."""
+def _add_trainer(
+    workers: _Workers, scenario: Scenario, trainer: Trainer, rules: ArmRules, idle: LendingTimeline
+) -> None:
+    """Add engines like those of the first dedicated group, on GPUs that otherwise train."""
     tp = scenario.dedicated[0].tp
     engines = trainer.count // tp
     group = Dedicated(trainer.gpu, engines * tp, tp, scenario.dedicated[0].domain_gpus)
     full = kv_tokens(find_model(scenario.model), group.gpu.value, tp=tp)
     lending = LendingTimeline(idle.at_ms, idle.share, idle.kv_tokens * np.int64(full))
-    return _drafts(
-        scenario, rules, group, "trainer", engines=engines, lendings=(lending,) * engines
-    )
+    _add_group(workers, scenario, rules, group, engines=engines, lendings=(lending,) * engines)
 
 
-def _drafts(
+def _add_group(
+    workers: _Workers,
     scenario: Scenario,
     rules: ArmRules,
     group: Dedicated | Borrowed,
-    name: str,
     *,
     engines: int,
     lendings: Sequence[LendingTimeline] | None,
-) -> list[_Draft]:
+) -> None:
     shape, gpu = find_model(scenario.model), group.gpu.value
-    seats = rules.seats_per_gpu * group.tp
     context = max(job.context_tokens for job in scenario.jobs)
     update = update_time(
         scenario.model,
@@ -222,21 +195,24 @@ def _drafts(
         scheme=rules.updates,
     )
     holds = kv_tokens(shape, gpu, tp=group.tp)
-    return [
-        _Draft(
-            group=group,
-            kind=WorkerKind.DEDICATED if lendings is None else WorkerKind.BORROWED,
+    domain = workers[-1][0].domain + 1 if workers else 0
+    for at in range(group.count // group.tp):
+        number, lending = len(workers), None if lendings is None else lendings[at]
+        worker = SimWorker(
+            number=number,
+            kind=WorkerKind.DEDICATED if lending is None else WorkerKind.BORROWED,
+            domain=domain + at * group.tp // max(group.domain_gpus, group.tp),
+            job=number % len(scenario.jobs),
             # On average a prompt has a quarter of the longest context before it.
             times=roofline_cost(shape, gpu, tp=group.tp).step_times(context_tokens=context // 4),
-            seats=seats,
-            kv_tokens=holds if lendings is None else _most(lendings[at], holds),
-            start_up_ms=0.0 if lendings is None else rules.start_up_ms(parameters(shape)),
-            update=update,
-            lending=None if lendings is None else lendings[at],
-            node=(name, at * group.tp // max(group.domain_gpus, group.tp)),
+            seats=rules.seats_per_gpu * group.tp,
+            kv_tokens=holds if lending is None else _most(lending, holds),
+            start_up_ms=0.0 if lending is None else rules.start_up_ms(parameters(shape)),
+            update_ms=update.update_ms,
+            pause_ms=update.pause_ms,
+            lending=lending,
         )
-        for at in range(group.count // group.tp)
-    ]
+        workers.append((worker, group))
 
 
 def _most(lending: LendingTimeline, holds: int) -> int:
@@ -244,64 +220,26 @@ def _most(lending: LendingTimeline, holds: int) -> int:
     return max(1, min(holds, int(lending.kv_tokens.max())))
 
 
-def _numbered(
-    drafts: Sequence[_Draft], scenario: Scenario
-) -> list[tuple[SimWorker, Dedicated | Borrowed]]:
-    nodes = {node: at for at, node in enumerate(dict.fromkeys(one.node for one in drafts))}
-    workers: list[tuple[SimWorker, Dedicated | Borrowed]] = []
-    for number, one in enumerate(drafts):
-        worker = SimWorker(
-            number=number,
-            kind=one.kind,
-            domain=nodes[one.node],
-            job=number % len(scenario.jobs),
-            times=one.times,
-            seats=one.seats,
-            kv_tokens=one.kv_tokens,
-            start_up_ms=one.start_up_ms,
-            update_ms=one.update.update_ms,
-            pause_ms=one.update.pause_ms,
-            lending=one.lending,
-        )
-        workers.append((worker, one.group))
-    return workers
-
-
 def _with_trouble(
-    workers: Sequence[tuple[SimWorker, Dedicated | Borrowed]],
-    scenario: Scenario,
-    published_ms: Column,
-    random: np.random.Generator,
-) -> list[tuple[SimWorker, Dedicated | Borrowed]]:
+    workers: _Workers, scenario: Scenario, published_ms: Column, random: np.random.Generator
+) -> _Workers:
     """Return the workers with all stress applied to loans of serving, not of trainers."""
-    hit = {
-        worker.number: Lent(
-            worker.lending,
-            worker.domain,
-            worker.start_up_ms,
-            worker.update_ms,
-            worker.times.prefill_tokens_per_s,
+    harder = iter(
+        troubled(
+            [worker for worker, group in workers if isinstance(group, Borrowed)],
+            scenario.stress,
+            horizon_ms=MS_PER_S * scenario.horizon_s,
+            published_ms=published_ms,
+            random=random,
         )
-        for worker, group in workers
-        if worker.lending is not None and isinstance(group, Borrowed)
-    }
-    harder = troubled(
-        list(hit.values()),
-        scenario.stress,
-        horizon_ms=MS_PER_S * scenario.horizon_s,
-        published_ms=published_ms,
-        random=random,
     )
-    lendings = dict(zip(hit, harder, strict=True))
     return [
-        (replace(worker, lending=lendings.get(worker.number, worker.lending)), group)
+        (replace(worker, lending=next(harder)) if isinstance(group, Borrowed) else worker, group)
         for worker, group in workers
     ]
 
 
-def _check_contexts(
-    workers: Sequence[tuple[SimWorker, Dedicated | Borrowed]], scenario: Scenario, shape: ModelShape
-) -> None:
+def _check_contexts(workers: _Workers, scenario: Scenario, shape: ModelShape) -> None:
     """Refuse a context that fits no dedicated engine: its trajectory could never end."""
     for number, job in enumerate(scenario.jobs):
         holds = [

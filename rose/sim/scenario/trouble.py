@@ -6,13 +6,12 @@ each run at least one more version is published at its final time than in the ru
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rose.sim.cluster.world import LendingTimeline
+from rose.sim.cluster.world import LendingTimeline, SimWorker
 from rose.sim.scenario.parts import (
     EngineCrashes,
     Flapping,
@@ -29,27 +28,8 @@ Spans: TypeAlias = Column
 """(n, 2) start and end of times without a loan; ascending starts, possibly overlapping."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """The facts about a borrowed engine on which stress depends.
-
-    Args:
-        lending: loan of the engine.
-        domain: failure domain.
-        start_up_ms: start-up time after a new loan.
-        update_ms: time of an update from publication to commit.
-        prefill_tokens_per_s: prompt throughput.
-    """
-
-    lending: LendingTimeline
-    domain: int
-    start_up_ms: float
-    update_ms: float
-    prefill_tokens_per_s: float
-
-
 def troubled(
-    engines: Sequence[Lent],
+    engines: Sequence[SimWorker],
     stress: Sequence[Stress],
     *,
     horizon_ms: float,
@@ -65,7 +45,7 @@ def troubled(
         published_ms: (v,) publication times of an earlier run, ascending; empty in the first.
         random: generator for crashes.
     """
-    lendings = [engine.lending for engine in engines]
+    lendings = [engine.lending for engine in engines if engine.lending is not None]
     domains = sorted({engine.domain for engine in engines})
     for one in stress:
         crashes: dict[int, Spans] = {}
@@ -86,7 +66,7 @@ def troubled(
 
 def _spans(
     stress: Flapping | RevokeAfterPrefill | RevokeDuringUpdate | StalledTrainer,
-    engine: Lent,
+    engine: SimWorker,
     *,
     horizon_ms: float,
     published_ms: Column,
@@ -100,7 +80,7 @@ def _spans(
         lent_ms = MS_PER_S * stress.lent_s
     else:
         # A loan ends when the first long prompt has been computed: the worst moment.
-        prefill_ms = MS_PER_S * stress.prompt_tokens / engine.prefill_tokens_per_s
+        prefill_ms = MS_PER_S * stress.prompt_tokens / engine.times.prefill_tokens_per_s
         lent_ms = engine.start_up_ms + prefill_ms
     away_ms = MS_PER_S * stress.away_s
     begins_ms = np.arange(lent_ms, horizon_ms, lent_ms + away_ms)

@@ -1,11 +1,13 @@
 """Trouble takes back what was lent, when and from whom a scenario says, and nothing else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.sim.cluster.world import LendingTimeline
+from rose.sim.cluster.world import LendingTimeline, SimWorker
 from rose.sim.scenario.parts import (
     EngineCrashes,
     Flapping,
@@ -14,14 +16,16 @@ from rose.sim.scenario.parts import (
     RevokeDuringUpdate,
     Stress,
 )
-from rose.sim.scenario.trouble import Lent, troubled, without
+from rose.sim.scenario.trouble import troubled, without
+from tests.sim.worlds import TIMES, worker
 
 HORIZON_MS = 600_000.0
 ALL = LendingTimeline(np.zeros(1), np.ones(1), np.array([1000], dtype=np.int64))
 
 
-def engine(domain: int, prefill: float = 1000.0) -> Lent:
-    return Lent(ALL, domain, start_up_ms=5000.0, update_ms=2000.0, prefill_tokens_per_s=prefill)
+def engine(domain: int, prefill: float = 1000.0) -> SimWorker:
+    times = replace(TIMES, prefill_tokens_per_s=prefill)
+    return replace(worker(0, ALL, times), domain=domain, start_up_ms=5000.0, update_ms=2000.0)
 
 
 ENGINES = [engine(0), engine(0), engine(1), engine(2)]
