@@ -59,7 +59,7 @@ def follow(manifests: Sequence[Manifest]) -> None:
                 "one",
                 Held(held, (1, 2)),
                 Subscription(TILES, subset),
-                puller=Puller(source, threading.Event(), retries=0, backoff_s=0),
+                puller=Puller(source, threading.Event(), retries=0),
                 on_staged=lambda: None,
             )
             for _ in range(3):
