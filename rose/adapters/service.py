@@ -18,7 +18,6 @@ from typing_extensions import Self
 from rose.adapters.board import Board
 from rose.adapters.gate import GatedWorker
 from rose.adapters.sequences import Ask, SequenceInFlight
-from rose.clock import Clock
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, Unavailable
 from rose.scheduler.coerce import COUNT_MAX
 from rose.scheduler.elastic import ElasticRolloutScheduler
@@ -88,14 +87,13 @@ class RolloutService:
 
     Args:
         limits: limits of the service.
-        clock: source of times; None: the system's clock.
     """
 
-    def __init__(self, limits: ServiceLimits = _LIMITS, *, clock: Clock | None = None) -> None:
+    def __init__(self, limits: ServiceLimits = _LIMITS) -> None:
         self.limits = limits
         self._ended = asyncio.Event()
         self._board = Board(self._ended.set)
-        self._scheduler = ElasticRolloutScheduler(_SETTINGS, clock=clock, watches=(self._board,))
+        self._scheduler = ElasticRolloutScheduler(_SETTINGS, watches=(self._board,))
         self._is_open = False
         self._paused: PauseMode | None = None
         self._next = 0
