@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rose.errors import InvalidArgument, Unavailable
@@ -196,7 +197,7 @@ class Publisher:
         return all(back)
 
     def _append(self, parts: Sequence[PackedPart]) -> Manifest:
-        chunks = sorted((chunk for part in parts for chunk in part.chunks), key=_tile_of)
+        chunks = sorted((chunk for part in parts for chunk in part.chunks), key=attrgetter("tile"))
         after = {chunk.tile: chunk.digest for chunk in chunks}
         version = Version(self._version.run, self._version.incarnation, self._version.n + 1)
         manifest = self._signing.signed(
@@ -339,7 +340,3 @@ class Publisher:
                 tile_digests=tuple(digests[tile] for tile in range(len(self._tiles))),
             )
         )
-
-
-def _tile_of(chunk: Chunk) -> int:
-    return chunk.tile
