@@ -382,7 +382,7 @@ class Relay(Shelf):
                 # Upstream must make the snapshot again, or report that it cannot.
                 self._snapshots.forget(key)
             self._snapshots.trim()
-        elif None in found.values() and not self._store.tiles(key):
+        elif None in found.values() and not self._store.nbytes_of(key):
             self._forget([key])  # upstream no longer keeps the update, so it is useless
         return found
 
