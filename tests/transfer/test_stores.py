@@ -297,7 +297,8 @@ def test_a_disk_that_is_too_slow_is_said_and_its_late_file_taken_back(
         assert held.wait(60)
         return real(self, target)
 
-    disk = HostDisk(tmp_path, write_s=0.05)
+    monkeypatch.setattr("rose.transfer.publishing.disk.WRITE_S", 0.05)
+    disk = HostDisk(tmp_path)
     store = DiskStore(disk, bytes_max=ROOMY)
     monkeypatch.setattr(Path, "replace", slow)
     try:
