@@ -37,13 +37,8 @@ class Rounds(Closing):
     ) -> None:
         self._each, self._rest, self._who = each, rest, who
         self._stop = threading.Event() if stop is None else stop
-        self._failure: str | None = None
+        self.failure: str | None = None  # current problem, one sentence
         self._thread = Thread(self._run, name=name, on_failure=self._broke)
-
-    @property
-    def failure(self) -> str | None:
-        """Return the current problem, one sentence; None if there is none."""
-        return self._failure
 
     def start(self) -> None:
         """Start the thread."""
@@ -71,12 +66,12 @@ class Rounds(Closing):
             try:
                 self._each()
             except _WORLD as error:
-                self._failure = sentence(error)
+                self.failure = sentence(error)
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, BACKOFF_MAX_S)
                 continue
-            self._failure, pause_s = None, BACKOFF_S
+            self.failure, pause_s = None, BACKOFF_S
             self._rest()
 
     def _broke(self, failure: BaseException) -> None:
-        self._failure = f"the {self._who} has ended: {sentence(failure)}"
+        self.failure = f"the {self._who} has ended: {sentence(failure)}"

@@ -109,7 +109,7 @@ class Publisher:
             )
         self._contributors = contributors
         self._owner = {tile: one for one in contributors for tile in one.owned}
-        self._tiles = tiles
+        self.tiles = tiles
         self._is_sound = True  # the shadows equal the newest version
         self._log = log
         self._signing = signing
@@ -134,11 +134,6 @@ class Publisher:
         """True if anything can be published; if not, begin another incarnation."""
         with self._lock:
             return self._is_sound
-
-    @property
-    def tiles(self) -> Tiles:
-        """Return all tiles of the weights."""
-        return self._tiles
 
     @property
     def drift(self) -> Drift:
@@ -206,9 +201,9 @@ class Publisher:
                 base=self._version,
                 digest=self._digests.total_with(after),
                 base_digest=self._digests.total,
-                layout=self._tiles.layout,
-                tile_count=len(self._tiles),
-                count=self._tiles.count,
+                layout=self.tiles.layout,
+                tile_count=len(self.tiles),
+                count=self.tiles.count,
                 chunks=tuple(chunks),
             )
         )
@@ -242,7 +237,7 @@ class Publisher:
         """
         if any(tile not in self._owner for tile in tiles):
             raise InvalidArgument(
-                f"tile indices must be from 0 to {len(self._tiles) - 1}, got {min(tiles)} to "
+                f"tile indices must be from 0 to {len(self.tiles) - 1}, got {min(tiles)} to "
                 f"{max(tiles)}"
             )
         with self._lock:
@@ -333,10 +328,10 @@ class Publisher:
                 base=base,
                 digest=digests.total,
                 base_digest=(0, 0) if base is None else digests.total,
-                layout=self._tiles.layout,
-                tile_count=len(self._tiles),
-                count=self._tiles.count,
+                layout=self.tiles.layout,
+                tile_count=len(self.tiles),
+                count=self.tiles.count,
                 chunks=tuple(chunks),
-                tile_digests=tuple(digests[tile] for tile in range(len(self._tiles))),
+                tile_digests=tuple(digests[tile] for tile in range(len(self.tiles))),
             )
         )

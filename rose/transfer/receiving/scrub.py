@@ -34,7 +34,7 @@ class Scrub:
         repair: Callable[[int], object] = lambda _tile: None,
     ) -> None:
         self._weights = weights
-        self._digests = digests
+        self.digests = digests
         self._clock = clock
         self._repair = repair
         self._tiles = sorted(digests)
@@ -45,11 +45,6 @@ class Scrub:
     def is_over(self) -> bool:
         """True if every tile was read."""
         return self._next == len(self._tiles)
-
-    @property
-    def digests(self) -> TileDigests:
-        """Return the digests, updated with the actual digests."""
-        return self._digests
 
     @property
     def corrupted(self) -> dict[int, Digest]:
@@ -74,7 +69,7 @@ class Scrub:
 
     def _read(self, tile: int) -> None:
         found = self._weights.digest(tile)
-        if found != self._digests[tile]:
+        if found != self.digests[tile]:
             self._corrupted[tile] = found
-            self._digests.update({tile: found})
+            self.digests.update({tile: found})
         self._repair(tile)
