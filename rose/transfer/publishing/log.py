@@ -153,7 +153,11 @@ class VersionLog(Shelf):
         _check_chunks(manifest, chunks)
         with self._appending:
             self._check_newer(manifest)
-            self._check_room(manifest)
+            if manifest.nbytes > self._bytes_max:
+                raise OutOfMemory(
+                    f"version {manifest.version} has {manifest.nbytes} bytes, more than the log's "
+                    f"limit of {self._bytes_max}"
+                )
             # Counted before any receiver can report the version.
             self._count(manifest.version.n, dense_bytes=ELEMENT_BYTES * manifest.count)
             self._put(manifest, chunks)
@@ -198,13 +202,6 @@ class VersionLog(Shelf):
             raise InvalidArgument(
                 f"version {manifest.version} must have a number above {newest}, the newest in the "
                 f"log"
-            )
-
-    def _check_room(self, manifest: Manifest) -> None:
-        if manifest.nbytes > self._bytes_max:
-            raise OutOfMemory(
-                f"version {manifest.version} has {manifest.nbytes} bytes, more than the log's "
-                f"limit of {self._bytes_max}"
             )
 
     def _count(self, n: int, *, dense_bytes: int) -> None:
