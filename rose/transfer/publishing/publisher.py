@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -242,9 +243,12 @@ class Publisher:
             )
         with self._lock:
             self._check_sound()
-            version = self._version if n is None else self._named(n)
-            past = None if version is None else self._past(version)
-            if version is None or past is None or not past.extend(self._version.n):
+            here = self._version
+            version = here if n is None or n == here.n else self._log.version_named(n)
+            if version is None or replace(version, n=here.n) != here:  # of another chain
+                return None
+            past = Past(self._log, version.n)
+            if not past.extend(here.n):
                 return None
             digests = self._digests.copy()
             digests.update(past.digests)
@@ -297,15 +301,6 @@ class Publisher:
             with self._wanted:
                 self._publishing -= 1
                 self._wanted.notify_all()
-
-    def _named(self, n: int) -> Version | None:
-        if n == self._version.n:
-            return self._version
-        return self._log.version_named(n)
-
-    def _past(self, version: Version) -> Past | None:
-        same = (version.run, version.incarnation) == (self._version.run, self._version.incarnation)
-        return Past(self._log, version.n) if same else None
 
     def _check_sound(self) -> None:
         if not self._is_sound:
