@@ -137,8 +137,7 @@ class Crossing:
             ],
             [Landing("relay", _CLUSTER)],
         )
-        plan = self.plan
-        self._tiles = Tiles(plan.counts, plan.widths, plan.layout_id)
+        plan, self._tiles = self.plan, self.plan.cut
         self._trainer = trainer
         log = VersionLog(versions_max=4)
         contributors = [

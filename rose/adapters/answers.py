@@ -17,7 +17,6 @@ from rose.errors import RoseError
 Choice = dict[str, Any]
 B = TypeVar("B", CompletionBody, ChatBody)
 _DONE: Final = b"data: [DONE]\n\n"
-encode: Final = msgspec.json.encode
 
 
 @dataclass(slots=True)
@@ -209,4 +208,4 @@ class Answer(Generic[B]):
 
 
 def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + encode(body) + b"\n\n"
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"

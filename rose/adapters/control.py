@@ -99,7 +99,7 @@ def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -
     """Add the routes for trainers: pauses, caches, and new weights."""
 
     def needs_source() -> None:
-        if not updates.has_source:
+        if updates.source is None:
             raise HTTPException(501, _NO_SOURCE)
 
     @app.post("/pause")

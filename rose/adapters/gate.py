@@ -11,7 +11,6 @@ from rose.scheduler.worker import (
     TurnRequest,
     Worker,
     WorkerEvent,
-    WorkerKind,
 )
 
 # (trajectory, worker) → whether the trajectory may run on the worker's present weights.
@@ -42,22 +41,12 @@ class GatedWorker:
         report: Callable[[WorkerEvent], None],
         is_closed: bool,
     ) -> None:
-        self._worker = worker
+        self._worker, self.number, self.kind = worker, worker.number, worker.kind
         self._fits = fits
         self._report = report
         self._is_closed = is_closed
         self._held: dict[int, TurnRequest] = {}
         self.running: set[int] = set()  # trajectories whose turns run
-
-    @property
-    def number(self) -> int:
-        """Number of the worker."""
-        return self._worker.number
-
-    @property
-    def kind(self) -> WorkerKind:
-        """Dedicated or borrowed."""
-        return self._worker.kind
 
     def start_turn(self, request: TurnRequest) -> None:
         """Start, queue or refuse a turn; raises the worker's exceptions."""

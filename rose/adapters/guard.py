@@ -5,8 +5,7 @@ import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-import msgspec
-
+from rose.adapters.json_answer import Json
 from rose.adapters.service import Overloaded, RolloutService
 from rose.adapters.versions import VersionConflict
 from rose.errors import DeadlineExceeded, InternalError, InvalidArgument, RoseError
@@ -83,7 +82,6 @@ class _Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
 
 
 class Guard:
@@ -111,7 +109,10 @@ class Guard:
             self._check(scope)
             body = await self._body(scope, receive)
         except _Refused as refused:
-            await _refuse(send, refused)
+            # A refused body is not read to its end, so the connection cannot be used again.
+            headers = {"connection": "close", **headers_of(refused.status)}
+            answer = Json(error_body(refused.status, str(refused)), refused.status, headers)
+            await answer(scope, receive, send)
         else:
             if body is not None:
                 await self._app(scope, _replayed(body, receive), send)
@@ -173,17 +174,3 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
-
-
-async def _refuse(send: Send, refused: _Refused) -> None:
-    body = msgspec.json.encode(error_body(refused.status, refused.message))
-    # A refused body is not read to its end, so the connection cannot be used again.
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "connection": "close",
-        **headers_of(refused.status),
-    }
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refused.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})

@@ -18,7 +18,6 @@ from typing_extensions import Self
 from rose.adapters.board import Board
 from rose.adapters.gate import GatedWorker
 from rose.adapters.sequences import Ask, SequenceInFlight
-from rose.clock import Clock
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, Unavailable
 from rose.scheduler.coerce import COUNT_MAX
 from rose.scheduler.elastic import ElasticRolloutScheduler
@@ -88,16 +87,15 @@ class RolloutService:
 
     Args:
         limits: limits of the service.
-        clock: source of times; None: the system's clock.
     """
 
-    def __init__(self, limits: ServiceLimits = _LIMITS, *, clock: Clock | None = None) -> None:
+    def __init__(self, limits: ServiceLimits = _LIMITS) -> None:
         self.limits = limits
         self._ended = asyncio.Event()
         self._board = Board(self._ended.set)
-        self._scheduler = ElasticRolloutScheduler(_SETTINGS, clock=clock, watches=(self._board,))
+        self._scheduler = ElasticRolloutScheduler(_SETTINGS, watches=(self._board,))
         self._is_open = False
-        self._paused: PauseMode | None = None
+        self.is_paused = False  # whether turns are queued
         self._next = 0
         self._ending: set[asyncio.Task[None]] = set()
         self._generations: set[Generation] = set()
@@ -145,7 +143,7 @@ class RolloutService:
             worker,
             fits=self._board.fits,
             report=self.receive,
-            is_closed=self._paused is not None,
+            is_closed=self.is_paused,
         )
         if worker.number in self._board.gates:
             raise InvalidArgument(f"worker {worker.number} is registered already")
@@ -191,11 +189,6 @@ class RolloutService:
 
     # ---- pauses ---------------------------------------------------------------------------------
 
-    @property
-    def is_paused(self) -> bool:
-        """True if the service is paused, so that turns are queued."""
-        return self._paused is not None
-
     async def pause(self, mode: PauseMode) -> None:
         """Stop generation, and return once no worker generates. New turns wait for `resume`.
 
@@ -205,7 +198,7 @@ class RolloutService:
         Raises:
             DeadlineExceeded: a worker still generates; the service stays paused.
         """
-        self._paused = mode
+        self.is_paused = True
         if mode is PauseMode.ABORT:
             for sequence in tuple(self._board.sequences.values()):
                 sequence.abort()
@@ -221,7 +214,7 @@ class RolloutService:
 
     async def resume(self) -> None:
         """End the pause and start all queued turns. Without a pause this does nothing."""
-        self._paused = None
+        self.is_paused = False
         for gate in tuple(self._board.gates.values()):
             gate.open()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
-from rose.clock import BootClock, Clock
+from rose.clock import BootClock
 from rose.closing import Closing
 from rose.scheduler.turns import Capabilities
 from rose.scheduler.worker import (
@@ -22,6 +22,8 @@ from rose.units import MS_PER_S
 
 VOCABULARY: Final = 256
 _LOGPROB: Final = -5.545177444479562  # ln(1 / VOCABULARY): all tokens are equally likely
+_SEATS: Final = 64
+_KV_TOKENS: Final = 1 << 20
 
 
 def trial_token(seed: int, place: int, version: int) -> int:
@@ -37,11 +39,8 @@ class TrialWorker(Closing):
         number: number of the worker.
         kind: dedicated or borrowed.
         on_event: function that receives the worker's events, in any thread; it must not wait.
-        seats: largest number of simultaneous turns.
-        kv_tokens: tokens of the worker's capacity grant.
         step_s: duration of a step in seconds; 0: no thread, and the caller runs each step by
             `step`.
-        clock: source of times; None: the system's clock.
     """
 
     def __init__(
@@ -50,19 +49,14 @@ class TrialWorker(Closing):
         kind: WorkerKind,
         on_event: Callable[[WorkerEvent], None],
         *,
-        seats: int = 64,
-        kv_tokens: int = 1 << 20,
         step_s: float = 0.01,
-        clock: Clock | None = None,
     ) -> None:
         self.number = number
         self.kind = kind
         self.version = 0
-        self.kv_tokens = kv_tokens
-        self.seats = seats
         self.step_s = step_s
         self._report = on_event
-        self._clock = clock or BootClock()
+        self._clock = BootClock()
         self._lock = threading.RLock()  # guards all fields below, and the order of events
         self._turns: dict[int, tuple[TurnRequest, int]] = {}  # (turn, number of generated tokens)
         self._epoch = 0
@@ -77,7 +71,7 @@ class TrialWorker(Closing):
         """Capabilities for the worker's registration."""
         step_ms = max(self.step_s, 1e-4) * MS_PER_S
         return Capabilities(
-            self.seats, prefill_tokens_per_s=1e6, decode_step_ms=step_ms, version=self.version
+            _SEATS, prefill_tokens_per_s=1e6, decode_step_ms=step_ms, version=self.version
         )
 
     def grant(self) -> None:
@@ -85,7 +79,7 @@ class TrialWorker(Closing):
         with self._lock:
             self._epoch += 1
             self._is_granted = True
-            self._report(GrantChanged(self.number, self._epoch, self.kv_tokens, ttl_ms=0.0))
+            self._report(GrantChanged(self.number, self._epoch, _KV_TOKENS, ttl_ms=0.0))
 
     def revoke(self) -> None:
         """Return all turns, then the capacity grant."""

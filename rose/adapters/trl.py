@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rose.api.weights import WeightPublisher
-from rose.clock import BootClock, Clock
+from rose.clock import BootClock
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.units import NS_PER_S
 
@@ -50,7 +50,6 @@ class TrlWeightTransfer:
         token: bearer token of the service; None: the service needs no token.
         commit_s: longest time in seconds until all workers have committed a version, and until a
             worker can take a request.
-        clock: source of times; None: the system's clock.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class TrlWeightTransfer:
         *,
         token: str | None = None,
         commit_s: float = 300.0,
-        clock: Clock | None = None,
     ) -> None:
         self._url = url.rstrip("/")
         self._publisher = publisher
@@ -68,7 +66,7 @@ class TrlWeightTransfer:
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
         self._commit_s = commit_s
-        self._clock = clock or BootClock()
+        self._clock = BootClock()
 
     @property
     def version(self) -> int:

@@ -24,14 +24,9 @@ class WeightUpdates:
 
     def __init__(self, service: RolloutService, source: WeightSource | None) -> None:
         self._service = service
-        self._source = source
+        self.source = source
         self._infos: list[Mapping[str, Any]] | None = None
         self._turn = asyncio.Lock()  # one version at a time
-
-    @property
-    def has_source(self) -> bool:
-        """True if weights can be sent over HTTP."""
-        return self._source is not None
 
     def start(self) -> None:
         """Begin a version. If another version was started and not finished, drop its updates."""
@@ -71,7 +66,7 @@ class WeightUpdates:
                 raise InvalidArgument(
                     f"weight_version must be above {newest} and at most {COUNT_MAX}, got {wanted}"
                 )
-            if self._source is not None:
-                await self._source(infos, wanted)
+            if self.source is not None:
+                await self.source(infos, wanted)
             self._service.publish(wanted)
         return wanted

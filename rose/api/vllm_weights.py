@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rose.api.weights import WeightReceiver
+from rose.api.weights import WeightReceiver, receive
 from rose.config import quiet_grpc
 
 
@@ -33,11 +33,9 @@ def follow(
     quiet_grpc()
     from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415 (an extra)
 
-    source = RemoteSource(address, token, tls=None)
+    source = RemoteSource(address, token)
     try:
         layout = [(one.name, one.dtype, one.shape) for one in source.hello().tensors]
     finally:
         source.close()
-    return WeightReceiver(
-        make_tensors(layout), address, token=token, tls=None, manifest_key=b"", name=None
-    )
+    return receive(make_tensors(layout), address, token=token)

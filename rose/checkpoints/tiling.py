@@ -140,4 +140,4 @@ def planned_tiling(plan: Plan, tensors: Iterable[StoredTensor]) -> Tiling:
                 f"got {stored[tile.tensor].dtype}"
             )
     places = [TilePlace(one.tensor, stored[one.tensor].shape, one.region) for one in plan.tiles]
-    return Tiling(Tiles(plan.counts, plan.widths, plan.layout_id), places)
+    return Tiling(plan.cut, places)

@@ -36,7 +36,7 @@ class Planned:
     @property
     def elements(self) -> int:
         """Number of elements to send, each counted once."""
-        return sum(self.plan.counts)
+        return sum(tile.count for tile in self.plan.tiles)
 
     @property
     def tiles_min(self) -> int:

@@ -8,6 +8,7 @@ from rose.closing import Closing
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable, sentence
 from rose.thread import Thread
 
+# Pause after a failed round, in seconds. It doubles after each further failure, up to a limit.
 BACKOFF_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 # Environment failures, which are retried. Any other error is a bug and ends the thread.
@@ -23,8 +24,6 @@ class Rounds(Closing):
         name: name of the thread.
         stop: event set by `close`; a new one by default.
         rest: called after a successful round; must also return soon after `stop` is set.
-        backoff_s: pause after a failed round, in seconds; doubles after each further failure.
-        backoff_max_s: longest such pause.
     """
 
     def __init__(
@@ -35,19 +34,11 @@ class Rounds(Closing):
         name: str,
         stop: threading.Event | None = None,
         rest: Callable[[], None] = lambda: None,
-        backoff_s: float = BACKOFF_S,
-        backoff_max_s: float = BACKOFF_MAX_S,
     ) -> None:
         self._each, self._rest, self._who = each, rest, who
         self._stop = threading.Event() if stop is None else stop
-        self._backoff_s, self._backoff_max_s = backoff_s, backoff_max_s
-        self._failure: str | None = None
+        self.failure: str | None = None  # current problem, one sentence
         self._thread = Thread(self._run, name=name, on_failure=self._broke)
-
-    @property
-    def failure(self) -> str | None:
-        """Return the current problem, one sentence; None if there is none."""
-        return self._failure
 
     def start(self) -> None:
         """Start the thread."""
@@ -70,17 +61,17 @@ class Rounds(Closing):
             self._thread.join()
 
     def _run(self) -> None:
-        pause_s = self._backoff_s
+        pause_s = BACKOFF_S
         while not self._stop.is_set():
             try:
                 self._each()
             except _WORLD as error:
-                self._failure = sentence(error)
+                self.failure = sentence(error)
                 self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, self._backoff_max_s)
+                pause_s = min(2 * pause_s, BACKOFF_MAX_S)
                 continue
-            self._failure, pause_s = None, self._backoff_s
+            self.failure, pause_s = None, BACKOFF_S
             self._rest()
 
     def _broke(self, failure: BaseException) -> None:
-        self._failure = f"the {self._who} has ended: {sentence(failure)}"
+        self.failure = f"the {self._who} has ended: {sentence(failure)}"

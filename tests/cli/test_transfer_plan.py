@@ -71,7 +71,7 @@ def test_its_plan_is_written_and_is_what_it_says(capsys, tmp_path, write, wide):
     said = {row[0]: row[1:] for row in rows(out)}
     assert (said["plan"][0], said["layout"][0]) == (made.plan_id[:16], made.layout_id[:16])
     assert said["tiles"][0] == f"{len(made.tiles):,}"
-    assert sum(made.counts) == MODEL.elements
+    assert made.cut.count == MODEL.elements
     assert said["link training to serving"][0] == size_text(MODEL.elements)
 
 

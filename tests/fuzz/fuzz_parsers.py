@@ -59,7 +59,7 @@ def follow(manifests: Sequence[Manifest]) -> None:
                 "one",
                 Held(held, (1, 2)),
                 Subscription(TILES, subset),
-                puller=Puller(source, threading.Event(), retries=0, backoff_s=0),
+                puller=Puller(source, threading.Event(), retries=0),
                 on_staged=lambda: None,
             )
             for _ in range(3):
@@ -95,8 +95,8 @@ def try_file(content: bytes) -> object | None:
     disk.write("5.4.update", [content])
     store = DiskStore(disk, bytes_max=1 << 20)
     for manifest in store.manifests():
-        for tile in store.tiles(manifest.key):
-            assert store.get(manifest.key, tile) is not None
+        frames = [store.get(manifest.key, one.tile) or b"" for one in manifest.chunks]
+        assert sum(map(len, frames)) == store.nbytes_of(manifest.key)
     return store.manifests() or None
 
 

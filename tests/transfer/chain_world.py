@@ -56,7 +56,7 @@ class Behind:
         self.source = SourceAround(source)
         self.staging = Staging(
             self.source, "behind", Held(NAMELESS, row_digest(bits)), Subscription(TILES),
-            puller=Puller(self.source, threading.Event(), backoff_s=0),
+            puller=Puller(self.source, threading.Event()),
             on_staged=lambda: None, signing=signing,
         )  # fmt: skip
         self.taken: list[UpdateKey] = []

@@ -31,16 +31,14 @@ class Failing(SourceAround):
 @contextmanager
 def relay(source: Failing, _: Chain) -> Iterator[Rounds]:
     made = Relay(source, store=MemoryStore())
-    with follow(made, backoff_s=0.001, backoff_max_s=0.01, wait_s=0.05) as follower:
+    with follow(made) as follower:
         yield follower
 
 
 @contextmanager
 def receiver(source: Failing, chain: Chain) -> Iterator[Receiver]:
-    with Receiver(
-        source, "receiver", NAMELESS, row_digest(chain.bits), Subscription(TILES),
-        signing=KEY, backoff_s=0.001, backoff_max_s=0.01, wait_s=0.05,
-    ) as made:  # fmt: skip
+    held = NAMELESS, row_digest(chain.bits)
+    with Receiver(source, "receiver", *held, Subscription(TILES), signing=KEY) as made:
         yield made
 
 

@@ -642,7 +642,7 @@ def test_only_one_waits_for_a_version_that_has_not_come() -> None:
 def test_a_relay_with_a_thread_brings_versions_to_receivers_with_threads() -> None:
     chain = Chain()
     relay = Relay(Far(chain.log), store=MemoryStore())
-    with follow(relay, backoff_s=0.001, wait_s=0.05) as follower:
+    with follow(relay) as follower:
         workers = [Worker(relay, weights(1), signing=KEY) for _ in range(2)]
         try:
             for _ in range(5):

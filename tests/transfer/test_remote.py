@@ -18,6 +18,7 @@ from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.source import Frames
 from rose.transfer.wire import messages
+from rose.transfer.wire import remote as remote_module
 from rose.transfer.wire import server as server_module
 from rose.transfer.wire.messages import HelloReply, RelayPlace, TensorEntry
 from rose.transfer.wire.peers import Peers
@@ -56,8 +57,8 @@ def server(publisher: RowPublisher) -> Iterator[WeightServer]:
 
 
 @contextmanager
-def source_of(server: WeightServer, **knobs: float) -> Iterator[RemoteSource]:
-    source = RemoteSource(server.address, server.token, **knobs)
+def source_of(server: WeightServer) -> Iterator[RemoteSource]:
+    source = RemoteSource(server.address, server.token)
     try:
         yield source
     finally:
@@ -177,10 +178,13 @@ class Stuck(VersionLog):
         return super().chunk(key, tile)
 
 
-def test_a_receiver_that_is_closed_does_not_wait_for_a_chunk_that_does_not_come() -> None:
+def test_a_receiver_that_is_closed_does_not_wait_for_a_chunk_that_does_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_module, "CALL_S", LONG_S)
     log = Stuck()
     publisher = publisher_of(log)
-    with serve(log) as server, source_of(server, timeout_s=LONG_S) as source:
+    with serve(log) as server, source_of(server) as source:
         worker = Worker(source, weights(1))
         worker.commit()
         publisher.publish(changed(weights(1), 1))
@@ -244,7 +248,8 @@ def frame_of(source: RemoteSource, key: UpdateKey) -> bytes | None:
 # ---- servers that end
 
 
-def test_publisher_that_ends_while_chunks_are_pulled() -> None:
+def test_publisher_that_ends_while_chunks_are_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "CALL_S", LONG_S)
     half_pulled, is_dead = threading.Event(), threading.Event()
 
     class Slow(RemoteSource):
@@ -257,7 +262,7 @@ def test_publisher_that_ends_while_chunks_are_pulled() -> None:
 
     first = publisher_of(VersionLog())
     server = serve(first._log, token=TOKEN)
-    source = Slow(server.address, TOKEN, timeout_s=LONG_S)
+    source = Slow(server.address, TOKEN)
     with closing(source), Worker(source, weights(1)) as worker:
         first.publish(bits := changed(weights(1), 1))
         worker.follow(first.version)

@@ -36,7 +36,7 @@ class Part:
         self.digests = TileDigests({tile: self.row.digest(tile) for tile in tiles})
         self.staging = Staging(
             source, "part", Held(NAMELESS, self.digests.total), Subscription(TILES, tiles),
-            puller=Puller(source, threading.Event(), backoff_s=0), on_staged=lambda: None,
+            puller=Puller(source, threading.Event()), on_staged=lambda: None,
             signing=KEY, digests=self.digests.copy(),
         )  # fmt: skip
 

@@ -76,7 +76,6 @@ def test_spans_of_an_update_nest_and_tell_what_was_done() -> None:
         row.digests().total,
         Subscription(TILES),
         source.staged(bell.set),
-        wait_s=0.05,
     )
     with receiver:
         for seed in (None, 1, 2):

@@ -140,7 +140,7 @@ class Worker:
             Row(self.bits, tiles).digests().total if claimed is None else claimed,
             Subscription(tiles),
             self._bell.set,
-            **{"backoff_s": 0.001, "backoff_max_s": 0.02, "wait_s": 0.05, **knobs},
+            **knobs,
         )
 
     def take_staged(self, *, timeout_s: float = LONG_S) -> StagedVersion:

@@ -106,11 +106,11 @@ class _CheckpointReceiver:
         staged = self.receiver.take_staged()
         if staged is None:
             return
-        begin_ns = self._timeline.now_ns()
+        begin_ns = self._timeline.clock.now_ns()
         self._timeline.add("barrier", self.source.staged_ns, begin_ns)
         with self._timeline.span("pause", n=staged.manifest.version.n):
             outcome = self._commit(staged)
-        paused((self._timeline.now_ns() - begin_ns) / NS_PER_S)
+        paused((self._timeline.clock.now_ns() - begin_ns) / NS_PER_S)
         self._target.flush()
         self._report(outcome, staged)
         if outcome.state is CommitState.QUARANTINED:

@@ -33,7 +33,6 @@ from rose.transfer.publishing.shelf import BYTES_MAX, VERSIONS_MAX, Limits
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay import Relay, follow
 from rose.transfer.rounds import Rounds
-from rose.transfer.tiles import Tiles
 from rose.transfer.wire.messages import (
     REPLY_BYTES_MAX,
     HelloReply,
@@ -156,7 +155,7 @@ def subscription_of(plan: Plan, cluster: str, name: str) -> Subscription:
             f"check --name and --cluster"
         )
     landing = tuple(tile.index for tile in plan.tiles if here in tile.landings)
-    return Subscription(Tiles(plan.counts, plan.widths, plan.layout_id), landing)
+    return Subscription(plan.cut, landing)
 
 
 @click.command()

@@ -147,13 +147,9 @@ class HostBackend:
         """Check the whole delta, then list its changes."""
         return _core.topk_unpack(base, delta)
 
-    def digest(
-        self, bits: npt.NDArray[Any], *, first_index: int, seed: int, threads: int = 1
-    ) -> tuple[int, int]:
+    def digest(self, bits: npt.NDArray[Any], *, threads: int = 1) -> tuple[int, int]:
         """Return the digest of an array."""
-        return _core.digest(
-            bits, first_index=first_index, seed=seed, isa=self._isa, threads=threads
-        )
+        return _core.digest(bits, isa=self._isa, threads=threads)
 
 
 # Both offer the same operations on `TensorBits.bits`, and give the same bits.

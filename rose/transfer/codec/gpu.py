@@ -198,17 +198,10 @@ class GpuBackend:
         _core.delta_check(delta)  # raises, with the reason
         raise InternalError(f"the device refuses block {bad} of a sound delta")
 
-    def digest(
-        self,
-        bits: Any,
-        *,
-        first_index: int,
-        seed: int,
-        threads: int = 1,  # noqa: ARG002 - the device has its own
-    ) -> tuple[int, int]:
+    def digest(self, bits: Any, *, threads: int = 1) -> tuple[int, int]:  # noqa: ARG002
         """Return the digest, computed on the device."""
         with on_stream(self._stream, bits.device):
-            return _pairs(self._digest(bits, first_index=first_index, seed=seed))[0]
+            return _pairs(self._codec.digest(bits))[0]
 
     def _fetched(
         self,
@@ -234,9 +227,6 @@ class GpuBackend:
             )
             entries, payload = entries[len(mine) :], payload[size:]
         return deltas
-
-    def _digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
-        return self._codec.digest(bits, first_index=first_index, seed=seed)
 
     def _verify(
         self, weights: Sequence[Any], deltas: Sequence[Delta], names: Sequence[str], *, undo: bool

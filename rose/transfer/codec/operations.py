@@ -314,8 +314,7 @@ def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, i
     """
     bits = bits_of("tensor", tensor, stream=stream)
     _check_threads(threads)
-    backend = backend_of(bits, stream)
-    return backend.digest(bits.bits, first_index=0, seed=0, threads=threads)
+    return backend_of(bits, stream).digest(bits.bits, threads=threads)
 
 
 def check_base_digest(base_digest: tuple[int, int] | None) -> None:

@@ -4,7 +4,7 @@ The format is in `docs/protocol.md`, "STRAT". Only `strat_unpack` reads the outp
 a delta with STRAT blocks cannot be applied, undone or merged.
 """
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, Final
 
 import numpy as np
@@ -51,7 +51,7 @@ def strat_pack(
     entries, payload = _core.strat_pack(
         _row("weights", weights, delta),
         delta,
-        _fields(rule),
+        astuple(rule),
         is_after=is_after,
         threads=threads,
         isa=_isa(),
@@ -104,7 +104,7 @@ def wire_pack(
         _core.wire_pack(
             one.bits,
             other.bits,
-            _fields(rule),
+            astuple(rule),
             block_elements=block_elements,
             base_digest=base_digest,
             threads=threads,
@@ -140,7 +140,7 @@ def strat_unpack(encoded: Delta, base: Any, *, threads: int = 1) -> Delta:
     entries, payload = _core.strat_unpack(
         row,
         encoded,
-        _fields(encoded.rule),
+        astuple(encoded.rule),
         threads=threads,
         isa=_isa(),
     )
@@ -169,10 +169,6 @@ def _row(name: str, tensor: Any, delta: Delta) -> npt.NDArray[Any]:
             f"got {len(row)} of {8 * row.itemsize}"
         )
     return row
-
-
-def _fields(rule: ClassRule) -> tuple[int, int, int, int, tuple[int, ...]]:
-    return rule.shift, rule.exponent_bits, rule.origin, rule.all_mask, rule.magnitude_bits
 
 
 def _isa() -> str | None:

@@ -61,7 +61,7 @@ class TimedSource(SourceAround):
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Yield the chunks; the span lasts until the last chunk is consumed."""
-        begin_ns = self._timeline.now_ns()
+        begin_ns = self._timeline.clock.now_ns()
         if self._stage_ns is None or self._stage_n != key.n:
             self._stage_ns, self._stage_n = begin_ns, key.n
         nbytes = sum(one.nbytes for one in wanted)
@@ -77,7 +77,7 @@ class TimedSource(SourceAround):
         """Return a callback that records when a version was staged, and then calls `then`."""
 
         def call() -> None:
-            self.staged_ns = self._timeline.now_ns()
+            self.staged_ns = self._timeline.clock.now_ns()
             if self._stage_ns is not None:
                 self._timeline.add("stage", self._stage_ns, self.staged_ns, n=self._stage_n)
             self._stage_ns = None

@@ -54,10 +54,6 @@ class Timeline:
         self._lock = threading.Lock()  # guards the spans
         self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
 
-    def now_ns(self) -> int:
-        """Return the time of the timeline's clock, in nanoseconds."""
-        return self.clock.now_ns()
-
     @contextmanager
     def span(self, name: str, **arguments: Any) -> Iterator[None]:
         """Add the body of a `with` statement as a span, even if the body raises."""

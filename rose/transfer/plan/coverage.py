@@ -21,7 +21,6 @@ class Coverage:
         ties: maps each alias of a tied tensor to the tensor's canonical name.
         elements: number of elements of all tensors.
         held: number of elements that at least one rank holds.
-        unheld: number of elements that no rank holds, by tensor.
         storage: number of elements of all storages of all ranks; None if unknown.
         uncovered: number of elements that no piece describes, by storage; all are in buffers or in
             computed parameters.
@@ -31,7 +30,6 @@ class Coverage:
     ties: Mapping[str, str]
     elements: int
     held: int
-    unheld: Mapping[str, int]
     storage: int | None
     uncovered: Mapping[Storage, int]
 
@@ -68,10 +66,9 @@ def check_coverage(
     uncovered = {} if storages is None else uncovered_elements(single, described, storages)
     _refuse_uncovered(uncovered, excused={*buffers, *shards.computed})
     elements = sum(prod(spec.shape) for spec in single.tensors.values())
-    missing = {name: sum(region.count for region in at) for name, at in unheld.items()}
-    held = elements - sum(missing.values())
+    held = elements - sum(region.count for at in unheld.values() for region in at)
     storage = None if storages is None else sum(storages.values())
-    return Coverage(single, ties, elements, held, missing, storage, uncovered)
+    return Coverage(single, ties, elements, held, storage, uncovered)
 
 
 def _unheld(shards: ShardMap) -> dict[str, list[Region]]:

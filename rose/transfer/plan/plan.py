@@ -53,19 +53,10 @@ class Plan:
         return plan_id(self.layout_id, self.tiles)
 
     @property
-    def counts(self) -> tuple[int, ...]:
-        """Return the number of elements of each tile."""
-        return tuple(tile.count for tile in self.tiles)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Return the bits per element of each tile."""
-        return tuple(tile.width for tile in self.tiles)
-
-    @property
     def cut(self) -> Tiles:
         """Return the tiles for publishers and receivers."""
-        return Tiles(self.counts, self.widths, self.layout_id)
+        counts = [tile.count for tile in self.tiles]
+        return Tiles(counts, [tile.width for tile in self.tiles], self.layout_id)
 
     def tiles_for(self, replica: str, rank: int) -> tuple[int, ...]:
         """Return the tiles that a rank receives, ascending.

@@ -21,7 +21,6 @@ class Traffic:
         fan_out: bytes sent inside each cluster, by its relays or by source ranks.
         sent: bytes that each source rank sends.
         relayed: bytes that each relay sends.
-        landed: bytes that each relay receives.
         received: bytes that each receiver gets.
     """
 
@@ -29,7 +28,6 @@ class Traffic:
     fan_out: Mapping[str, int]
     sent: Mapping[int, int]
     relayed: Mapping[str, int]
-    landed: Mapping[str, int]
     received: Mapping[Holder, int]
 
 
@@ -48,15 +46,13 @@ def traffic(plan: Plan, bytes_of_tile: Sequence[int]) -> Traffic:
             f"bytes_of_tile needs {len(plan.tiles)} sizes, got {len(bytes_of_tile)}"
         )
     home = plan.sources.cluster
-    crossing, fan_out = Counter[Link](), Counter[str]()
+    crossing, fan_out, relayed = Counter[Link](), Counter[str](), Counter[str]()
     sent, received = Counter[int](), Counter[Holder]()
-    relayed, landed = Counter[str](), Counter[str]()
     for tile, nbytes in zip(plan.tiles, bytes_of_tile, strict=True):
         relay_of = {landing.cluster: landing.relay for landing in tile.landings}
-        for cluster, relay in relay_of.items():
+        for cluster in relay_of:
             crossing[home, cluster] += nbytes
             sent[tile.contributor] += nbytes
-            landed[relay] += nbytes
         for holder in tile.receivers:
             received[holder] += nbytes
             if holder.cluster in relay_of:
@@ -66,4 +62,4 @@ def traffic(plan: Plan, bytes_of_tile: Sequence[int]) -> Traffic:
             sent[tile.contributor] += nbytes
             crossing[home, holder.cluster] += nbytes
     fan_out[home] += crossing.pop((home, home), 0)
-    return Traffic(crossing, +fan_out, sent, relayed, landed, received)
+    return Traffic(crossing, +fan_out, sent, relayed, received)

@@ -10,6 +10,7 @@ from typing import Final
 from rose.errors import OutOfMemory, RoseError, Unavailable
 from rose.whole_file import sync_folder, write_whole
 
+# Deadline of one change, in seconds.
 WRITE_S: Final = 30.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Temporary files left by `write_whole` of a killed process.
@@ -17,7 +18,7 @@ _BEGUN: Final = ".*." + 16 * "[0-9a-f]"
 
 
 class HostDisk:
-    """A folder of this machine; no caller waits longer than `write_s` for a change.
+    """A folder of this machine; no caller waits longer than `WRITE_S` for a change.
 
     Any thread may read; one thread at a time may change the folder. Every call raises OutOfMemory
     if the disk is full, and Unavailable if the disk fails or is slow.
@@ -27,15 +28,13 @@ class HostDisk:
 
     Args:
         directory: path of the folder, created if missing; nobody else may change the folder.
-        write_s: deadline of one change, in seconds.
 
     Raises:
         Unavailable: the folder cannot be created.
     """
 
-    def __init__(self, directory: Path, *, write_s: float = WRITE_S) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._write_s = write_s
         self._late: Future[None] | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -108,12 +107,12 @@ class HostDisk:
             raise Unavailable(f"the disk of {path} is still busy with an earlier change")
         self._late = self._pool.submit(change)
         try:
-            self._late.result(self._write_s)
+            self._late.result(WRITE_S)
         except LateError as error:
             # The change may finish later, or just did. The caller is told that it failed, so a new
             # file is removed again.
             self._late = self._pool.submit(take_back)
-            raise Unavailable(f"the disk did not write {path} within {self._write_s} s") from error
+            raise Unavailable(f"the disk did not write {path} within {WRITE_S} s") from error
         except OSError as error:
             raise _failure(path, error) from error
 

@@ -120,12 +120,6 @@ class DiskStore(MemoryStore):
         with self._lock:
             return [self._files[key].manifest for key in sorted(self._files)]
 
-    def tiles(self, key: UpdateKey) -> frozenset[int]:
-        """Return the tiles of an update whose frames are stored."""
-        with self._lock:
-            file = self._files.get(key)
-            return frozenset(() if file is None else file.places)
-
     def nbytes_of(self, key: UpdateKey) -> int:
         """Return the size of the frames of an update, in bytes."""
         with self._lock:

@@ -8,14 +8,7 @@ from typing import Final, TypeAlias
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest, UpdateKey, Version
-from rose.transfer.publishing.shelf import (
-    BYTES_MAX,
-    MERGED_MAX,
-    NO_VERSION,
-    VERSIONS_MAX,
-    Limits,
-    Shelf,
-)
+from rose.transfer.publishing.shelf import BYTES_MAX, MERGED_MAX, VERSIONS_MAX, Limits, Shelf
 from rose.transfer.publishing.store import MemoryStore
 
 # Number of versions whose counts are kept. Counts are small, so they outlive the chunks.
@@ -92,8 +85,6 @@ class VersionLog(Shelf):
         bytes_max: bytes of all chunks to keep, snapshots included.
         merged_max: for each length, number of merged deltas to keep that begin before the kept
             versions.
-        store: store of the chunks, by default in memory. Updates that an earlier process left in
-            the store are served until a publisher opens the log.
     """
 
     def __init__(
@@ -102,12 +93,10 @@ class VersionLog(Shelf):
         versions_max: int = VERSIONS_MAX,
         bytes_max: int = BYTES_MAX,
         merged_max: int = MERGED_MAX,
-        store: MemoryStore | None = None,
     ) -> None:
         self._limits = Limits(versions_max, merged_max, bytes_max)
         self._bytes_max = bytes_max
-        super().__init__(MemoryStore() if store is None else store)
-        self._forget(self._cut_short())
+        super().__init__(MemoryStore())
         self._appending = threading.Lock()
         self._lock = threading.Lock()
         self._counts: dict[int, _Counts] = {}  # by n, ascending
@@ -129,8 +118,7 @@ class VersionLog(Shelf):
         Raises:
             InvalidArgument: the manifest is not an announcement, or the log has a publisher that is
                 not an earlier incarnation of the same run.
-            OutOfMemory: the store is full.
-            Unavailable: the store cannot be written.
+            Unavailable: the log is closed.
         """
         if not manifest.is_announcement or manifest.chunks:
             raise InvalidArgument(
@@ -159,24 +147,22 @@ class VersionLog(Shelf):
 
         Raises:
             InvalidArgument: the version's number is not the highest, or chunks and manifest differ.
-            OutOfMemory: the version alone exceeds the log's limit, or the store is full.
-            Unavailable: the log is closed, or the store cannot be written.
+            OutOfMemory: the version alone exceeds the log's limit.
+            Unavailable: the log is closed, or has a publisher of a later incarnation.
         """
         _check_chunks(manifest, chunks)
         with self._appending:
             self._check_newer(manifest)
-            self._check_room(manifest)
+            if manifest.nbytes > self._bytes_max:
+                raise OutOfMemory(
+                    f"version {manifest.version} has {manifest.nbytes} bytes, more than the log's "
+                    f"limit of {self._bytes_max}"
+                )
             # Counted before any receiver can report the version.
             self._count(manifest.version.n, dense_bytes=ELEMENT_BYTES * manifest.count)
-            is_kept = False
-            try:
-                self._put(manifest, chunks)
-                is_kept = True
-            finally:
-                with self._lock:
-                    if not is_kept:
-                        del self._counts[manifest.version.n]
-                    self._totals = replace(self._totals, versions=self._totals.versions + is_kept)
+            self._put(manifest, chunks)
+            with self._lock:
+                self._totals = replace(self._totals, versions=self._totals.versions + 1)
             self._trim()
 
     def append_merged(self, manifest: Manifest, chunks: Chunks) -> bool:
@@ -187,8 +173,7 @@ class VersionLog(Shelf):
 
         Raises:
             InvalidArgument: chunks and manifest differ.
-            OutOfMemory: the store is full.
-            Unavailable: the log is closed, or the store cannot be written.
+            Unavailable: the log is closed.
         """
         _check_chunks(manifest, chunks)
         with self._appending:
@@ -219,13 +204,6 @@ class VersionLog(Shelf):
                 f"log"
             )
 
-    def _check_room(self, manifest: Manifest) -> None:
-        if manifest.nbytes > self._bytes_max:
-            raise OutOfMemory(
-                f"version {manifest.version} has {manifest.nbytes} bytes, more than the log's "
-                f"limit of {self._bytes_max}"
-            )
-
     def _count(self, n: int, *, dense_bytes: int) -> None:
         with self._lock:
             self._counts[n] = _Counts(dense_bytes)
@@ -238,14 +216,6 @@ class VersionLog(Shelf):
             if self._whole.nbytes + self._store.nbytes > self._bytes_max:
                 self._whole.clear()
         self._trim_to(replace(self._limits, bytes_max=self._bytes_max))
-
-    def _cut_short(self) -> list[UpdateKey]:
-        """Return updates of an earlier process that a damaged disk holds only partly."""
-        return [
-            one.key
-            for one in self.manifests_after(NO_VERSION)
-            if len(self._store.tiles(one.key)) < len(one.chunks)
-        ]
 
     def close(self) -> None:
         """Accept no more versions; kept versions can still be pulled."""
@@ -300,11 +270,7 @@ class VersionLog(Shelf):
             self._trim_to(replace(self._limits, bytes_max=max(left, 1)))
 
     def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile, counted as sent; None if it is not kept.
-
-        Raises:
-            Unavailable: the store cannot be read.
-        """
+        """Return the frame of a tile, counted as sent; None if it is not kept."""
         if key.is_whole:
             with self._lock:
                 frame = self._whole.get(key, tile)

@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rose.errors import InvalidArgument, Unavailable
@@ -108,7 +110,7 @@ class Publisher:
             )
         self._contributors = contributors
         self._owner = {tile: one for one in contributors for tile in one.owned}
-        self._tiles = tiles
+        self.tiles = tiles
         self._is_sound = True  # the shadows equal the newest version
         self._log = log
         self._signing = signing
@@ -133,11 +135,6 @@ class Publisher:
         """True if anything can be published; if not, begin another incarnation."""
         with self._lock:
             return self._is_sound
-
-    @property
-    def tiles(self) -> Tiles:
-        """Return all tiles of the weights."""
-        return self._tiles
 
     @property
     def drift(self) -> Drift:
@@ -196,7 +193,7 @@ class Publisher:
         return all(back)
 
     def _append(self, parts: Sequence[PackedPart]) -> Manifest:
-        chunks = sorted((chunk for part in parts for chunk in part.chunks), key=_tile_of)
+        chunks = sorted((chunk for part in parts for chunk in part.chunks), key=attrgetter("tile"))
         after = {chunk.tile: chunk.digest for chunk in chunks}
         version = Version(self._version.run, self._version.incarnation, self._version.n + 1)
         manifest = self._signing.signed(
@@ -205,9 +202,9 @@ class Publisher:
                 base=self._version,
                 digest=self._digests.total_with(after),
                 base_digest=self._digests.total,
-                layout=self._tiles.layout,
-                tile_count=len(self._tiles),
-                count=self._tiles.count,
+                layout=self.tiles.layout,
+                tile_count=len(self.tiles),
+                count=self.tiles.count,
                 chunks=tuple(chunks),
             )
         )
@@ -241,14 +238,17 @@ class Publisher:
         """
         if any(tile not in self._owner for tile in tiles):
             raise InvalidArgument(
-                f"tile indices must be from 0 to {len(self._tiles) - 1}, got {min(tiles)} to "
+                f"tile indices must be from 0 to {len(self.tiles) - 1}, got {min(tiles)} to "
                 f"{max(tiles)}"
             )
         with self._lock:
             self._check_sound()
-            version = self._version if n is None else self._named(n)
-            past = None if version is None else self._past(version)
-            if version is None or past is None or not past.extend(self._version.n):
+            here = self._version
+            version = here if n is None or n == here.n else self._log.version_named(n)
+            if version is None or replace(version, n=here.n) != here:  # of another chain
+                return None
+            past = Past(self._log, version.n)
+            if not past.extend(here.n):
                 return None
             digests = self._digests.copy()
             digests.update(past.digests)
@@ -302,15 +302,6 @@ class Publisher:
                 self._publishing -= 1
                 self._wanted.notify_all()
 
-    def _named(self, n: int) -> Version | None:
-        if n == self._version.n:
-            return self._version
-        return self._log.version_named(n)
-
-    def _past(self, version: Version) -> Past | None:
-        same = (version.run, version.incarnation) == (self._version.run, self._version.incarnation)
-        return Past(self._log, version.n) if same else None
-
     def _check_sound(self) -> None:
         if not self._is_sound:
             raise Unavailable(
@@ -332,14 +323,10 @@ class Publisher:
                 base=base,
                 digest=digests.total,
                 base_digest=(0, 0) if base is None else digests.total,
-                layout=self._tiles.layout,
-                tile_count=len(self._tiles),
-                count=self._tiles.count,
+                layout=self.tiles.layout,
+                tile_count=len(self.tiles),
+                count=self.tiles.count,
                 chunks=tuple(chunks),
-                tile_digests=tuple(digests[tile] for tile in range(len(self._tiles))),
+                tile_digests=tuple(digests[tile] for tile in range(len(self.tiles))),
             )
         )
-
-
-def _tile_of(chunk: Chunk) -> int:
-    return chunk.tile

@@ -210,12 +210,7 @@ class Shelf(ABC):
             return self._manifests.get(key)
 
     def _put(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-        """Keep an update, or more frames of a kept update, and announce it.
-
-        Raises:
-            OutOfMemory: the store is full.
-            Unavailable: the store cannot be written. The shelf is unchanged.
-        """
+        """Keep an update, or more frames of a kept update, and announce it."""
         self._store.put(manifest, frames)
         self._show(manifest)
 

@@ -72,12 +72,6 @@ class MemoryStore:
         with self._lock:
             return [self._updates[key][0] for key in sorted(self._updates)]
 
-    def tiles(self, key: UpdateKey) -> frozenset[int]:
-        """Return the tiles of an update whose frames are stored."""
-        with self._lock:
-            update = self._updates.get(key)
-            return frozenset(() if update is None else update[1])
-
     def nbytes_of(self, key: UpdateKey) -> int:
         """Return the size of the frames of an update, in bytes."""
         with self._lock:

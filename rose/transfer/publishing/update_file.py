@@ -1,4 +1,4 @@
-"""Update files: a manifest and its frames, from a log on disk or from `rose delta make`.
+"""Update files: a manifest and its frames, from a relay on disk or from `rose delta make`.
 
 The bytes are in `docs/protocol.md`, "Update files".
 """

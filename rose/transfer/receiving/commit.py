@@ -132,11 +132,6 @@ class Commit:
         self._state = CommitState.CHECKING
 
     @property
-    def staged(self) -> StagedVersion:
-        """Return the version to commit."""
-        return self._staged
-
-    @property
     def state(self) -> CommitState:
         """Return the current state."""
         return self._state

@@ -17,6 +17,7 @@ from rose.transfer.source import Frame, Source
 from rose.transfer.tiles import Tile, Tiles
 
 RETRIES: Final = 3
+# Pause before the first retry, in seconds; it doubles with each further retry.
 BACKOFF_S: Final = 0.05
 THREADS_MAX: Final = 64
 # Frames per thread that wait for validation: enough to keep the thread busy.
@@ -37,7 +38,6 @@ class Puller:
         stop: event that makes a running pull end soon.
         retries: further attempts for a damaged chunk.
         threads: threads that validate chunks.
-        backoff_s: pause before the first retry, in seconds; doubles with each further retry.
     """
 
     def __init__(
@@ -46,17 +46,15 @@ class Puller:
         stop: threading.Event,
         *,
         retries: int = RETRIES,
-        backoff_s: float = BACKOFF_S,
         threads: int = 1,
     ) -> None:
         if not 0 < threads <= THREADS_MAX:
             raise InvalidArgument(f"threads {threads}: choose 1 to {THREADS_MAX}")
-        if retries < 0 or backoff_s < 0:
-            raise InvalidArgument(f"retries {retries} and backoff_s {backoff_s} must be 0 or more")
+        if retries < 0:
+            raise InvalidArgument(f"retries {retries} must be 0 or more")
         self._source = source
         self._stop = stop
         self._retries = retries
-        self._backoff_s = backoff_s
         self._threads = threads
         self._manifest: Manifest | None = None
         self._pulled: dict[int, Delta] = {}
@@ -81,7 +79,7 @@ class Puller:
                 break
             if attempt > 0:
                 self.retried += len(missing)
-                self._stop.wait(self._backoff_s * 2.0 ** (attempt - 1))
+                self._stop.wait(BACKOFF_S * 2.0 ** (attempt - 1))
             faults = self._pull_missing(manifest, missing, subscription.tiles)
             if faults is None:
                 return None

@@ -11,9 +11,10 @@ from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitOutcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReadTile, Staging
-from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
+from rose.transfer.rounds import Rounds
 from rose.transfer.source import Source
 
+# Longest wait for a version, in seconds; it bounds `Receiver.close`.
 WAIT_S: Final = 0.5
 # Interval between attempts to end a pull of a closed receiver.
 BREAK_OFF_S: Final = 0.1
@@ -39,9 +40,6 @@ class Receiver(Staging, Closing):
         digests: current digests of the tiles, if known; the caller no longer changes them. With
             them, a new receiver fetches only tiles that differ.
         threads: threads that validate chunks, on the engine's cores.
-        backoff_s: pause before the first retry, in seconds; doubles with each further retry.
-        backoff_max_s: longest pause while the publisher cannot be reached, in seconds.
-        wait_s: longest wait for a version, in seconds; bounds `close`.
     """
 
     def __init__(  # noqa: PLR0917  (the positional ones are in natural order)
@@ -51,15 +49,12 @@ class Receiver(Staging, Closing):
         held: Version,
         digest: Digest,
         subscription: Subscription,
-        on_staged: Callable[[], None] | None = None,
+        on_staged: Callable[[], None] = lambda: None,
         *,
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
         threads: int = 1,
-        backoff_s: float = BACKOFF_S,
-        backoff_max_s: float = BACKOFF_MAX_S,
-        wait_s: float = WAIT_S,
     ) -> None:
         self._stop = threading.Event()
         super().__init__(
@@ -67,13 +62,12 @@ class Receiver(Staging, Closing):
             name,
             Held(held, digest),
             subscription,
-            puller=Puller(source, self._stop, backoff_s=backoff_s, threads=threads),
-            on_staged=on_staged if on_staged is not None else _nothing,
+            puller=Puller(source, self._stop, threads=threads),
+            on_staged=on_staged,
             base=base,
             signing=signing,
             digests=digests,
         )
-        self._wait_s = wait_s
         # Set when the engine reports a result or a corruption, and at `close`.
         self._bell = threading.Event()
         self._rounds = Rounds(
@@ -82,8 +76,6 @@ class Receiver(Staging, Closing):
             name=f"rose-receiver-{name}",
             stop=self._stop,
             rest=self._wait_for_work,
-            backoff_s=backoff_s,
-            backoff_max_s=backoff_max_s,
         )
         self._rounds.start()
 
@@ -116,12 +108,8 @@ class Receiver(Staging, Closing):
 
     def _round(self) -> None:
         self._bell.clear()
-        self.round(self._wait_s)
+        self.round(WAIT_S)
 
     def _wait_for_work(self) -> None:
         if self.is_idle and not self._stop.is_set():
-            self._bell.wait(self._wait_s)
-
-
-def _nothing() -> None:
-    pass
+            self._bell.wait(WAIT_S)

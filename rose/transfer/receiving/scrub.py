@@ -22,7 +22,7 @@ class Scrub:
             versions. The scrub replaces wrong ones by the actual digests, for the next commit.
         clock: clock of the budget.
         repair: function for engines that compute on a copy of the weights: it makes the copy of a
-            tile equal to the tile, and returns whether the copy differed.
+            tile equal to the tile.
     """
 
     def __init__(
@@ -31,16 +31,15 @@ class Scrub:
         digests: TileDigests,
         *,
         clock: Clock,
-        repair: Callable[[int], bool] = lambda _tile: False,
+        repair: Callable[[int], object] = lambda _tile: None,
     ) -> None:
         self._weights = weights
-        self._digests = digests
+        self.digests = digests
         self._clock = clock
         self._repair = repair
         self._tiles = sorted(digests)
         self._next = 0
         self._corrupted: dict[int, Digest] = {}
-        self._repaired: list[int] = []
 
     @property
     def is_over(self) -> bool:
@@ -48,19 +47,9 @@ class Scrub:
         return self._next == len(self._tiles)
 
     @property
-    def digests(self) -> TileDigests:
-        """Return the digests, updated with the actual digests."""
-        return self._digests
-
-    @property
     def corrupted(self) -> dict[int, Digest]:
         """Return the actual digest of each corrupted tile."""
         return dict(self._corrupted)
-
-    @property
-    def repaired(self) -> tuple[int, ...]:
-        """Return the tiles whose copy was repaired."""
-        return tuple(self._repaired)
 
     def step(self, budget_ms: float) -> bool:
         """Read tiles until the budget is spent, but at least one; return whether tiles are left.
@@ -80,8 +69,7 @@ class Scrub:
 
     def _read(self, tile: int) -> None:
         found = self._weights.digest(tile)
-        if found != self._digests[tile]:
+        if found != self.digests[tile]:
             self._corrupted[tile] = found
-            self._digests.update({tile: found})
-        if self._repair(tile):
-            self._repaired.append(tile)
+            self.digests.update({tile: found})
+        self._repair(tile)

@@ -314,16 +314,12 @@ class Staging:
 
     def _choose(self, held: Held, timeout_s: float) -> Manifest | Choice:
         offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
-        chosen = self._next(held, offered)
-        if chosen is Choice.WAIT and offered:
-            # These versions came at once and do not apply to this receiver: wait for newer ones.
-            self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
-        return chosen
-
-    def _next(self, held: Held, offered: Sequence[Manifest]) -> Manifest | Choice:
         chosen = next_version(held, offered, self._subscription)
         if isinstance(chosen, Manifest) and not self._is_base_of(chosen, held):
             return Choice.SNAPSHOT
+        if chosen is Choice.WAIT and offered:
+            # These versions came at once and do not apply to this receiver: wait for newer ones.
+            self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
         return chosen
 
     def _is_base_of(self, update: Manifest, held: Held) -> bool:

@@ -55,20 +55,17 @@ class Staleness:
     def lag(self) -> Lag:
         """Return how far the weights are behind."""
         with self._lock:
-            return self._lag(self._clock.now_ns())
+            if not self._seen:
+                return Lag(0, 0.0)
+            newest, first = max(self._seen), min(self._seen.values())
+            is_chain = self._held is not None and self._held.run == newest.run
+            versions = newest.n - self._held.n if is_chain and self._held else len(self._seen)
+            return Lag(versions, (self._clock.now_ns() - first) / NS_PER_S)
 
     def _is_news(self, version: Version) -> bool:
         if version in self._seen or any(not _is_alive(version, one) for one in self._seen):
             return False
         return self._held is None or _is_after(version, self._held)
-
-    def _lag(self, now_ns: int) -> Lag:
-        if not self._seen:
-            return Lag(0, 0.0)
-        newest, first = max(self._seen), min(self._seen.values())
-        is_chain = self._held is not None and self._held.run == newest.run
-        versions = newest.n - self._held.n if is_chain and self._held else len(self._seen)
-        return Lag(versions, (now_ns - first) / NS_PER_S)
 
 
 def _is_alive(one: Version, other: Version) -> bool:

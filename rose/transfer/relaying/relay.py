@@ -24,7 +24,7 @@ from rose.transfer.publishing.shelf import NO_VERSION, Edge, Limits, Shelf, path
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay_frames import Flight, RelayFrames
 from rose.transfer.relaying.snapshot_book import SnapshotBook
-from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
+from rose.transfer.rounds import Rounds
 from rose.transfer.source import Source
 from rose.units import GIB
 
@@ -32,6 +32,7 @@ RETRIES: Final = 3
 REPORTS_MAX: Final = 1024
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
+# Longest wait for a version, in seconds; it bounds `Rounds.close`.
 WAIT_S: Final = 0.5
 # Number of rounds in which a relay asks for a version's merged deltas, which are published after
 # the version.
@@ -381,7 +382,7 @@ class Relay(Shelf):
                 # Upstream must make the snapshot again, or report that it cannot.
                 self._snapshots.forget(key)
             self._snapshots.trim()
-        elif None in found.values() and not self._store.tiles(key):
+        elif None in found.values() and not self._store.nbytes_of(key):
             self._forget([key])  # upstream no longer keeps the update, so it is useless
         return found
 
@@ -445,30 +446,12 @@ class Relay(Shelf):
             )
 
 
-def follow(
-    relay: Relay,
-    *,
-    backoff_s: float = BACKOFF_S,
-    backoff_max_s: float = BACKOFF_MAX_S,
-    wait_s: float = WAIT_S,
-) -> Rounds:
-    """Start a thread that calls `round` of a relay.
+def follow(relay: Relay) -> Rounds:
+    """Start a thread that calls `round` of a relay; nobody else may call it.
 
     After the returned object is closed, the relay can still serve.
-
-    Args:
-        relay: relay whose `round` nobody else calls.
-        backoff_s: pause after a failed round, in seconds; doubles after each further failure.
-        backoff_max_s: longest such pause.
-        wait_s: longest wait for a version, in seconds; bounds `close`.
     """
-    rounds = Rounds(
-        lambda: relay.round(wait_s),
-        who="relay",
-        name="rose-relay",
-        backoff_s=backoff_s,
-        backoff_max_s=backoff_max_s,
-    )
+    rounds = Rounds(lambda: relay.round(WAIT_S), who="relay", name="rose-relay")
     rounds.start()
     return rounds
 

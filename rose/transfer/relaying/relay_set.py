@@ -50,10 +50,9 @@ class Standing:
         self._relays = [_One() for _ in range(count)]
 
     def present(self) -> list[int]:
-        """Return the usable relays, ascending; relays that ever sent forged data come last."""
+        """Return the usable relays, ascending."""
         now_ns = self._clock.now_ns()
-        there = [at for at, one in enumerate(self._relays) if one.out_until_ns <= now_ns]
-        return sorted(there, key=lambda at: self._relays[at].is_liar)
+        return [at for at, one in enumerate(self._relays) if one.out_until_ns <= now_ns]
 
     def is_liar(self, relay: int) -> bool:
         """Return True if a relay ever sent forged data."""

@@ -1,7 +1,7 @@
 """The identity of a weight server, which it sends on request."""
 
-import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rose.errors import InvalidArgument
 from rose.transfer.wire.messages import ROLES, HelloReply, RelayPlace, TensorEntry
@@ -27,16 +27,11 @@ class Peers:
     ) -> None:
         if role not in ROLES:
             raise InvalidArgument(f"role '{role}': choose one of {', '.join(ROLES)}")
-        self._name, self._role = name, role
-        self._lock = threading.Lock()  # guards the fields below
-        self._layout, self._tensors = layout, tuple(tensors)
-        self._relays: tuple[RelayPlace, ...] = ()
+        self._hello = HelloReply(name, role, layout, tensors=tuple(tensors))
 
     def hello(self, chunk_port: int) -> HelloReply:
         """Return the answer to `Hello`."""
-        with self._lock:
-            known = self._layout, chunk_port, self._relays, self._tensors
-        return HelloReply(self._name, self._role, *known)
+        return replace(self._hello, chunk_port=chunk_port)
 
     def announce(
         self,
@@ -46,5 +41,6 @@ class Peers:
         relays: Sequence[RelayPlace] = (),
     ) -> None:
         """Set layout, tensors and relays."""
-        with self._lock:
-            self._layout, self._tensors, self._relays = layout, tuple(tensors), tuple(relays)
+        self._hello = replace(
+            self._hello, layout=layout, tensors=tuple(tensors), relays=tuple(relays)
+        )

@@ -16,6 +16,7 @@ from rose.transfer.wire.chunk_plane import ChunkClient
 from rose.transfer.wire.credentials import failure_of, open_channel
 from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
+# Longest wait for an answer, in seconds, on top of a wait for versions.
 CALL_S: Final = 10.0
 _SNAPSHOT_S: Final = 60.0
 
@@ -30,22 +31,13 @@ class RemoteSource:
         address: host and port of the server.
         token: token of the server.
         tls: certificates for both sides; without them the server must be on this machine.
-        timeout_s: longest wait for an answer, in seconds, on top of a wait for versions.
 
     Raises:
         InvalidArgument: see `follow`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        token: str,
-        *,
-        tls: TlsFiles | None = None,
-        timeout_s: float = CALL_S,
-    ) -> None:
+    def __init__(self, address: str, token: str, *, tls: TlsFiles | None = None) -> None:
         self._tls = tls
-        self._timeout_s = timeout_s
         self._lock = threading.Lock()  # guards the fields below; not held during waits
         self._channel: Any = None
         self._chunks: ChunkClient | None = None
@@ -98,7 +90,7 @@ class RemoteSource:
             Unavailable: no server answers.
             CorruptData: the answer is invalid.
         """
-        content = self._call("Hello", messages.Empty(), self._timeout_s)
+        content = self._call("Hello", messages.Empty(), CALL_S)
         reply = messages.decode(messages.HelloReply, content)
         self._found(reply.chunk_port)
         return reply
@@ -106,7 +98,7 @@ class RemoteSource:
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Ask the server to wait for versions, and request further pages while there are any."""
         request = messages.WaitRequest(after_n, int(timeout_s * 1000))
-        reply = self._manifests("Wait", request, timeout_s + self._timeout_s)
+        reply = self._manifests("Wait", request, timeout_s + CALL_S)
         manifests = list(reply.manifests)
         while reply.is_more:
             if not reply.manifests or len(manifests) > messages.MANIFESTS_MAX:
@@ -115,9 +107,7 @@ class RemoteSource:
                     f"manifests"
                 )
             last = manifests[-1].key
-            reply = self._manifests(
-                "Wait", messages.WaitRequest(last.n, 0, last.base_n), self._timeout_s
-            )
+            reply = self._manifests("Wait", messages.WaitRequest(last.n, 0, last.base_n), CALL_S)
             if reply.manifests and reply.manifests[0].key <= last:
                 raise CorruptData("the weight server sent a manifest twice")
             manifests += reply.manifests
@@ -139,7 +129,7 @@ class RemoteSource:
             Unavailable: the server cannot be reached.
         """
         request = messages.ReportRequest(receiver, n, is_match, digest)
-        messages.decode(messages.Empty, self._call("Report", request, self._timeout_s))
+        messages.decode(messages.Empty, self._call("Report", request, CALL_S))
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Request chunks; ask for the chunk port first, and again after a failure.
@@ -163,11 +153,7 @@ class RemoteSource:
             if self._chunk_port == 0 or self._is_closed:
                 raise Unavailable("the weight server did not name its chunk port")
             self._chunks = ChunkClient(
-                self._host,
-                self._chunk_port,
-                self._token,
-                tls=self._tls,
-                timeout_s=self._timeout_s,
+                self._host, self._chunk_port, self._token, tls=self._tls, timeout_s=CALL_S
             )
             return self._chunks
 

@@ -57,7 +57,7 @@ class WeightServer(Closing):
     ) -> None:
         self._log = log
         self._security = security
-        self._peers = peers
+        self.peers = peers
         self._is_closing = threading.Event()
         self._server = TokenServer(
             "rose-weights",
@@ -87,11 +87,6 @@ class WeightServer(Closing):
         """Return the token that receivers must present, in hexadecimal digits."""
         return self._security.token.hex()
 
-    @property
-    def peers(self) -> Peers:
-        """Return the server's identity."""
-        return self._peers
-
     def close(self) -> None:
         """Break off all calls and join all threads; the log is unchanged."""
         self._is_closing.set()
@@ -100,7 +95,7 @@ class WeightServer(Closing):
         self._chunks.close()
 
     def _hello(self, _: messages.Empty) -> messages.HelloReply:
-        return self._peers.hello(self._chunks.port)
+        return self.peers.hello(self._chunks.port)
 
     def _wait(self, request: messages.WaitRequest) -> messages.ManifestsReply:
         timeout_s = min(max(request.timeout_ms / 1000, 0.0), WAIT_MAX_S)

@@ -107,19 +107,13 @@ class CallThreads(ThreadPoolExecutor):
     def __init__(self, name: str, most: int) -> None:
         super().__init__(most, name)
         self._changed = threading.Condition()
-        self._calls = 0
-
-    @property
-    def calls(self) -> int:
-        """Return the number of running and waiting calls."""
-        with self._changed:
-            return self._calls
+        self.calls = 0  # running and waiting
 
     def submit(self, work: Callable[..., T], /, *arguments: Any) -> Future[T]:  # type: ignore[override]
         """Submit a call; arguments are positional only, as in gRPC's calls."""
         future = super().submit(work, *arguments)
         with self._changed:
-            self._calls += 1
+            self.calls += 1
         future.add_done_callback(self._ended)
         return future
 
@@ -127,14 +121,14 @@ class CallThreads(ThreadPoolExecutor):
         """Refuse new calls, and wait for the running ones; return whether they ended in time."""
         self.shutdown(wait=False, cancel_futures=True)
         with self._changed:
-            has_ended = self._changed.wait_for(lambda: self._calls == 0, timeout_s)
+            has_ended = self._changed.wait_for(lambda: self.calls == 0, timeout_s)
         if has_ended:
             self.shutdown()
         return has_ended
 
     def _ended(self, _call: Future[Any]) -> None:
         with self._changed:
-            self._calls -= 1
+            self.calls -= 1
             self._changed.notify_all()
 
 

@@ -32,11 +32,6 @@ class History:
         self._numbers.add(version.n)
         self._bits[version] = {tile: array.copy() for tile, array in bits.items()}
 
-    def withdraw(self, version: Version) -> None:
-        """Take back what was added and never became true."""
-        del self._bits[version]
-        self._numbers.discard(version.n)
-
     def __getitem__(self, version: Version) -> Bits:
         demand(version in self._bits, f"{version} was never published")
         return self._bits[version]

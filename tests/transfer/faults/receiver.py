@@ -98,7 +98,7 @@ class Receiver:
             self.name,
             Held(held, digests.total),
             Subscription(TILES, self.tiles),
-            puller=Puller(self._wire, Stop(self.clock), retries=1, backoff_s=0.05),
+            puller=Puller(self._wire, Stop(self.clock), retries=1),
             on_staged=lambda: None,
             base=self.memory.bits if rng.random() < 0.5 else None,
             signing=self._signing,

@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from rose.errors import OutOfMemory, Unavailable
+from rose.errors import OutOfMemory
 from rose.transfer import Contributor, Publisher, Version, VersionLog
 from rose.transfer.manifest import Manifest, Signing
 from rose.transfer.publishing.contributor import Encoding
-from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import Chunks
 from rose.transfer.publishing.merger import Merger
-from rose.transfer.publishing.store import MemoryStore
-from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (
     OWNED,
@@ -38,12 +35,10 @@ class Interrupted(BaseException):
 
 
 class FullLog(VersionLog):
-    """A log whose disk is full, or in whose call the process dies, once."""
+    """A log that has no room, or in whose call the process dies, once."""
 
-    def __init__(
-        self, versions_max: int, bytes_max: int, history: History, store: MemoryStore
-    ) -> None:
-        super().__init__(versions_max=versions_max, bytes_max=bytes_max, store=store)
+    def __init__(self, versions_max: int, bytes_max: int, history: History) -> None:
+        super().__init__(versions_max=versions_max, bytes_max=bytes_max)
         self.next: str | None = None
         self.fresh: Bits = {}
         self._history = history
@@ -51,18 +46,14 @@ class FullLog(VersionLog):
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
         how, self.next = self.next, None
         if how == "refuse":
-            raise OutOfMemory("planted: the disk is full")
+            raise OutOfMemory("planted: no room in the log")
         if how == "interrupt":
             raise Interrupted
         if how == "killed":
             raise Killed
         # Whoever sees it from now on sees it under this name.
         self._history.add(manifest.version, self.fresh)
-        try:
-            super().append(manifest, chunks)
-        except (OutOfMemory, Unavailable):
-            self._history.withdraw(manifest.version)
-            raise
+        super().append(manifest, chunks)
         if how == "killed late":
             raise Killed
 
@@ -96,29 +87,20 @@ class Trainer:
         self.weights: Bits = {}
         self.is_publishing = False
         self.life: Life | None = None
-        self.disk = VirtualDisk(self._die) if rng.random() < 0.5 else None
         self.start(rng)
 
     def start(self, rng: Random) -> None:
-        """Begin another incarnation from some checkpoint, if the disk lets it."""
+        """Begin another incarnation from some checkpoint."""
         self._incarnation += 1
         self._reserved += 1
         self.weights = rng.choice(self._checkpoints[-3:])
         opening = Version("run", self._incarnation, self._reserved)
         self._history.add(opening, self.weights)
-        try:
-            self.life = self._begun(opening, rng)
-        except (OutOfMemory, Unavailable):
-            self._history.withdraw(opening)
-        except Killed:
-            self.kill()
+        self.life = self._begun(opening, rng)
 
     def _begun(self, opening: Version, rng: Random) -> Life:
         shadows = [copied(self.weights, owned) for owned in OWNED]
-        store: MemoryStore = MemoryStore()
-        if self.disk is not None:
-            store = DiskStore(self.disk, bytes_max=1 << 20, memory_bytes_max=1000)
-        log = FullLog(rng.choice(VERSIONS_MAX), rng.choice(BYTES_MAX), self._history, store)
+        log = FullLog(rng.choice(VERSIONS_MAX), rng.choice(BYTES_MAX), self._history)
         contributors = [
             Contributor(views(shadow), TILES, owned, encoding=self._encoding)
             for shadow, owned in zip(shadows, OWNED, strict=True)
@@ -136,22 +118,12 @@ class Trainer:
     def kill(self) -> None:
         self.life = None
 
-    def _die(self) -> None:
-        raise Killed
-
     def merge(self, rng: Random) -> None:
         """Make some merger, beside the publisher."""
         if (life := self.life) is None:
             return
-        try:
-            for _ in range(rng.randint(1, 6)):
-                life.merger.step()
-        except Killed:
-            self.kill()
-
-    def fail_disk(self, rng: Random) -> None:
-        if self.disk is not None:
-            self.disk.arm(rng.choice(DISK_FAULTS), rng.getrandbits(32))
+        for _ in range(rng.randint(1, 6)):
+            life.merger.step()
 
     def publish(self, rng: Random, how: str | None = None) -> None:
         """Publish fresh weights, or fail to."""
@@ -159,7 +131,6 @@ class Trainer:
             return
         fresh = changed(self.weights, rng)
         before = life.publisher.version
-        has_disk = self.disk is not None
         self._reserved += 1  # on disk before it is used
         life.log.next, life.log.fresh = how, fresh
         self.is_publishing = True
@@ -167,8 +138,8 @@ class Trainer:
             life.publisher.publish(*(views(copied(fresh, owned)) for owned in OWNED))
         except Killed:
             self.kill()
-        except (OutOfMemory, Unavailable, Interrupted):
-            demand(how is not None or has_disk, "a log that has room refused")
+        except (OutOfMemory, Interrupted):
+            demand(how is not None, "a log that has room refused")
             demand(life.publisher.version == before, "a version that failed has a name")
             self._reserved = before.n
         else:

@@ -146,7 +146,8 @@ class World:
             rng.choice(self.relays).kill()
 
     def _fail_disk(self, _: Receiver, rng: Random) -> None:
-        rng.choice([self.trainer, *self.relays]).fail_disk(rng)
+        if self.relays:
+            rng.choice(self.relays).fail_disk(rng)
 
     def _rot_disk(self, _: Receiver, rng: Random) -> None:
         if self.relays:
@@ -206,9 +207,9 @@ class World:
         """Mend everything, and see that every receiver comes to the newest version."""
         for wire in (*self.uplinks, *(one for some in self.wires.values() for one in some)):
             wire.repair()
-        for disk in (self.trainer.disk, *(relay.disk for relay in self.relays)):
-            if disk is not None:
-                disk.repair()
+        for relay in self.relays:
+            if relay.disk is not None:
+                relay.disk.repair()
         for receiver in self.receivers.values():
             receiver.memory.faults.clear()
             receiver.step(1 << 10)
