@@ -3,7 +3,7 @@
 `docs/engines.md` lists what is overridden in transformers, and why.
 """
 
-from rose.engines.transformers.commits import Committed, Slices
+from rose.engines.transformers.commits import Committed
 from rose.engines.transformers.engine import (
     Engine,
     EngineConfig,
@@ -34,7 +34,6 @@ __all__ = [
     "Model",
     "Output",
     "Sampling",
-    "Slices",
     "check_version",
     "flat_bits",
     "kv_geometry",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,10 @@ from rose.transfer.codec.operations import topk_unpack
 from rose.transfer.digests import TileDigests
 from rose.transfer.tiles import TILE_ELEMENTS, Row, ShardViews, Tiles
 
+if TYPE_CHECKING:  # That module imports this one.
+    from rose.engines.transformers.leased_weights import LeasedWeights
+
 _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
-
-
-class Mirror(Protocol):
-    """The weights that steps read, if these are not in the buffer of `LiveWeights`."""
-
-    def write(self, first: int, last: int) -> None:
-        """Update the mirror after elements `first` to `last` - 1 of the buffer have changed."""
-        ...
-
-    def equals_host(self) -> bool:
-        """Return True if the weights that steps read equal the buffer."""
-        ...
 
 
 def flat_bits(model: nn.Module) -> npt.NDArray[np.uint16]:
@@ -95,7 +86,7 @@ class LiveWeights:
                 f"live weights must be float32 and on one device, got {found}: load the model with "
                 "load_model"
             )
-        self.mirror: Mirror | None = None
+        self.mirror: LeasedWeights | None = None
         row = _bits_of(self._parameters)
         self.cut = by_name or Tiles.of(len(row), tile_elements)
         self._live = _widened(row).to(self._parameters[0].device)
