@@ -16,7 +16,7 @@ from rose.engines.transformers.engine import (
 )
 from rose.engines.transformers.guard import check_version
 from rose.engines.transformers.leased_weights import LeasedWeights
-from rose.engines.transformers.live_weights import LiveWeights, flat_bits
+from rose.engines.transformers.live_weights import LiveWeights
 from rose.engines.transformers.models import PRESETS, load_model
 from rose.engines.transformers.outputs import Output
 from rose.engines.transformers.sampling import Sampling
@@ -35,7 +35,6 @@ __all__ = [
     "Output",
     "Sampling",
     "check_version",
-    "flat_bits",
     "kv_geometry",
     "kv_groups",
     "load_model",
