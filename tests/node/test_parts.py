@@ -10,14 +10,16 @@ from types import SimpleNamespace
 from typing import IO
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import Unavailable
 from rose.node import feed
+from rose.node.assembly import WorkerOptions
 from rose.node.ending import Ending
-from rose.node.options import read_options
 from rose.node.speed import PREFILL_TOKENS, measure
+from rose.node.worker import main
 from rose.transfer.digests import TileDigests
 from rose.transfer.tiles import Tiles
 from tests.waiting import LONG_S
@@ -244,10 +246,21 @@ def test_a_program_ends_for_the_first_reason_of_its_own(pipe) -> None:
 ARGUMENTS = "--model tiny-policy --number 1 --kv-tokens 4096".split()
 
 
+def options_of(arguments: str) -> WorkerOptions:
+    context = main.make_context("worker", [*ARGUMENTS, *arguments.split()])
+    return WorkerOptions(**context.params)
+
+
 def test_options_are_read() -> None:
-    options = read_options([*ARGUMENTS, *"--seats 4 --seed 7".split()])
+    options = options_of("--seats 4 --seed 7")
     assert (options.model, options.number, options.kv_tokens) == ("tiny-policy", 1, 4096)
     assert (options.seats, options.seed, options.weights, options.version) == (4, 7, None, 0)
-    weights = "--weights 127.0.0.1:5 --version 9".split()
-    options = read_options([*ARGUMENTS, *weights])
+    options = options_of("--weights 127.0.0.1:5 --version 9")
     assert (options.weights, options.version) == ("127.0.0.1:5", 9)
+
+
+@pytest.mark.parametrize("wrong", ["--seats=0", "--kv-tokens=-1", "--version=-1", "--seed=x"])
+def test_a_wrong_option_ends_the_program_with_status_2(wrong: str) -> None:
+    ended = CliRunner().invoke(main, [*ARGUMENTS, wrong])
+    assert ended.exit_code == 2
+    assert wrong.partition("=")[0] in ended.output
