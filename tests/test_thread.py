@@ -17,7 +17,7 @@ from rose.executor.keeper import Keeper
 from rose.executor.listener import Listener
 from rose.executor.watcher import Watcher
 from rose.node.lending import LendingLoop
-from rose.node.session import ServerLimits, Session
+from rose.node.session import Session
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import WorkerKind, WorkerLost
 from rose.thread import Thread
@@ -132,7 +132,6 @@ def test_session() -> None:
         on_event=broken,
         cancel=broken,
         clock=BootClock(),
-        limits=ServerLimits(),
     )
     frames = one.frames()
     next(frames)

@@ -30,7 +30,7 @@ from rose.executor.refusals import read_evidence, read_seen
 from rose.executor.safety import Safety
 from rose.executor.ticket import Ticket
 from rose.slo.evidence import Shape, collect_evidence
-from rose.units import NS_PER_MS
+from rose.units import NS_PER_MS, ceil_div
 
 # Number of waits that are kept for reports.
 _BLOCKED_KEPT: Final = 65_536
@@ -55,6 +55,14 @@ class ServingLimits:
 
     step_tokens: int
     request_tokens: int
+
+    def probe_size(self, decode_steps: int, holds_tokens: int) -> tuple[int, int, int]:
+        """Return how many requests a probe has, and the prompt tokens and new tokens of each."""
+        new_tokens = 1 + min(decode_steps, self.request_tokens // 2)
+        prompt_tokens = max(self.request_tokens - new_tokens, 1)
+        fit = max(holds_tokens // self.request_tokens, 1)
+        # Together the prompts fill a step, if the pool holds so many requests.
+        return min(ceil_div(self.step_tokens, prompt_tokens), fit), prompt_tokens, new_tokens
 
 
 @dataclass(frozen=True, slots=True)

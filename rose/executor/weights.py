@@ -1,8 +1,7 @@
 """A borrower's weights as a lease: on the device while the borrower works, else on the host."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -115,16 +114,10 @@ class WeightsLease:
         with self._lock:
             return self._whole.slabs
 
-    @contextmanager
-    def held(self) -> Iterator[WeightsState]:
-        """Keep the weights in place during a `with` block, for a short read in any thread."""
-        with self._lock:
-            yield self._state
-
     def window_of(self, tensor: int) -> KVArray:
         """Return the bytes of one tensor on the device, (n,) uint8.
 
-        They are valid within `on_state` for ACTIVE, while pinned, or within `held`.
+        They are valid within `on_state` for ACTIVE, or while pinned.
         """
         return self._bins.window_of(tensor)
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rose.checkpoints.tensors import StoredTensor
@@ -22,11 +23,35 @@ from rose.engines.transformers.worker import EngineWorker
 from rose.errors import InvalidArgument
 from rose.executor import CoServing
 from rose.node.feed import receive
-from rose.node.options import WorkerOptions
 from rose.node.speed import measure
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from rose.transfer.wire.remote import RemoteSource
 from rose.units import ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Options of one worker.
+
+    Args:
+        model: preset name or model directory.
+        seed: random seed of a preset's weights.
+        number: id of the worker in events.
+        seats: maximum sequences in a step.
+        kv_tokens: capacity of the KV cache in tokens; for a borrowed worker, the maximum on loan.
+        attach: socket of the device that lends memory and time; None for a dedicated worker.
+        weights: HOST:PORT of the publisher; None if the weights never change.
+        version: number of the initial weights.
+    """
+
+    model: str
+    seed: int
+    number: int
+    seats: int
+    kv_tokens: int
+    attach: Path | None
+    weights: str | None
+    version: int
 
 
 class AssembledWorker:

@@ -1,87 +1,14 @@
 """Commit staged versions of the weights to a worker, one after the other."""
 
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
 
 from rose.clock import BootClock
-from rose.engines.transformers import EngineWorker, LiveWeights
-from rose.scheduler.worker import Worker
-from rose.transfer.manifest import StagedVersion, Subscription, Version
+from rose.engines.transformers import Committed, EngineWorker, LiveWeights
+from rose.transfer.manifest import Subscription, Version
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.source import Source
-
-
-class CommittingWorker(Worker, Protocol):
-    """A worker whose weights can change."""
-
-    def commit(
-        self, commit: Any, version: int, on_done: Callable[[Any], None] | None = None
-    ) -> None:
-        """Change the weights at the next step boundary, then call `on_done`."""
-        ...
-
-
-class StagedReceiver(Protocol):
-    """The part of a `rose.transfer` receiver that a feed needs."""
-
-    def take_staged(self) -> Any:
-        """Return the staged version, or None. The caller must call `report` for each version."""
-        ...
-
-    def report(self, outcome: Any) -> None:
-        """Take the outcome of the version's commit."""
-        ...
-
-
-class WeightFeed:
-    """Commits each staged version of a receiver, and reports the outcome.
-
-    It never waits: the receiver's thread begins a commit, the engine's thread ends it.
-    """
-
-    def __init__(
-        self,
-        worker: CommittingWorker,
-        make_commit: Callable[[Any], tuple[Any, int]],
-        on_reported: Callable[[Any], None] = lambda _commit: None,
-    ) -> None:
-        """Prepare to feed a worker.
-
-        Args:
-            worker: worker that gets the weights.
-            make_commit: function that returns the transaction that commits a staged version, and
-                the version's number. The transaction has an `outcome` when it ends.
-            on_reported: called with each transaction after its outcome was reported, in the
-                worker's thread.
-        """
-        self._worker = worker
-        self._make_commit = make_commit
-        self._on_reported = on_reported
-        self._receiver: StagedReceiver | None = None
-
-    def attach(self, receiver: StagedReceiver) -> None:
-        """Start taking versions from `receiver`, which may have called `on_staged` already."""
-        self._receiver = receiver
-        self.on_staged()
-
-    def on_staged(self) -> None:
-        """Begin the commit of the ready version, if any."""
-        receiver = self._receiver
-        if receiver is None:
-            return
-        staged = receiver.take_staged()
-        if staged is None:
-            return
-        commit, version = self._make_commit(staged)
-
-        def report(_committed: object) -> None:
-            receiver.report(commit.outcome)
-            self._on_reported(commit)
-
-        self._worker.commit(commit, version, on_done=report)
 
 
 def receive(
@@ -89,7 +16,8 @@ def receive(
 ) -> Receiver:
     """Start committing versions to `weights`, at the step boundaries of `worker`.
 
-    After each commit the weights are scrubbed between steps, and corrupt tiles are repaired.
+    No thread waits: the receiver's thread begins a commit, the engine's thread ends it. After each
+    commit the weights are scrubbed between steps, and corrupt tiles are repaired.
 
     Args:
         source: publisher or relay.
@@ -101,33 +29,39 @@ def receive(
         The receiver; close it to stop.
     """
     first = weights.digests()
-    last: deque[Commit] = deque(maxlen=1)
+    last: Commit | None = None
+    receiver: Receiver | None = None
 
-    def make_commit(staged: StagedVersion) -> tuple[Commit, int]:
+    def on_staged() -> None:
+        nonlocal last
+        # The receiver may call this before its constructor returns; then the call below commits.
+        staged = None if receiver is None else receiver.take_staged()
+        if receiver is None or staged is None:
+            return
         # Digests of the tiles after the previous commit, so that only changed tiles are read again.
-        digests = last[0].digests if last else first
-        last.append(Commit(staged, weights, receiver.digest, digests=digests))
-        return last[0], staged.manifest.version.n
+        digests = first if last is None else last.digests
+        last = Commit(staged, weights, receiver.digest, digests=digests)
+        worker.commit(last, staged.manifest.version.n, partial(committed, receiver, last))
 
-    def scrub(commit: Commit) -> None:
+    def committed(receiver: Receiver, commit: Commit, _result: Committed) -> None:
+        receiver.report(commit.outcome)
         if commit.digests is not None:
-            fresh = Scrub(weights, commit.digests, clock=BootClock(), repair=weights.repair)
-            worker.scrub(fresh, scrubbed)
+            scrub = Scrub(weights, commit.digests, clock=BootClock(), repair=weights.repair)
+            worker.scrub(scrub, partial(scrubbed, receiver))
 
-    def scrubbed(scrub: Scrub) -> None:
+    def scrubbed(receiver: Receiver, scrub: Scrub) -> None:
         if scrub.corrupted:
             receiver.repair(scrub.digests)
 
-    feed = WeightFeed(worker, make_commit, scrub)
     receiver = Receiver(
         source,
         f"worker-{worker.number}",
         Version("", 0, version),
         first.total,
         Subscription(weights.cut),
-        feed.on_staged,
+        on_staged,
         base=weights.bits,
         digests=first.copy(),
     )
-    feed.attach(receiver)
+    on_staged()
     return receiver

@@ -3,44 +3,22 @@
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from typing import IO, Any, Protocol
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING
 
 from rose.errors import InvalidArgument, check
 from rose.node.ending import Ending
 from rose.node.server import WorkerServer
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 
+if TYPE_CHECKING:  # This module imports an engine.
+    from rose.node.assembly import AssembledWorker
+
 _LOG = logging.getLogger("rose.node")
 
 
-class Assembled(Protocol):
-    """A running worker and its parts."""
-
-    @property
-    def worker(self) -> Worker:
-        """The worker to serve."""
-        ...
-
-    def ready(self) -> Mapping[str, Any]:
-        """Return the worker's description for a scheduler, as JSON values."""
-        ...
-
-    def receive(self, message: Mapping[str, Any]) -> None:
-        """Handle a message from the parent process.
-
-        Raises:
-            InvalidArgument: the message is invalid.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop the worker, and join its threads."""
-        ...
-
-
 def serve_until_stopped(
-    assemble: Callable[[Callable[[WorkerEvent], None]], Assembled],
+    assemble: "Callable[[Callable[[WorkerEvent], None]], AssembledWorker]",
     *,
     stdin: IO[str],
     stdout: IO[str],
@@ -59,7 +37,7 @@ def serve_until_stopped(
     Returns:
         True if the program ended on request, False if the worker was lost.
     """
-    assembled: list[Assembled] = []
+    assembled: list[AssembledWorker] = []
     losses: list[str] = []
     token = secrets.token_urlsafe(32)
     with Ending(stdin.fileno()) as ending:
@@ -90,7 +68,7 @@ def serve_until_stopped(
     return is_stopped
 
 
-def _receive(assembled: Assembled, line: str) -> None:
+def _receive(assembled: "AssembledWorker", line: str) -> None:
     """Pass a line of stdin to the worker; log an invalid one."""
     try:
         message = json.loads(line)

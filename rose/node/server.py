@@ -12,7 +12,7 @@ from typing_extensions import Self
 from rose.addresses import loopback
 from rose.clock import BootClock, Clock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
-from rose.node.session import ServerLimits, Session
+from rose.node.session import Session
 from rose.scheduler.wire import METHOD, OPTIONS, SERVICE, TOKEN_KEY
 from rose.scheduler.worker import (
     GrantChanged,
@@ -24,7 +24,8 @@ from rose.scheduler.worker import (
 
 # Largest number of simultaneous streams: one is served, the others are refused.
 _STREAMS_MAX: Final = 4
-_LIMITS: Final = ServerLimits()
+DRAIN_S: Final = 10.0  # maximum wait of a new scheduler for the turns of the previous one
+_CLOSE_S: Final = 5.0  # maximum wait of `close` for pending events
 
 
 class WorkerServer:
@@ -43,7 +44,6 @@ class WorkerServer:
         *,
         token: str,
         clock: Clock | None = None,
-        limits: ServerLimits = _LIMITS,
     ) -> None:
         """Make the worker and listen.
 
@@ -53,7 +53,6 @@ class WorkerServer:
             address: HOST:PORT of this machine; port 0 picks a free one.
             token: token that a scheduler must present.
             clock: time source.
-            limits: deadlines and bounds.
 
         Raises:
             InvalidArgument: the address is not on this machine, or the token is empty.
@@ -64,7 +63,6 @@ class WorkerServer:
             raise InvalidArgument("token must not be empty")
         self._token = token.encode()
         self._clock = clock or BootClock()
-        self._limits = limits
         self._lock = threading.Lock()  # guards `_holds`, the session, and the order of events
         self._session: Session | None = None
         self._holds: dict[type, WorkerEvent] = {}
@@ -102,11 +100,9 @@ class WorkerServer:
             session = self._session
         if session is not None:
             session.end()
-        self._server.stop(self._limits.close_s).wait()
-        if session is not None and not session.join(wait_s=self._limits.close_s):
-            raise DeadlineExceeded(
-                f"the worker did not return from a command within {self._limits.close_s} s"
-            )
+        self._server.stop(_CLOSE_S).wait()
+        if session is not None and not session.join(wait_s=_CLOSE_S):
+            raise DeadlineExceeded(f"the worker did not return from a command within {_CLOSE_S} s")
         self._pool.shutdown()
 
     def __enter__(self) -> Self:
@@ -148,7 +144,7 @@ class WorkerServer:
             before = self._session
         if before is not None and not before.is_over:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "the worker already has a scheduler")
-        if before is not None and not before.wait_drained(wait_s=self._limits.drain_s):
+        if before is not None and not before.wait_drained(wait_s=DRAIN_S):
             context.abort(
                 grpc.StatusCode.UNAVAILABLE,
                 "the turns of the previous scheduler have not ended yet: try again",
@@ -159,7 +155,6 @@ class WorkerServer:
             on_event=self._on_event,
             cancel=context.cancel,
             clock=self._clock,
-            limits=self._limits,
         )
         with self._lock:
             if self._is_closed or self._session is not before:

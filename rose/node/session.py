@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import Final
 
 import grpc
 
@@ -21,25 +21,11 @@ from rose.scheduler.worker import (
 from rose.thread import Thread
 from rose.units import NS_PER_S
 
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Time limits and buffer size between a worker's process and its scheduler.
-
-    Args:
-        heartbeat_s: period of heartbeats while there are no events.
-        silence_max_s: silence after which the scheduler counts as gone.
-        events_max: maximum events in the send queue. One more event ends the stream, because the
-            engine's thread never waits for a scheduler.
-        drain_s: maximum wait of a new scheduler for the turns of the previous one.
-        close_s: maximum wait of `close` for pending events.
-    """
-
-    heartbeat_s: float = 1.0
-    silence_max_s: float = 5.0
-    events_max: int = 4096
-    drain_s: float = 10.0
-    close_s: float = 5.0
+HEARTBEAT_S: Final = 1.0  # period of heartbeats while there are no events
+SILENCE_MAX_S: Final = 5.0  # silence after which the scheduler counts as gone
+# Maximum events in the send queue. One more event ends the stream, because the engine's thread
+# never waits for a scheduler.
+EVENTS_MAX: Final = 4096
 
 
 class Session:
@@ -61,7 +47,6 @@ class Session:
         on_event: Callable[[WorkerEvent], None],
         cancel: Callable[[], None],
         clock: Clock,
-        limits: ServerLimits,
     ) -> None:
         """Prepare a session.
 
@@ -72,15 +57,13 @@ class Session:
             on_event: called with the failure of a turn that the worker refused to queue.
             cancel: ends the stream at once; any thread may call it.
             clock: time source.
-            limits: deadlines and bounds.
         """
         self._worker = worker
         self._requests = requests
         self._on_event = on_event
         self._cancel = cancel
         self._clock = clock
-        self._limits = limits
-        self._outbox: Outbox[WorkerEvent] = Outbox(items_max=limits.events_max)
+        self._outbox: Outbox[WorkerEvent] = Outbox(items_max=EVENTS_MAX)
         self._received_ns = clock.now_ns()
         self._fault: RoseError | None = None
         self._drained = threading.Condition()  # guards _live and _is_over
@@ -138,7 +121,7 @@ class Session:
         """
         yield encode(Greeting(self._worker.number, self._worker.kind))
         while True:
-            event = self._outbox.take(wait_s=self._limits.heartbeat_s)
+            event = self._outbox.take(wait_s=HEARTBEAT_S)
             self._check_scheduler_lives()
             if event is Nothing.MORE:
                 break
@@ -148,8 +131,8 @@ class Session:
 
     def _check_scheduler_lives(self) -> None:
         silence_ns = self._clock.now_ns() - self._received_ns
-        if silence_ns > self._limits.silence_max_s * NS_PER_S:
-            raise DeadlineExceeded(f"the scheduler sent nothing for {self._limits.silence_max_s} s")
+        if silence_ns > SILENCE_MAX_S * NS_PER_S:
+            raise DeadlineExceeded(f"the scheduler sent nothing for {SILENCE_MAX_S} s")
 
     # ---- the command thread ---------------------------------------------------------------------
 

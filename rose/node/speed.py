@@ -5,9 +5,10 @@ import statistics
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rose.clock import Clock
+from rose.engines.transformers import Engine
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.units import NS_PER_MS, NS_PER_S
 
@@ -19,16 +20,6 @@ _SHARE_MAX: Final = 0.9
 _WAIT_S: Final = 120.0
 # Prompts use ids that every vocabulary has. The long prompts differ, so none hits the prefix cache.
 _IDS: Final = 96
-
-
-class Submits(Protocol):
-    """The part of an engine that a measurement needs."""
-
-    def submit(
-        self, request_id: str, prompt: list[int], *, max_new_tokens: int, on_output: Any
-    ) -> None:
-        """Queue a request; `on_output` is called for every token."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +42,7 @@ class Speed:
 class _Trial:
     """Concurrent requests, with the time of each token."""
 
-    def __init__(self, engine: Submits, clock: Clock, name: str) -> None:
+    def __init__(self, engine: Engine, clock: Clock, name: str) -> None:
         self._engine = engine
         self._clock = clock
         self._name = name
@@ -96,7 +87,7 @@ def _prompt(name: str, tokens: int) -> list[int]:
     return [1 + (seed + index * (seed % 7 + 1)) % _IDS for index in range(tokens)]
 
 
-def measure(engine: Submits, clock: Clock, *, seats: int) -> Speed:
+def measure(engine: Engine, clock: Clock, *, seats: int) -> Speed:
     """Measure a running, idle engine.
 
     Args:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rose.engines.transformers.cache import SlabCache
 from rose.errors import StepAborted
 from tests.engines.pair import Client, Pair
 from tests.waiting import wait_for
@@ -46,3 +47,8 @@ class Stepper:
 
     def state(self, name: str):
         return self.processor.scheduler.active_requests[name]
+
+
+def blocks_of(cache: SlabCache, name: str) -> list[int]:
+    """The blocks with pages of a request; two spaces may have the same block id."""
+    return [block for of_space in cache.blocks_by_space([name]) for block in of_space]

@@ -13,6 +13,7 @@ from rose.errors import StepAborted
 from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
 from rose.transfer.receiving.commit import CommitState
 from tests.engines.borrowed import TTL_MS, Borrowed
+from tests.engines.intact import is_intact
 from tests.engines.pair import WAIT_S
 from tests.engines.policies import TileCommit, generate_alone, later
 from tests.engines.recorder import turn
@@ -250,7 +251,7 @@ def test_serving_waits_for_the_slice_that_runs_and_for_no_other(borrowed: Borrow
     lane.finished("a")
     borrowed.received.wait_for(lambda: borrowed.received.commits, "commit")
     assert commit.slices == borrowed.weights.tiles > 4
-    assert borrowed.weights.scrub()
+    assert is_intact(borrowed.weights)
 
 
 def test_slabs_come_home_at_once_while_a_commit_is_half_done(borrowed: Borrowed) -> None:
@@ -272,7 +273,7 @@ def test_slabs_come_home_at_once_while_a_commit_is_half_done(borrowed: Borrowed)
     (event,) = borrowed.received.commits
     assert (event.version, event.is_match) == (1, True)
     assert [borrowed.received.ends(one) for one in range(2)] == [[TurnEnd.INTERRUPTED]] * 2
-    assert borrowed.weights.scrub()
+    assert is_intact(borrowed.weights)
 
 
 def test_commit_goes_on_in_the_next_quantum_after_an_abort(

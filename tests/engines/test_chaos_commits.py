@@ -14,6 +14,7 @@ from rose.engines.transformers.sampling import _signed, gumbel_noise, row_key
 from rose.scheduler.worker import TurnEnd, TurnOutput
 from rose.transfer.receiving.commit import CommitState
 from tests.engines.borrowed import Borrowed
+from tests.engines.intact import is_intact
 from tests.engines.pair import TIE, Client
 from tests.engines.policies import TileCommit, copy_of, later
 from tests.engines.recorder import turn
@@ -198,7 +199,7 @@ def test_every_token_is_of_the_version_it_names_while_slabs_leases_and_weights_c
         serving.wait()
         borrowed.worker.revoke()
         borrowed.received.wait_lease(lambda lease: lease.kv_tokens == 0)
-        assert borrowed.weights.scrub()
+        assert is_intact(borrowed.weights)
         assert pair.device.gave_back is None
         pair.rollout.stop()
         pair.device.arbiter.check_invariants()

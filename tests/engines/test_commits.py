@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rose.engines.transformers import Committed, Engine, LiveWeights, Sampling, flat_bits
+from rose.engines.transformers import Committed, Engine, LiveWeights, Sampling
 from rose.errors import Unavailable
 from rose.transfer.receiving.commit import CommitState
+from tests.engines.intact import flat_bits, is_intact
 from tests.engines.pair import WAIT_S, Client
 from tests.engines.policies import (
     TILE,
@@ -70,7 +71,7 @@ def test_idle_engine_commits_and_runs_the_new_weights(live: Live) -> None:
     assert live.engine.version == 5
     assert not np.array_equal(live.weights.row, before)
     assert np.array_equal(flat_bits(live.model), live.weights.row)
-    assert live.weights.scrub()
+    assert is_intact(live.weights)
 
 
 def test_commit_ends_the_wait_of_an_idle_loop() -> None:
@@ -114,7 +115,7 @@ def test_commit_that_goes_back_changes_nothing(live: Live) -> None:
     assert (live.ends[0].version, live.ends[0].is_match) == (0, False)
     assert live.engine.version == 0
     assert np.array_equal(live.weights.row, before)
-    assert live.weights.scrub()
+    assert is_intact(live.weights)
     client = Client(live.engine, "after", 4)
     name = client.send(prompt=PROMPT, new_tokens=10, sampling=SAMPLING)
     client.wait()
@@ -165,6 +166,6 @@ def test_stopped_engine_brings_a_half_done_commit_back() -> None:
     assert second.slices == 0
     assert [(end.version, end.is_match) for end in live.ends] == [(0, False)] * 2
     assert np.array_equal(live.weights.row, base)
-    assert live.weights.scrub()
+    assert is_intact(live.weights)
     with pytest.raises(Unavailable):
         live.ask(3)

@@ -13,7 +13,7 @@ from rose.engines.transformers import Model
 from rose.errors import Unavailable
 from rose.executor.revocation import Revocation
 from tests.engines.pair import WAIT_S, Client, Pair
-from tests.engines.stepper import Stepper
+from tests.engines.stepper import Stepper, blocks_of
 from tests.waiting import wait_for
 
 
@@ -134,7 +134,7 @@ def test_step_pins_the_slabs_of_its_batch_and_no_others(stepper: Stepper) -> Non
     for _ in range(2):
         assert pinned() == set()
         stepper.prepare()
-        touched = stepper.processor.cache.blocks_of(name)
+        touched = blocks_of(stepper.processor.cache, name)
         assert pinned() == {allocator.slab_of(block) for block in touched} != set()
         stepper.processor._generation_step(stepper.engine.manager.model)
         assert pinned() != set()
@@ -156,7 +156,7 @@ def test_aborted_step_lets_go_of_its_slabs(stepper: Stepper) -> None:
     assert pair.device.arbiter.snapshot().partitions[1].held == lent  # pinned, so they wait
     # The request in flight keeps its blocks: the step may also end before it comes to a gate.
     assert stepper.state(name).status is RequestStatus.DECODING
-    assert stepper.processor.cache.blocks_of(name) != []
+    assert blocks_of(stepper.processor.cache, name) != []
     stepper.processor._generation_step(stepper.engine.manager.model)
     stepper.processor.update_batch()
     assert pair.device.arbiter.snapshot().partitions[1].held == 0

@@ -18,6 +18,7 @@ from rose.scheduler.worker import TurnEnd, WorkerKind
 from rose.transfer.digests import TileDigests
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.scrub import Scrub
+from tests.engines.intact import is_intact
 from tests.engines.pair import WAIT_S, Client
 from tests.engines.policies import (
     TILE,
@@ -146,4 +147,4 @@ def test_scrub_runs_between_steps_and_finds_and_repairs_what_is_corrupt() -> Non
     assert scrubbed == [scrub]
     assert list(scrub.corrupted) == [1]
     assert repaired == [1, 2]  # What steps read follows the row, so that a repair reaches it.
-    assert weights.scrub()
+    assert is_intact(weights)

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rose.engines.transformers import LiveWeights, flat_bits, load_model
+from rose.engines.transformers import LiveWeights, load_model
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_pack
 from rose.transfer.codec.operations import digest
 from rose.transfer.digests import TileDigests
+from tests.engines.intact import flat_bits, is_intact
 from tests.engines.policies import TileCommit
 
 TILE = 4096
@@ -63,7 +64,7 @@ def test_tied_weights_are_in_the_row_once() -> None:
     assert len(flat_bits(free)) - len(flat_bits(tied)) == 64 * 32
     weights = LiveWeights(tied, tile_elements=TILE)
     assert tied.lm_head.weight.data_ptr() == tied.model.embed_tokens.weight.data_ptr()
-    assert weights.scrub()
+    assert is_intact(weights)
 
 
 def test_rounded_model_equals_its_bits_and_live_weights_change_nothing_else(model) -> None:
@@ -77,7 +78,7 @@ def test_rounded_model_equals_its_bits_and_live_weights_change_nothing_else(mode
         weights = LiveWeights(ours, tile_elements=TILE)
         assert torch.equal(ours(tokens).logits, before)
     assert np.array_equal(flat_bits(ours), weights.row)
-    assert weights.scrub()
+    assert is_intact(weights)
 
 
 @each_place
@@ -93,13 +94,13 @@ def test_apply_and_undo_keep_row_and_parameters_equal(
     packed = deltas(weights, fresh)
     for tile, delta in enumerate(packed):
         weights.apply(tile, delta, undo=False)
-    assert weights.scrub()
+    assert is_intact(weights)
     assert np.array_equal(weights.row, fresh)
     assert np.array_equal(flat_bits(ours), fresh)
     assert [weights.digest(tile) for tile in range(weights.tiles)] == digests_of(weights, fresh)
     for tile in reversed(range(weights.tiles)):
         weights.apply(tile, packed[tile], undo=True)
-    assert weights.scrub()
+    assert is_intact(weights)
     assert np.array_equal(weights.row, base)
     assert np.array_equal(flat_bits(ours), base)
     assert [weights.digest(tile) for tile in range(weights.tiles)] == digests_of(weights, base)
@@ -119,23 +120,23 @@ def test_bad_delta_changes_nothing(model, *, is_in_place: bool) -> None:
         with pytest.raises(InvalidArgument):
             weights.apply(weights.tiles - 1, good, undo=undo)
     assert np.array_equal(weights.row, base)
-    assert weights.scrub()
+    assert is_intact(weights)
 
 
-def test_scrub_sees_one_bit_and_a_parameter_that_was_replaced(model) -> None:
+def test_weights_are_intact_until_a_bit_or_the_storage_of_a_parameter_changes(model) -> None:
     ours = copy.deepcopy(model)
     weights = LiveWeights(ours, tile_elements=TILE)
     last = list(ours.parameters())[-1]
     with torch.no_grad():
         last.view(-1)[-1].nextafter_(torch.tensor(torch.inf))
-    assert not weights.scrub()
+    assert not is_intact(weights)
     again = LiveWeights(copy.deepcopy(model), tile_elements=TILE)
-    assert again.scrub()
+    assert is_intact(again)
     replaced = copy.deepcopy(model)
     weights = LiveWeights(replaced, tile_elements=TILE)
     parameter = next(replaced.parameters())
     parameter.data = parameter.data.clone()
-    assert not weights.scrub()
+    assert not is_intact(weights)
 
 
 def test_low_halves_are_repaired_and_bits_are_read_in_place(model) -> None:
@@ -152,9 +153,9 @@ def test_low_halves_are_repaired_and_bits_are_read_in_place(model) -> None:
     parameter = next(ours.parameters())
     with torch.no_grad():
         parameter.view(torch.int32).view(-1)[5] ^= 3
-    assert not weights.scrub()
+    assert not is_intact(weights)
     assert [at for at in range(weights.tiles) if weights.repair(at)] == [0]
-    assert weights.scrub()
+    assert is_intact(weights)
     assert np.array_equal(flat_bits(ours), expected)
 
 
@@ -168,7 +169,7 @@ def test_version_is_committed_and_rolled_back_in_place(model) -> None:
     assert np.array_equal(weights.row, fresh)
     commit.abandon()
     assert np.array_equal(weights.row, base)
-    assert weights.scrub()
+    assert is_intact(weights)
 
 
 def test_bits_of_a_tile_can_be_read_and_not_written(model) -> None:

@@ -11,7 +11,7 @@ from rose.executor.weights import WeightsState
 from rose.memory import KVSpace
 from tests.engines.borrowed import LEASED_POOL_BYTES
 from tests.engines.pair import Pair
-from tests.engines.stepper import Stepper
+from tests.engines.stepper import Stepper, blocks_of
 from tests.engines.windowed import windowed
 
 POISON = 0xFF
@@ -195,13 +195,13 @@ def test_a_prefix_that_moved_is_found_where_it_is(
         stepper.step()
         lane.kv.allocator.free(held)
         cache = stepper.processor.cache
-        before = cache.blocks_of(first)
+        before = blocks_of(cache, first)
         stepper.processor._move_bytes = 64 << 20
         stepper.step()
-        assert cache.blocks_of(first) != before
+        assert blocks_of(cache, first) != before
         second = stepper.client.send(prompt=prompt, new_tokens=8)
         stepper.prepare()
-        shared = set(cache.blocks_of(first)) & set(cache.blocks_of(second))
+        shared = set(blocks_of(cache, first)) & set(blocks_of(cache, second))
         assert len(shared) == len(prompt) // 16
         stepper.processor._generation_step(stepper.engine.manager.model)
         stepper.processor.update_batch()

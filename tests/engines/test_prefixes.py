@@ -13,7 +13,7 @@ from rose.engines.transformers.prefixes import SlabLedger
 from rose.memory import KVGeometry, KVSpace, Layout
 from tests.engines.pair import Pair
 from tests.engines.policies import TILE, TileCommit, copy_of, later, true_logprobs
-from tests.engines.stepper import Stepper
+from tests.engines.stepper import Stepper, blocks_of
 
 PROMPT = [(5 * place + 1) % 128 for place in range(70)]
 FULL_BLOCKS = len(PROMPT) // 16
@@ -186,14 +186,14 @@ def test_requests_under_way_at_a_commit_keep_read_again_or_end_as_they_are_told(
     name = live.ask(new_tokens=40)
     for _ in range(6):
         live.step()
-    before = live.cache.blocks_of(name)
+    before = blocks_of(live.cache, name)
     live.commit(1, seed=2)
     other = live.ask(new_tokens=4)
     live.step()
     # What the new request reads is its own, or was read again since.
     assert live.found[-1] == 0 or inflight == "recompute"
     if inflight == "keep":
-        assert live.cache.blocks_of(name)[: len(before)] == before
+        assert blocks_of(live.cache, name)[: len(before)] == before
     live.finish()
     output = live.client.answers[name]
     if inflight == "abort":
@@ -221,8 +221,8 @@ def test_what_a_kept_request_completes_later_is_not_shared(live: Live) -> None:
     for _ in range(4):
         live.step()
     live.commit(1, seed=2)
-    blocks = len(live.cache.blocks_of(name))
-    while len(live.cache.blocks_of(name)) < blocks + 2:  # two blocks more are complete
+    blocks = len(blocks_of(live.cache, name))
+    while len(blocks_of(live.cache, name)) < blocks + 2:  # two blocks more are complete
         live.step()
     other = live.ask(new_tokens=4)
     live.finish()
@@ -250,7 +250,7 @@ def test_two_that_compute_the_same_prompt_at_once_keep_one_copy(live: Live) -> N
     first, second = live.ask(new_tokens=20), live.ask(new_tokens=20)
     for _ in range(6):
         live.step()
-    shared = set(live.cache.blocks_of(first)) & set(live.cache.blocks_of(second))
+    shared = set(blocks_of(live.cache, first)) & set(blocks_of(live.cache, second))
     assert len(shared) == FULL_BLOCKS
     live.finish()
     assert live.pair.rollout_lane.kv.allocator.used_blocks == 0

@@ -13,6 +13,7 @@ from rose.scheduler.worker import TurnEnd
 from rose.transfer.receiving.commit import CommitState
 from rose.units import MIB
 from tests.engines.borrowed import LEASED_POOL_BYTES, Borrowed
+from tests.engines.intact import equals_host, is_intact
 from tests.engines.pair import Client, Pair
 from tests.engines.policies import TileCommit, copy_of, generate_alone, later
 from tests.engines.recorder import turn
@@ -89,11 +90,11 @@ def test_parameters_are_views_of_the_pool_while_active_and_of_the_host_else(
     stepper.step()
     assert lease.state is WeightsState.ACTIVE
     assert in_pool() == {True}
-    assert pair.weights.equals_host()
+    assert equals_host(pair.weights)
     pair.device.lender.take_back(100)
     assert lease.state is WeightsState.DORMANT
     assert in_pool() == {False}
-    assert pair.weights.equals_host()
+    assert equals_host(pair.weights)
     assert held(pair) == 0
     stepper.finish()
     assert stepper.client.wrong(truth(pair)) == []
@@ -285,12 +286,12 @@ def test_commit_changes_the_host_and_what_is_active(
     assert done[0].is_match
     assert (lease.state is WeightsState.DORMANT) == is_evicted  # It was copied, not evicted.
     assert (live.row == fresh).all()
-    assert live.scrub()
+    assert is_intact(live)
     second = Client(pair.rollout, "after", 6)
     second.send(prompt=prompt(2, 40), new_tokens=6)
     stepper.client = second
     stepper.finish()
-    assert live.scrub()
+    assert is_intact(live)
     assert second.wrong(truth(pair)) == []
 
 
@@ -345,7 +346,7 @@ def test_worker_commits_to_weights_that_are_away(borrowed: Borrowed) -> None:
     borrowed.worker.start_turn(turn(0, prompt(1), 9))
     borrowed.received.wait_ended(0)
     assert lease.state is WeightsState.ACTIVE
-    assert borrowed.weights.scrub()
+    assert is_intact(borrowed.weights)
     assert borrowed.received.tokens(0) == generate_alone(
         truth(borrowed.pair), prompt(1), 9, Sampling(1000, 1.0)
     )

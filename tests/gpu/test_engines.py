@@ -31,6 +31,7 @@ def test_live_weights_are_changed_on_the_gpu(engines: Any) -> None:
 
     from rose.transfer import delta_pack
     from rose.transfer.codec.operations import digest
+    from tests.engines.intact import flat_bits, is_intact
 
     model = engines.load_model("tiny-qwen2", seed=1, device="cuda:0")
     weights = engines.LiveWeights(model)
@@ -43,13 +44,13 @@ def test_live_weights_are_changed_on_the_gpu(engines: Any) -> None:
             weights.apply(tile, delta, undo=undo)
             assert weights.digest(tile) == digest(expected[weights.cut[tile].where])
         assert np.array_equal(weights.row, expected)
-        assert np.array_equal(engines.flat_bits(model), expected)
-        assert weights.scrub()
+        assert np.array_equal(flat_bits(model), expected)
+        assert is_intact(weights)
     first = next(model.parameters())
     first.data.view(torch.int32).view(-1)[0] ^= 1
-    assert not weights.scrub()
+    assert not is_intact(weights)
     assert weights.repair(0)
-    assert weights.scrub()
+    assert is_intact(weights)
 
 
 class Pair:
@@ -133,6 +134,7 @@ def test_interrupted_rollouts_say_the_same(pair: Pair) -> None:
 
 def test_leased_weights_say_the_same_after_every_eviction(engines: Any) -> None:
     from rose.executor.weights import WeightsState
+    from tests.engines.intact import equals_host
     from tests.engines.pair import Client
 
     pair = Pair(engines, pool_bytes=256 << 20, is_leased=True)
@@ -146,7 +148,7 @@ def test_leased_weights_say_the_same_after_every_eviction(engines: Any) -> None:
             assert client.errors() == []
             assert client.wrong(pair.alone[1]) == []
             assert lease.state is WeightsState.ACTIVE
-            assert pair.weights.equals_host()
+            assert equals_host(pair.weights)
             pair.device.lender.take_back(1 << 20)
             assert lease.state is WeightsState.DORMANT
             pair.serving_lane.settle()

@@ -5,15 +5,13 @@ from contextlib import ExitStack
 
 import pytest
 
+from rose.node import session
 from rose.node.server import WorkerServer
-from rose.node.session import ServerLimits
 from rose.scheduler import remote
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from tests.node.rig import no_thread_is_left
 from tests.node.steady import SteadyWorker
-
-LENIENT = ServerLimits(heartbeat_s=0.2, silence_max_s=60.0)
 
 
 class Node:
@@ -22,9 +20,9 @@ class Node:
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
 
-    def serve(self, factory=None, *, limits: ServerLimits = LENIENT, **options) -> WorkerServer:
+    def serve(self, factory=None, **options) -> WorkerServer:
         make = factory or (lambda on_event: SteadyWorker(1, on_event))
-        server = WorkerServer(make, token="secret", limits=limits, **options)
+        server = WorkerServer(make, token="secret", **options)
         self._stack.callback(server.worker.stop)
         self._stack.callback(server.close)
         return server
@@ -48,6 +46,8 @@ def nothing_is_left(monkeypatch) -> Iterator[None]:
     """Set up before, and so torn down after, all that a test uses."""
     # Nothing is silent by accident on a machine that is busy.
     monkeypatch.setattr(remote, "SILENCE_MAX_S", 60.0)
+    monkeypatch.setattr(session, "SILENCE_MAX_S", 60.0)
+    monkeypatch.setattr(session, "HEARTBEAT_S", 0.2)
     monkeypatch.setattr(remote, "PING_S", 0.2)
     with no_thread_is_left():
         yield

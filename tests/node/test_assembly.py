@@ -10,6 +10,7 @@ import rose
 from rose.engines.transformers import load_model
 from rose.node.assembly import _live_weights
 from rose.transfer.wire.remote import RemoteSource
+from tests.engines.intact import is_intact
 
 
 def weights(model, dtype=None):
@@ -24,7 +25,7 @@ def test_weights_follow_what_rose_publish_says_of_their_tensors() -> None:
         source = RemoteSource(publisher.address, publisher.token)
         live = _live_weights(old, source)
         assert live.cut.layout == source.hello().layout
-        assert live.scrub()
+        assert is_intact(live)
         source.close()
     for (name, one), tensor in zip(sorted(old.named_parameters()), live._parameters, strict=True):
         assert one is tensor, name

@@ -6,18 +6,22 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import IO
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import Unavailable
+from rose.node import feed
+from rose.node.assembly import WorkerOptions
 from rose.node.ending import Ending
-from rose.node.feed import WeightFeed
-from rose.node.options import read_options
 from rose.node.speed import PREFILL_TOKENS, measure
-from rose.scheduler.worker import WorkerKind
+from rose.node.worker import main
+from rose.transfer.digests import TileDigests
+from rose.transfer.tiles import Tiles
 from tests.waiting import LONG_S
 
 MICROSECOND = 1000
@@ -125,16 +129,22 @@ def test_an_engine_that_fails_has_no_speed() -> None:
 class Receiver:
     """Hands out what is staged, once, and wants a report before the next."""
 
-    def __init__(self) -> None:
-        self.staged: list[int] = []
+    digest = (0, 0)
+
+    def __init__(self, *parts, base, digests) -> None:
+        self.on_staged = parts[-1]
+        self.staged = [101, 102]
         self.is_out = False
         self.reports: list[str] = []
+        self.on_staged()  # It is quicker than whoever made it.
+        assert not self.is_out
 
-    def take_staged(self) -> int | None:
+    def take_staged(self) -> SimpleNamespace | None:
         if self.is_out or not self.staged:
             return None
         self.is_out = True
-        return self.staged.pop(0)
+        version = SimpleNamespace(n=self.staged.pop(0))
+        return SimpleNamespace(manifest=SimpleNamespace(version=version))
 
     def report(self, outcome: str) -> None:
         assert self.is_out
@@ -142,49 +152,40 @@ class Receiver:
         self.reports.append(outcome)
 
 
-@dataclass
 class Commit:
-    version: int
-
-    @property
-    def outcome(self) -> str:
-        return f"outcome of {self.version}"
+    def __init__(self, staged, weights, base_digest, *, digests) -> None:
+        self.outcome = f"outcome of {staged.manifest.version.n}"
+        self.base, self.digests = digests, None
 
 
 class CommittingWorker:
     number = 1
-    kind = WorkerKind.DEDICATED
 
     def __init__(self) -> None:
         self.commits: list = []
 
-    def start_turn(self, request) -> None: ...
-
-    def stop_turn(self, trajectory: int) -> None: ...
-
-    def commit(self, commit, version: int, on_done=None) -> None:
+    def commit(self, commit, version: int, on_done) -> None:
         self.commits.append((commit, version, on_done))
 
 
-def test_staged_versions_are_committed_one_by_one_and_reported() -> None:
-    worker, receiver = CommittingWorker(), Receiver()
-    feed = WeightFeed(worker, lambda staged: (Commit(staged), 100 + staged))
-    receiver.staged = [1, 2]
-    feed.on_staged()  # By a receiver that was quicker than whoever made it.
-    assert worker.commits == []
-    feed.attach(receiver)
+def test_staged_versions_are_committed_one_by_one_and_reported(monkeypatch) -> None:
+    monkeypatch.setattr(feed, "Receiver", Receiver)
+    monkeypatch.setattr(feed, "Commit", Commit)
+    worker, digests = CommittingWorker(), TileDigests({0: (1, 1)})
+    weights = SimpleNamespace(digests=lambda: digests, cut=Tiles.of(4, 4), bits=None)
+    receiver = feed.receive("source", weights, worker, version=100)
     assert len(worker.commits) == 1
-    feed.on_staged()  # Nothing more is handed out before the report.
+    receiver.on_staged()  # Nothing more is handed out before the report.
     ((commit, version, on_done),) = worker.commits
-    assert (commit, version) == (Commit(1), 101)
+    assert (commit.base, version) == (digests, 101)
     assert receiver.reports == []  # Not before the engine is done with it.
     on_done(object())
-    assert receiver.reports == ["outcome of 1"]
-    feed.on_staged()
-    assert worker.commits[1][:2] == (Commit(2), 102)
+    assert receiver.reports == ["outcome of 101"]
+    receiver.on_staged()
+    assert (worker.commits[1][0].base, worker.commits[1][1]) == (None, 102)
     worker.commits[1][2](object())
-    feed.on_staged()
-    assert receiver.reports == ["outcome of 1", "outcome of 2"]
+    receiver.on_staged()
+    assert receiver.reports == ["outcome of 101", "outcome of 102"]
     assert len(worker.commits) == 2
 
 
@@ -245,10 +246,21 @@ def test_a_program_ends_for_the_first_reason_of_its_own(pipe) -> None:
 ARGUMENTS = "--model tiny-policy --number 1 --kv-tokens 4096".split()
 
 
+def options_of(arguments: str) -> WorkerOptions:
+    context = main.make_context("worker", [*ARGUMENTS, *arguments.split()])
+    return WorkerOptions(**context.params)
+
+
 def test_options_are_read() -> None:
-    options = read_options([*ARGUMENTS, *"--seats 4 --seed 7".split()])
+    options = options_of("--seats 4 --seed 7")
     assert (options.model, options.number, options.kv_tokens) == ("tiny-policy", 1, 4096)
     assert (options.seats, options.seed, options.weights, options.version) == (4, 7, None, 0)
-    weights = "--weights 127.0.0.1:5 --version 9".split()
-    options = read_options([*ARGUMENTS, *weights])
+    options = options_of("--weights 127.0.0.1:5 --version 9")
     assert (options.weights, options.version) == ("127.0.0.1:5", 9)
+
+
+@pytest.mark.parametrize("wrong", ["--seats=0", "--kv-tokens=-1", "--version=-1", "--seed=x"])
+def test_a_wrong_option_ends_the_program_with_status_2(wrong: str) -> None:
+    ended = CliRunner().invoke(main, [*ARGUMENTS, wrong])
+    assert ended.exit_code == 2
+    assert wrong.partition("=")[0] in ended.output

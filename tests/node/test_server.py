@@ -6,8 +6,8 @@ import grpc
 import pytest
 
 from rose.errors import InvalidArgument, Unavailable
+from rose.node import session
 from rose.node.server import WorkerServer
-from rose.node.session import ServerLimits
 from rose.scheduler.wire import (
     MESSAGE_BYTES_MAX,
     METHOD,
@@ -193,9 +193,9 @@ def test_the_next_scheduler_hears_nothing_of_the_turns_before(node) -> None:
     assert second.ends(1) == [TurnEnd.INTERRUPTED]
 
 
-def test_a_worker_whose_turns_do_not_end_is_refused_in_time(node) -> None:
-    limits = ServerLimits(heartbeat_s=0.1, drain_s=0.1)
-    server = node.serve(QuietWorker, limits=limits)
+def test_a_worker_whose_turns_do_not_end_is_refused_in_time(node, monkeypatch) -> None:
+    monkeypatch.setattr("rose.node.server.DRAIN_S", 0.1)
+    server = node.serve(QuietWorker)
     worker = node.connect(server, Scheduler())
     worker.start_turn(request(1))
     wait_for(lambda: server.worker.started == [1])
@@ -250,9 +250,10 @@ def test_a_lost_worker_is_told_to_whoever_comes(node) -> None:
     assert first.events == second.events == [lost]
 
 
-def test_a_slow_reader_loses_the_stream_and_never_holds_the_worker_up(node) -> None:
+def test_a_slow_reader_loses_the_stream_and_never_holds_the_worker_up(node, monkeypatch) -> None:
     """The engine's thread puts events and goes on, whatever the scheduler does with them."""
-    server = node.serve(QuietWorker, limits=ServerLimits(events_max=64))
+    monkeypatch.setattr(session, "EVENTS_MAX", 64)
+    server = node.serve(QuietWorker)
     held, asked = threading.Event(), Scheduler()
 
     def slow(event) -> None:
@@ -277,9 +278,11 @@ def test_a_slow_reader_loses_the_stream_and_never_holds_the_worker_up(node) -> N
     assert asked.losses() == asked.events[-1:]
 
 
-def test_a_frozen_scheduler_is_gone_after_a_while(node, raw) -> None:
+def test_a_frozen_scheduler_is_gone_after_a_while(node, raw, monkeypatch) -> None:
     """It keeps its stream open and says nothing: neither commands nor pings."""
-    server = node.serve(limits=ServerLimits(heartbeat_s=0.05, silence_max_s=0.3))
+    monkeypatch.setattr(session, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(session, "SILENCE_MAX_S", 0.3)
+    server = node.serve()
     frozen = raw(server)
     frozen.send(encode(request(1, tokens=100_000)))
     code, details = frozen.status()
@@ -288,8 +291,9 @@ def test_a_frozen_scheduler_is_gone_after_a_while(node, raw) -> None:
     wait_for(lambda: not server.worker.running())
 
 
-def test_an_idle_worker_shows_that_it_lives(node, raw) -> None:
-    server = node.serve(QuietWorker, limits=ServerLimits(heartbeat_s=0.01, silence_max_s=60.0))
+def test_an_idle_worker_shows_that_it_lives(node, raw, monkeypatch) -> None:
+    monkeypatch.setattr(session, "HEARTBEAT_S", 0.01)
+    server = node.serve(QuietWorker)
     said = [decode_news(frame) for frame, _ in zip(raw(server).call, range(6), strict=False)]
     assert said == [Greeting(1, WorkerKind.DEDICATED), *[Heartbeat()] * 5]
 

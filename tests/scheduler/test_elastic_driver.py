@@ -3,12 +3,13 @@
 import asyncio
 from contextlib import ExitStack
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from rose.errors import InternalError, InvalidArgument, Unavailable
+from rose.node import session
 from rose.node.server import WorkerServer
-from rose.node.session import ServerLimits
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped
 from rose.scheduler.worker import (
@@ -337,11 +338,11 @@ async def test_what_a_worker_says_of_its_lease_before_it_is_registered_is_kept()
 async def test_workers_of_other_processes_take_part() -> None:
     async with opened() as scheduler:
         with ExitStack() as stack:
+            stack.enter_context(patch.object(session, "SILENCE_MAX_S", 60.0))
             server = stack.enter_context(
                 WorkerServer(
                     lambda on_event: ScriptedWorker(1, WorkerKind.DEDICATED, on_event),
                     token="secret",
-                    limits=ServerLimits(silence_max_s=60.0),
                 )
             )
             server.worker.grant()

@@ -3,7 +3,7 @@
 `docs/engines.md` lists what is overridden in transformers, and why.
 """
 
-from rose.engines.transformers.commits import Committed, Slices
+from rose.engines.transformers.commits import Committed
 from rose.engines.transformers.engine import (
     Engine,
     EngineConfig,
@@ -16,7 +16,7 @@ from rose.engines.transformers.engine import (
 )
 from rose.engines.transformers.guard import check_version
 from rose.engines.transformers.leased_weights import LeasedWeights
-from rose.engines.transformers.live_weights import LiveWeights, flat_bits
+from rose.engines.transformers.live_weights import LiveWeights
 from rose.engines.transformers.models import PRESETS, load_model
 from rose.engines.transformers.outputs import Output
 from rose.engines.transformers.sampling import Sampling
@@ -34,9 +34,7 @@ __all__ = [
     "Model",
     "Output",
     "Sampling",
-    "Slices",
     "check_version",
-    "flat_bits",
     "kv_geometry",
     "kv_groups",
     "load_model",

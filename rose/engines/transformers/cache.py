@@ -367,10 +367,6 @@ class SlabCache(VersionedCache):
 
     # ---- slabs
 
-    def blocks_of(self, request_id: str) -> list[int]:
-        """Return the blocks with pages of `request_id`; two spaces may have the same block id."""
-        return [block for of_space in self.blocks_by_space([request_id]) for block in of_space]
-
     def blocks_by_space(self, request_ids: Sequence[str]) -> list[set[int]]:
         """Return, for each space of the lane, the blocks with pages of these requests."""
         found: list[set[int]] = [set() for _ in self.spaces]

@@ -1,6 +1,6 @@
 """A worker's capacity for context: its own cache, or borrowed memory."""
 
-from typing import Final, Protocol
+from typing import Final
 
 from rose.clock import Clock
 from rose.engines.transformers.cache import VersionedCache
@@ -13,33 +13,11 @@ from rose.units import NS_PER_MS
 _ASK_AGAIN_MS: Final = 100.0
 
 
-class Capacity(Protocol):
-    """Capacity of an engine, in tokens of context. For the loop thread, between two steps."""
-
-    @property
-    def tokens_max(self) -> int:
-        """The largest possible capacity."""
-        ...
-
-    def squeezed(self) -> int | None:
-        """Return the capacity left, in tokens, if memory was revoked since the last call.
-
-        Otherwise return None.
-        """
-        ...
-
-    def has_regrown(self) -> bool:
-        """Return True if revoked memory is available again."""
-        ...
-
-    @property
-    def is_shut_out(self) -> bool:
-        """True if steps were refused for so long that capacity is useless."""
-        ...
-
-
 class CacheCapacity:
-    """An engine's own cache, which is never revoked."""
+    """Capacity of an engine whose own cache is never revoked, in tokens of context.
+
+    For the loop thread, between two steps.
+    """
 
     def __init__(self, cache: VersionedCache) -> None:
         self._cache = cache
@@ -50,23 +28,24 @@ class CacheCapacity:
         return self._cache.holds_tokens
 
     def squeezed(self) -> int | None:
-        """Return None: nothing is ever revoked."""
+        """Return the tokens left if memory was revoked since the last call; None otherwise."""
         return None
 
     def has_regrown(self) -> bool:
-        """Return True: nothing is ever revoked."""
+        """Return True if revoked memory is available again."""
         return True
 
     @property
     def is_shut_out(self) -> bool:
-        """False, because this engine has no gate."""
+        """True if steps were refused for so long that capacity is useless."""
         return False
 
 
-class LaneCapacity:
+class LaneCapacity(CacheCapacity):
     """The capacity of a borrower's lane: its maximum, and what is left after a revocation."""
 
     def __init__(self, processor: RolloutProcessor, clock: Clock) -> None:
+        super().__init__(processor.cache)
         self._processor = processor
         self._lane: RolloutLane = processor.lane
         self._clock = clock

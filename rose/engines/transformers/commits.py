@@ -4,10 +4,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from rose.clock import Clock
-from rose.transfer.receiving.commit import CommitState
+from rose.transfer.receiving.commit import Commit, CommitState
 from rose.units import NS_PER_MS
 
 # Handling of running requests when the weights change: keep their KV, so that a request may span
@@ -15,23 +15,6 @@ from rose.units import NS_PER_MS
 # owners can request them again.
 InFlight: TypeAlias = Literal["keep", "recompute", "abort"]
 IN_FLIGHT: Final = ("keep", "recompute", "abort")
-
-
-class Slices(Protocol):
-    """The part of `rose.transfer.receiving.commit.Commit` that an engine uses."""
-
-    def step(self) -> bool:
-        """Run one slice; return False when the commit is over."""
-        ...
-
-    def abandon(self) -> object:
-        """Roll back to the previous version, unless the commit is over."""
-        ...
-
-    @property
-    def state(self) -> CommitState:
-        """The current state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +49,7 @@ class PendingCommit:
         called_ns: time of the call that queued the commit.
     """
 
-    slices: Slices
+    slices: Commit
     version: int
     on_done: OnCommitted
     called_ns: int
@@ -96,7 +79,7 @@ class CommitQueue:
         """True if the first commit is over and its weights are in use."""
         return self._pending[0].slices.state is CommitState.COMMITTED
 
-    def add(self, slices: Slices, *, version: int, on_done: OnCommitted) -> None:
+    def add(self, slices: Commit, *, version: int, on_done: OnCommitted) -> None:
         """Queue a commit."""
         with self._lock:
             self._pending.append(PendingCommit(slices, version, on_done, self._clock.now_ns()))

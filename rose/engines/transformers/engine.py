@@ -24,12 +24,7 @@ from rose.engines.transformers.cache import (
     block_geometry,
     group_geometries,
 )
-from rose.engines.transformers.commits import (
-    IN_FLIGHT,
-    InFlight,
-    OnCommitted,
-    Slices,
-)
+from rose.engines.transformers.commits import IN_FLIGHT, InFlight, OnCommitted
 from rose.engines.transformers.guard import check_version
 from rose.engines.transformers.leased_weights import LeasedWeights
 from rose.engines.transformers.outputs import CallbackRouter, LiveRequest, OnOutput
@@ -41,6 +36,7 @@ from rose.engines.transformers.scheduler import PreemptingScheduler
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.executor import RolloutLane, ServingLane
 from rose.memory import KVGeometry
+from rose.transfer.receiving.commit import Commit
 from rose.units import MIB
 
 Model: TypeAlias = PreTrainedModel
@@ -180,7 +176,7 @@ class Engine:
         """Continue after `pause`, with the same requests."""
         self.manager.background_thread_status.release_pause()
 
-    def commit(self, commit: Slices, *, version: int, on_done: OnCommitted) -> None:
+    def commit(self, commit: Commit, *, version: int, on_done: OnCommitted) -> None:
         """Queue a change of the weights for the next step boundary; any thread may call this.
 
         The loop thread runs all slices of the commit before the next step. A borrower runs them in

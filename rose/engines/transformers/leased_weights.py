@@ -104,22 +104,6 @@ class LeasedWeights:
         size = self._host[0].element_size()
         self.lease.write(first * size, last * size)
 
-    def equals_host(self) -> bool:
-        """Return True if the weights that steps read equal the host copy bit by bit.
-
-        Each parameter must also be at its expected address. The call reads all weights. It delays a
-        revocation of their slabs by at most the time to compare one tensor.
-        """
-        return all(self._is_right(at) for at in range(len(self._host)))
-
-    def _is_right(self, at: int) -> bool:
-        shown = self._parameters[at].data
-        with self.lease.held() as state:
-            if state is not WeightsState.ACTIVE:
-                return self._is_apart or shown.data_ptr() == int(self._host[at].data_ptr())
-            is_there = shown.data_ptr() == int(self._on_device(at).data_ptr())
-            return is_there and bool(torch.equal(_bits(shown), _bits(self._host[at]).to(shown)))
-
 
 def _on_host(parameter: nn.Parameter, *, is_pinned: bool) -> torch.Tensor:
     """Return a contiguous host tensor, page-locked if a device is to copy it."""
@@ -128,10 +112,6 @@ def _on_host(parameter: nn.Parameter, *, is_pinned: bool) -> torch.Tensor:
     return host.pin_memory() if is_pinned and not host.is_pinned() else host
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)
-
-
 def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    array: npt.NDArray[np.uint8] = _bits(tensor).numpy()
+    array: npt.NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
     return array

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,34 +15,14 @@ from rose.transfer.codec.operations import topk_unpack
 from rose.transfer.digests import TileDigests
 from rose.transfer.tiles import TILE_ELEMENTS, Row, ShardViews, Tiles
 
+if TYPE_CHECKING:  # That module imports this one.
+    from rose.engines.transformers.leased_weights import LeasedWeights
+
 _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 
 
-class Mirror(Protocol):
-    """The weights that steps read, if these are not in the buffer of `LiveWeights`."""
-
-    def write(self, first: int, last: int) -> None:
-        """Update the mirror after elements `first` to `last` - 1 of the buffer have changed."""
-        ...
-
-    def equals_host(self) -> bool:
-        """Return True if the weights that steps read equal the buffer."""
-        ...
-
-
-def flat_bits(model: nn.Module) -> npt.NDArray[np.uint16]:
-    """Return the weights as one row of bf16 bits, rounded to nearest, ties to even.
-
-    The order is that of `model.named_parameters()`, which lists tied weights once, by their first
-    name; each tensor is flattened in row-major order. Buffers are not weights.
-
-    Returns:
-        (n,) uint16, a copy on the host.
-    """
-    return _bits_of(model.parameters())
-
-
 def _bits_of(parameters: Iterable[nn.Parameter]) -> npt.NDArray[np.uint16]:
+    """Return a copy of all weights on the host, rounded to nearest, ties to even."""
     with torch.no_grad():
         rows = [one.reshape(-1).to("cpu", torch.bfloat16) for one in parameters]
         bits: npt.NDArray[np.uint16] = torch.cat(rows).view(torch.int16).numpy().view(np.uint16)
@@ -95,7 +75,7 @@ class LiveWeights:
                 f"live weights must be float32 and on one device, got {found}: load the model with "
                 "load_model"
             )
-        self.mirror: Mirror | None = None
+        self.mirror: LeasedWeights | None = None
         row = _bits_of(self._parameters)
         self.cut = by_name or Tiles.of(len(row), tile_elements)
         self._live = _widened(row).to(self._parameters[0].device)
@@ -121,11 +101,6 @@ class LiveWeights:
             return self._row
         bits: npt.NDArray[np.uint16] = self._upper.cpu().contiguous().numpy().view(np.uint16)
         return bits
-
-    @property
-    def count(self) -> int:
-        """Return the number of elements of the row."""
-        return self.cut.count
 
     @property
     def is_on_host(self) -> bool:
@@ -187,8 +162,7 @@ class LiveWeights:
         """Rewrite a tile of the buffer from the row, if they differ; return whether they did.
 
         The digests of a `Scrub` detect corruption of the row, and this method corruption of the
-        buffer. `scrub` checks that a mirror equals the buffer. On a GPU only the lower halves can
-        differ: they must be 0.
+        buffer. On a GPU only the lower halves can differ: they must be 0.
         """
         if self._equals(tile):
             return False
@@ -196,24 +170,6 @@ class LiveWeights:
         self._live_bits[place] = self._expected(place)
         if self.mirror is not None:
             self.mirror.write(place.start, place.stop)
-        return True
-
-    def scrub(self) -> bool:
-        """Return whether every live parameter equals the row bit by bit, at its right address.
-
-        The call reads all weights at once, including a mirror: for tests and diagnosis. `Scrub`
-        with `repair` is for use between steps.
-        """
-        is_read = self._is_attached() if self.mirror is None else self.mirror.equals_host()
-        return is_read and all(self._equals(tile) for tile in range(self.tiles))
-
-    def _is_attached(self) -> bool:
-        """Return True if the model still computes with this buffer, not with other storage."""
-        at = self._live.data_ptr()
-        for parameter in self._parameters:
-            if parameter.data_ptr() != at:
-                return False
-            at += parameter.numel() * parameter.element_size()
         return True
 
     def _equals(self, tile: int) -> bool:

@@ -9,7 +9,7 @@ from rose.engines.transformers.outputs import Output
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.executor import ServingLane
 from rose.thread import Thread
-from rose.units import NS_PER_MS, ceil_div
+from rose.units import NS_PER_MS
 
 if TYPE_CHECKING:  # The engine owns its prober.
     from rose.engines.transformers.engine import Engine
@@ -153,11 +153,9 @@ class Prober:
 
     def _prompts(self, decode_steps: int) -> tuple[list[list[int]], int]:
         """Return prompts that together fill a step, and how many tokens to generate for each."""
-        limits = self._lane.limits
-        new_tokens = 1 + min(decode_steps, limits.request_tokens // 2)
-        prompt_tokens = max(limits.request_tokens - new_tokens, 1)
-        fit = max(self._engine.processor.cache.holds_tokens // limits.request_tokens, 1)
-        count = min(ceil_div(limits.step_tokens, prompt_tokens), fit)
+        count, prompt_tokens, new_tokens = self._lane.limits.probe_size(
+            decode_steps, self._engine.processor.cache.holds_tokens
+        )
         return [
             [self._rng.randrange(self._vocabulary) for _ in range(prompt_tokens)]
             for _ in range(count)

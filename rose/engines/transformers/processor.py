@@ -7,7 +7,7 @@ Both loops run in the generation thread of a transformers manager, which calls, 
 import os
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation.continuous_batching.continuous_api import (
@@ -26,25 +26,8 @@ from rose.engines.transformers.sampling import SamplingRunner
 from rose.engines.transformers.scheduler import forget, requeue, youngest_first
 from rose.executor import ServingLane, StepBatch
 
-
-class LoopListener(Protocol):
-    """Follows an engine's loop. Called in the loop thread, with no lock held."""
-
-    def at_boundary(self) -> None:
-        """Act between two steps: none starts before this returns."""
-        ...
-
-    def after_step(self) -> None:
-        """Act after a step; a borrower's quantum still runs, so serving has granted this time."""
-        ...
-
-    def while_parked(self) -> None:
-        """Act while a borrower's step waits at a closed gate and serving works."""
-        ...
-
-    def at_end(self, error: Exception) -> None:
-        """Act when the loop has stopped or failed, after the last output of each request."""
-        ...
+if TYPE_CHECKING:  # A worker holds an engine, which holds its processor.
+    from rose.engines.transformers.worker import EngineWorker
 
 
 class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no types in transformers
@@ -72,7 +55,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         super().__init__(**kwargs)
         self.clock = clock
         self.commits = CommitQueue(clock)
-        self.listener: LoopListener | None = None
+        self.listener: EngineWorker | None = None  # Called in the loop thread, with no lock held.
         self.is_sampling = is_sampling
         self.inflight = inflight
         runner = (

@@ -8,8 +8,8 @@ from typing import Final
 
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from rose.engines.transformers.capacity import CacheCapacity, Capacity, LaneCapacity
-from rose.engines.transformers.commits import Committed, OnCommitted, Slices
+from rose.engines.transformers.capacity import CacheCapacity, LaneCapacity
+from rose.engines.transformers.commits import Committed, OnCommitted
 from rose.engines.transformers.engine import Engine
 from rose.engines.transformers.grants import CapacityGrants
 from rose.engines.transformers.outputs import Output
@@ -24,6 +24,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
+from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.scrub import Scrub
 from rose.units import NS_PER_MS
 
@@ -94,7 +95,7 @@ class EngineWorker:
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids = itertools.count()
         # Only the loop thread uses the attributes below.
-        self._capacity: Capacity = (
+        self._capacity = (
             LaneCapacity(processor, self._clock)
             if isinstance(processor, RolloutProcessor)
             else CacheCapacity(processor.cache)
@@ -141,7 +142,7 @@ class EngineWorker:
         """Make the loop thread recall every turn, end the grant, and report both."""
         self._send(self._end)
 
-    def commit(self, commit: Slices, version: int, on_done: OnCommitted | None = None) -> None:
+    def commit(self, commit: Commit, version: int, on_done: OnCommitted | None = None) -> None:
         """Change the weights at the next step boundary, then report `VersionCommitted`.
 
         If the weights then match no version, the worker ends its grant, and accepts turns again

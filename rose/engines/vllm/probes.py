@@ -8,7 +8,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from rose.executor import ServingLane
-from rose.units import ceil_div
 
 PREFIX: Final = "rose-probe-"
 # Decode steps of a probe. With fewer, the probe's prompt would cost more than its decode steps.
@@ -72,17 +71,11 @@ class Probes:
         return list(self._requests(_DECODE_STEPS if batch.decode_sequences else 0))
 
     def _requests(self, decode_steps: int) -> Iterator[Request]:
-        """Yield requests whose prompts together fill a step, as far as the pool holds them.
-
-        Args:
-            decode_steps: decode steps of each request after its first token, ≥ 0; at most half of
-                a request's tokens.
-        """
-        limits = self._lane.limits
-        new_tokens = 1 + min(decode_steps, limits.request_tokens // 2)
-        prompt_tokens = max(limits.request_tokens - new_tokens, 1)
-        fit = max(self._holds_tokens // limits.request_tokens, 1)
-        for _ in range(min(ceil_div(limits.step_tokens, prompt_tokens), fit)):
+        """Yield requests whose prompts together fill a step, as far as the pool holds them."""
+        count, prompt_tokens, new_tokens = self._lane.limits.probe_size(
+            decode_steps, self._holds_tokens
+        )
+        for _ in range(count):
             self._made += 1
             yield Request(
                 request_id=f"{PREFIX}{self._made}",
