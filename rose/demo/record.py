@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rose.demo.schemes import Scheme
+from rose.scheduler.broker import Decision
 from rose.slo import SLO
 
 ARMS: Final = ("alone", "alone_again", "share_all", "rose")
@@ -292,33 +293,16 @@ class RlLoopRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionRecord:
-    """One decision of the broker about the device.
-
-    Args:
-        move: name of a `rose.scheduler.broker.LoanChange`.
-        cap_bytes: limit of lent memory from then on.
-        lent_bytes: memory on loan at that moment.
-        why: reason, in one sentence.
-    """
-
-    move: str
-    cap_bytes: int
-    lent_bytes: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class BrokerRecord:
     """All decisions of a run's broker.
 
     Args:
         pool_bytes: size of the device's pool, which serving and rollouts share.
-        decisions: decisions in time order.
+        decisions: (decision, bytes on loan at that moment) in time order.
     """
 
     pool_bytes: int
-    decisions: tuple[DecisionRecord, ...]
+    decisions: tuple[tuple[Decision, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

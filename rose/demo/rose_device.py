@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from rose.clock import Clock
 from rose.closing import Closing
-from rose.demo.record import BrokerRecord, DecisionRecord, LendingRecord, RevocationRecord, Slice
+from rose.demo.record import BrokerRecord, LendingRecord, RevocationRecord, Slice
 from rose.demo.replay import CountIn
 from rose.demo.schemes import Scheme
 from rose.demo.settings import (
@@ -44,7 +44,7 @@ class Brokered(Closing):
         reading = device.reading()
         self._device = device
         self._pool_bytes = reading.pool_bytes
-        self._decisions: list[DecisionRecord] = []
+        self._decisions: list[tuple[Decision, int]] = []
         self._loop = LendingLoop(
             [BrokeredDevice("demo", device)],
             loan_bytes_min=reading.slab_bytes,
@@ -68,15 +68,7 @@ class Brokered(Closing):
 
     def _note(self, decisions: list[Decision]) -> None:
         lent_bytes = self._device.lender.lent_slabs * self._device.arbiter.slab_bytes
-        for one in decisions:
-            self._decisions.append(
-                DecisionRecord(
-                    move=one.move.name,
-                    cap_bytes=one.lend_bytes,
-                    lent_bytes=lent_bytes,
-                    why=one.why,
-                )
-            )
+        self._decisions += [(one, lent_bytes) for one in decisions]
 
 
 T = TypeVar("T", int, float)

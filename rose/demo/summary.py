@@ -22,6 +22,7 @@ from rose.demo.record import (
 from rose.demo.schemes import ALONE, CONTROL
 from rose.demo.targets import HINDSIGHT_RANK, Feasibility, feasibility
 from rose.demo.verdict import REQUESTS_MIN, judge, judge_loads
+from rose.scheduler.broker import LoanChange
 from rose.slo import Policy
 from rose.units import MIB, MS_PER_S
 
@@ -409,19 +410,19 @@ def summarise_broker(record: BrokerRecord | None) -> dict[str, Any] | None:
     if record is None:
         return None
     decisions = record.decisions
-    moves = Counter(one.move for one in decisions)
-    mean_bytes = fmean(one.cap_bytes for one in decisions) if decisions else None
+    moves = Counter(one.move for one, _ in decisions)
+    mean_bytes = fmean(one.lend_bytes for one, _ in decisions) if decisions else None
     return {
         "decisions": len(decisions),
         "pool_bytes": record.pool_bytes,
         "mean_cap_bytes": mean_bytes,
         "mean_cap_share": None if mean_bytes is None else mean_bytes / record.pool_bytes,
-        "lent_time_share": fmean(one.lent_bytes > 0 for one in decisions) if decisions else None,
-        "begun": moves["LEND"],
-        "grown": moves["GROW"],
-        "shrunk": moves["SHRINK"],
-        "ended": moves["END"],
-        "last_why": decisions[-1].why if decisions else None,
+        "lent_time_share": fmean(lent > 0 for _, lent in decisions) if decisions else None,
+        "begun": moves[LoanChange.LEND],
+        "grown": moves[LoanChange.GROW],
+        "shrunk": moves[LoanChange.SHRINK],
+        "ended": moves[LoanChange.END],
+        "last_why": decisions[-1][0].why if decisions else None,
     }
 
 

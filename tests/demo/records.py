@@ -6,7 +6,6 @@ from rose.demo.record import (
     Audit,
     BrokerRecord,
     CommitRecord,
-    DecisionRecord,
     LendingRecord,
     RevocationRecord,
     RlLoopRecord,
@@ -21,6 +20,7 @@ from rose.demo.record import (
     VersionRecord,
 )
 from rose.demo.schemes import demo_schemes
+from rose.scheduler.broker import Decision, LoanChange
 from rose.slo import SLO
 
 # Latencies of the two windows; three requests each. TPOT of the second request is None.
@@ -175,5 +175,8 @@ def tiny_broker():
     )
     return BrokerRecord(
         64 << 20,
-        tuple(DecisionRecord(move, cap << 20, lent << 20, why) for move, cap, lent, why in decided),
+        tuple(
+            (Decision("demo", LoanChange[move], cap << 20, 0.0, 0.0, why), lent << 20)
+            for move, cap, lent, why in decided
+        ),
     )
