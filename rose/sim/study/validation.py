@@ -6,7 +6,7 @@ reported, and a large difference also gives a warning for the figures that depen
 and release times of engines are inputs of the arms, so they are not compared.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,26 +88,35 @@ class Validation:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Published:
-    name: str
-    scenario: str
-    published: float
-    predict: Callable[[Runs], float | None]
-    concerns: str
-    unit: str = "ratio"
-
-
 def validations(runs: Runs) -> tuple[Validation, ...]:
     """Return the validation of every published figure for which there are runs."""
-    found = []
-    for one in _PUBLISHED:
-        predicted = one.predict(runs)
-        if predicted is not None:
-            found.append(
-                Validation(one.name, one.scenario, predicted, one.published, one.concerns, one.unit)
+    return tuple(
+        Validation(name, scenario, predicted, published, concerns, unit)
+        for name, scenario, predicted, published, concerns, unit in _figures(runs)
+        if predicted is not None
+    )
+
+
+def _figures(runs: Runs) -> Iterator[tuple[str, str, float | None, float, str, str]]:
+    """Yield the fields of each `Validation`; the prediction is None if a run is missing."""
+    for scenario, reading in _PEARL:
+        for gpus, fewer, published in ((24, 16, 1 - 0.103), (32, 24, 1 - 0.089)):
+            yield (
+                f"PEARL's rollout time on {gpus} GPUs over that on {fewer} ({reading})",
+                *(scenario, _pearl_ratio(runs, scenario, gpus, fewer), published),
+                *(_SCALING, "ratio"),
             )
-    return tuple(found)
+        yield (
+            f"PEARL's rollout time on unlimited GPUs ({reading})",
+            *(scenario, _pearl_longest(runs, scenario), 216.0, _LONGEST, "s"),
+        )
+    for size, ratios in TABLE_1.items():
+        for arm, what in _ARMS_OF_TABLE_1:
+            scenario = f"paper-table1-{size}"
+            yield (
+                f"Table 1, {size}: rollout time {what} over that of the paper's system",
+                *(scenario, _table_1(runs, scenario, arm), ratios[arm], _SHARED, "ratio"),
+            )
 
 
 def _rollout_s(runs: Runs, scenario: str, arm: str) -> float | None:
@@ -115,31 +124,21 @@ def _rollout_s(runs: Runs, scenario: str, arm: str) -> float | None:
     return float(np.mean(mine)) if mine else None
 
 
-def _pearl_ratio(scenario: str, gpus: int, fewer: int) -> Callable[[Runs], float | None]:
-    def predict(runs: Runs) -> float | None:
-        over = _rollout_s(runs, _swept(scenario, gpus), _FIXED)
-        under = _rollout_s(runs, _swept(scenario, fewer), _FIXED)
-        return None if over is None or under is None else over / under
-
-    return predict
+def _pearl_ratio(runs: Runs, scenario: str, gpus: int, fewer: int) -> float | None:
+    over = _rollout_s(runs, _swept(scenario, gpus), _FIXED)
+    under = _rollout_s(runs, _swept(scenario, fewer), _FIXED)
+    return None if over is None or under is None else over / under
 
 
-def _pearl_longest(scenario: str) -> Callable[[Runs], float | None]:
+def _pearl_longest(runs: Runs, scenario: str) -> float | None:
     """With unlimited GPUs the longest trajectory, alone on a worker, determines the time."""
-
-    def predict(runs: Runs) -> float | None:
-        bounds = [one.bound_s for one in runs.get(_swept(scenario, 32), ()) if one.arm == _FIXED]
-        return float(np.mean(bounds)) if bounds else None
-
-    return predict
+    bounds = [one.bound_s for one in runs.get(_swept(scenario, 32), ()) if one.arm == _FIXED]
+    return float(np.mean(bounds)) if bounds else None
 
 
-def _table_1(scenario: str, arm: str) -> Callable[[Runs], float | None]:
-    def predict(runs: Runs) -> float | None:
-        theirs, papers = (_rollout_s(runs, scenario, one) for one in (arm, "rose-published"))
-        return None if theirs is None or papers is None else theirs / papers
-
-    return predict
+def _table_1(runs: Runs, scenario: str, arm: str) -> float | None:
+    theirs, papers = (_rollout_s(runs, scenario, one) for one in (arm, "rose-published"))
+    return None if theirs is None or papers is None else theirs / papers
 
 
 def _swept(scenario: str, gpus: int) -> str:
@@ -157,33 +156,4 @@ _PEARL: Final = (
 _ARMS_OF_TABLE_1: Final = (
     ("share-all", "without a promise"),
     ("reserved-share", "with reserved memory"),
-)
-_PUBLISHED: Final[tuple[_Published, ...]] = (
-    *(
-        one
-        for scenario, reading in _PEARL
-        for one in (
-            _Published(
-                f"PEARL's rollout time on 24 GPUs over that on 16 ({reading})",
-                *(scenario, 1 - 0.103, _pearl_ratio(scenario, 24, 16), _SCALING),
-            ),
-            _Published(
-                f"PEARL's rollout time on 32 GPUs over that on 24 ({reading})",
-                *(scenario, 1 - 0.089, _pearl_ratio(scenario, 32, 24), _SCALING),
-            ),
-            _Published(
-                f"PEARL's rollout time on unlimited GPUs ({reading})",
-                *(scenario, 216.0, _pearl_longest(scenario), _LONGEST),
-                unit="s",
-            ),
-        )
-    ),
-    *(
-        _Published(
-            f"Table 1, {size}: rollout time {what} over that of the paper's system",
-            *(f"paper-table1-{size}", ratios[arm], _table_1(f"paper-table1-{size}", arm), _SHARED),
-        )
-        for size, ratios in TABLE_1.items()
-        for arm, what in _ARMS_OF_TABLE_1
-    ),
 )
