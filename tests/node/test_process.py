@@ -83,7 +83,6 @@ def test_a_worker_that_is_started_again_goes_on_at_the_token(node) -> None:
         lambda _incarnation: command(SLOW),
         lambda _incarnation, one, _connection: ready.append(one),
         lambda _reason, _is_final: None,
-        backoff_s=0.01,
     )
     with ExitStack() as stack:
         stack.callback(supervisor.stop)

@@ -24,7 +24,10 @@ from rose.units import NS_PER_S
 # Longer lines are cut; neither a ready line nor a useful message is longer.
 _LINE_BYTES_MAX: Final = 64 << 10
 _WINDOW_S: Final = 60.0  # period over which deaths are counted
+_BACKOFF_S: Final = 0.2  # pause before the first restart; doubles with each death in the period
 _BACKOFF_MAX_S: Final = 5.0
+_READY_WITHIN_S: Final = 120.0  # time limit for the ready line; a program that misses it is killed
+_STOP_S: Final = 20.0  # time limit to end after SIGTERM, and again after SIGKILL
 
 OnReady = Callable[[int, dict[str, Any], Connection], None]
 
@@ -51,9 +54,6 @@ class Supervisor:
         token: str | None = None,
         is_background: bool = False,
         restarts_max: int = 5,
-        backoff_s: float = 0.2,
-        ready_within_s: float = 120.0,
-        stop_s: float = 20.0,
         clock: Clock | None = None,
     ) -> None:
         """Start the program.
@@ -71,10 +71,6 @@ class Supervisor:
                 a core while it holds the interpreter lock delays serving.
             restarts_max: maximum restarts within a minute; after one more death the program is
                 given up.
-            backoff_s: pause before the first restart, doubled with every death in that minute.
-            ready_within_s: time limit for the ready line; then the program is killed, which counts
-                as a death.
-            stop_s: time limit for the program to end after SIGTERM, and again after SIGKILL.
             clock: time source; None for the boot clock.
         """
         self._make_command = make_command
@@ -84,9 +80,6 @@ class Supervisor:
         self._token = token
         self._is_background = is_background
         self._restarts_max = restarts_max
-        self._backoff_s = backoff_s
-        self._ready_within_s = ready_within_s
-        self._stop_s = stop_s
         self._clock = clock or BootClock()
         self._is_stopping = threading.Event()
         # Guards the process, so that no signal goes to a reused process number.
@@ -117,15 +110,15 @@ class Supervisor:
         self._is_stopping.set()
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._signal(number)
-            self._thread.join(timeout=self._stop_s)
+            self._thread.join(timeout=_STOP_S)
             if not self._thread.is_alive():
                 return
-        raise DeadlineExceeded(f"the program still runs {self._stop_s:g} s after it was killed")
+        raise DeadlineExceeded(f"the program still runs {_STOP_S:g} s after it was killed")
 
     def _signal(self, number: signal.Signals) -> None:
         # Another thread holds the lock for long only while it reaps a dead process, which needs no
         # signal.
-        if self._lock.acquire(timeout=self._stop_s):
+        if self._lock.acquire(timeout=_STOP_S):
             try:
                 if self._process is not None:
                     os.killpg(self._process.pid, number)
@@ -160,7 +153,7 @@ class Supervisor:
                 return f"it cannot be started: {error}"
             try:
                 if not self._listen(process, connection):
-                    why = f"it was not ready within {self._ready_within_s} s; "
+                    why = f"it was not ready within {_READY_WITHIN_S} s; "
             finally:
                 # The process is not reaped yet, so its number is not reused.
                 self._signal(signal.SIGKILL)
@@ -212,7 +205,7 @@ class Supervisor:
 
     def _listen(self, process: subprocess.Popen[bytes], connection: Connection) -> bool:
         """Read the output until the program is dead; return False if it was not ready in time."""
-        ready_by_ns = self._clock.now_ns() + int(self._ready_within_s * NS_PER_S)
+        ready_by_ns = self._clock.now_ns() + int(_READY_WITHIN_S * NS_PER_S)
         is_ready, rest = False, b""
         with ExitStack() as stack:
             died = os.pidfd_open(process.pid)
@@ -269,7 +262,7 @@ class Supervisor:
         deaths = len(self._deaths_ns)
         if deaths > self._restarts_max:
             return None
-        return min(self._backoff_s * 2.0 ** (deaths - 1), _BACKOFF_MAX_S)
+        return min(_BACKOFF_S * 2.0 ** (deaths - 1), _BACKOFF_MAX_S)
 
 
 def _read(pipe: int) -> bytes | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rose.demo.rl import supervisor as supervisor_module
 from rose.demo.rl.supervisor import Supervisor
 from rose.errors import DeadlineExceeded
 from tests.node.rig import Program, no_thread_is_left
@@ -78,10 +79,9 @@ def test_a_program_that_is_stopped_ends_by_sigterm(start) -> None:
     one.supervisor.stop()  # Twice is once.
 
 
-def test_a_program_that_heeds_nothing_is_killed(start) -> None:
-    one = start(
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)", READY, "time.sleep(1000)", stop_s=0.2
-    )
+def test_a_program_that_heeds_nothing_is_killed(start, monkeypatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_STOP_S", 0.2)
+    one = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)", READY, "time.sleep(1000)")
     wait_for(lambda: one.ready)
     one.supervisor.stop()
     assert not is_alive(one.ready[0]["pid"])
@@ -137,8 +137,9 @@ def test_what_a_program_left_behind_cannot_talk_for_ever(start) -> None:
     assert "it ended with 0" in one.ends[0]
 
 
-def test_a_program_that_is_never_ready_is_killed(start) -> None:
-    one = start("time.sleep(1000)", ready_within_s=0.2)
+def test_a_program_that_is_never_ready_is_killed(start, monkeypatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_READY_WITHIN_S", 0.2)
+    one = start("time.sleep(1000)")
     wait_for(lambda: one.ends)
     assert one.ready == []
     assert "it was not ready within 0.2 s" in one.ends[0]
@@ -211,16 +212,12 @@ def story() -> Story:
 
 
 @pytest.fixture
-def supervise(story) -> Iterator[Callable[..., Supervisor]]:
+def supervise(story, monkeypatch) -> Iterator[Callable[..., Supervisor]]:
+    monkeypatch.setattr(supervisor_module, "_BACKOFF_S", 0.01)
     with no_thread_is_left(), ExitStack() as stack:
 
         def open_(make_command, **policy) -> Supervisor:
-            supervisor = Supervisor(
-                make_command,
-                story.on_ready,
-                story.on_death,
-                **{"backoff_s": 0.01, **policy},
-            )
+            supervisor = Supervisor(make_command, story.on_ready, story.on_death, **policy)
             stack.callback(supervisor.stop)
             return supervisor
 
@@ -258,7 +255,7 @@ def test_a_program_that_keeps_dying_is_given_up(supervise, story) -> None:
     assert supervisor.pid is None
 
 
-def test_deaths_are_forgotten_in_time(supervise, story) -> None:
+def test_deaths_are_forgotten_in_time(story, monkeypatch) -> None:
     """Each death is out of the window when the next comes, so there is always another start."""
 
     class HourlyClock:
@@ -271,13 +268,13 @@ def test_deaths_are_forgotten_in_time(supervise, story) -> None:
 
         def sleep(self, seconds: float) -> None: ...
 
+    monkeypatch.setattr(supervisor_module, "_BACKOFF_S", 0.001)
     with no_thread_is_left():
         supervisor = Supervisor(
             lambda _n: ["/nonexistent/program"],
             story.on_ready,
             story.on_death,
             restarts_max=1,
-            backoff_s=0.001,
             clock=HourlyClock(),
         )
         wait_for(lambda: len(story.reasons) > 5)
@@ -295,7 +292,8 @@ def test_a_program_is_stopped_before_it_is_ready(supervise, story) -> None:
     assert story.reasons == story.ready == []
 
 
-def test_a_program_that_cannot_be_stopped_is_said_each_time(story) -> None:
+def test_a_program_that_cannot_be_stopped_is_said_each_time(story, monkeypatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_STOP_S", 0.1)
     is_called, may_return = threading.Event(), threading.Event()
 
     def on_ready(_incarnation: int, _ready: dict, _connection: object) -> None:
@@ -303,7 +301,7 @@ def test_a_program_that_cannot_be_stopped_is_said_each_time(story) -> None:
         assert may_return.wait(LONG_S)
 
     with no_thread_is_left():
-        supervisor = Supervisor(living, on_ready, story.on_death, stop_s=0.1)
+        supervisor = Supervisor(living, on_ready, story.on_death)
         assert is_called.wait(LONG_S)
         for _ in range(2):
             with pytest.raises(DeadlineExceeded, match=r"0\.1 s after it was killed"):
@@ -319,7 +317,8 @@ def test_a_dead_process_that_the_kernel_does_not_let_go_is_no_reason_to_wait(sta
         is_reaped.wait(LONG_S)
         return wait(process, timeout)
 
-    one = start(READY, "time.sleep(1000)", stop_s=0.1)
+    monkeypatch.setattr(supervisor_module, "_STOP_S", 0.1)
+    one = start(READY, "time.sleep(1000)")
     wait_for(lambda: one.ready)
     with monkeypatch.context() as patch:
         patch.setattr(subprocess.Popen, "wait", slow_wait)
