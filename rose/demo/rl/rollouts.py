@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any, Final
 
 from rose.clock import Clock
-from rose.demo.environments import Task, task
+from rose.demo.environments import task
 from rose.demo.record import TrajectoryCounts
 from rose.demo.rl.background import Background
 from rose.demo.rl.history import History
@@ -64,8 +64,6 @@ class RolloutThread(Background):
         wait_s: maps `(trajectory, turn)` to the duration of that turn's tool, in seconds.
         on_finished: gets each finished trajectory in this thread; must not block.
         clock: clock of the scheduler and the history.
-        draw_task: maps a group to its task, with a new environment each time; None uses
-            `rose.demo.environments.task`.
 
     Attributes:
         scheduler: other threads may only call `receive` until `stop` has returned.
@@ -81,16 +79,13 @@ class RolloutThread(Background):
         wait_s: Callable[[int, int], float],
         on_finished: Callable[[Trajectory], None],
         clock: Clock,
-        draw_task: Callable[[int], Task] | None = None,
     ) -> None:
         super().__init__("rose-rollouts")
         self.history = History(clock)
         self.scheduler = ElasticRolloutScheduler(
             scheduler, PlacementPolicy.JOINT, clock=clock, watches=(self.history,)
         )
-        size = settings.group_size
         self._settings = settings
-        self._draw_task = draw_task or (lambda group: task(seed, group * size, group_size=size))
         self._seed = seed
         self._wait_s = wait_s
         self._on_finished = on_finished
@@ -100,7 +95,7 @@ class RolloutThread(Background):
         self._over: asyncio.Future[None]
         # Only this thread writes the rest; other threads read counts.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._groups = Groups(size)
+        self._groups = Groups(settings.group_size)
         self._in_flight: set[int] = set()
         self._started = self._finished = self._dropped = 0
 
@@ -196,6 +191,7 @@ class RolloutThread(Background):
 
     async def _play_on(self) -> None:
         """Play trajectories one after the other."""
+        size = self._settings.group_size
         while True:
             number, group = self._started, self._groups.take()
             self._started += 1
@@ -204,7 +200,7 @@ class RolloutThread(Background):
             with suppress(TrajectoryDropped):
                 finished = await play(
                     self.scheduler,
-                    self._draw_task(group),
+                    task(self._seed, group * size, group_size=size),
                     number=number,
                     seed=self._seed * _SAMPLING_STRIDE + number,
                     settings=self._settings,

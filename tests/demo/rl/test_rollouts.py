@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rose.clock import BootClock
 from rose.demo.environments import GridWorld, Observed, Task, task
+from rose.demo.rl import rollouts as rollouts_module
 from rose.demo.rl.rollouts import Groups, RolloutThread
 from rose.demo.rl.settings import RolloutLimits
 from rose.demo.rl.trajectory import Trajectory
@@ -44,17 +45,12 @@ SCHEDULER = tuned(
 CAN = Capabilities(seats=8, prefill_tokens_per_s=1000.0, decode_step_ms=5.0)
 
 
-def draw(group: int) -> Task:
-    return task(RUN_SEED, group * GROUP_SIZE, group_size=GROUP_SIZE)
-
-
 class Play:
     """Rollouts, and workers that speak in a thread of their own."""
 
     def __init__(
         self,
         *,
-        draw_task: Callable[[int], Task] = draw,
         wait_s: Callable[[int, int], float] = lambda _trajectory, _turn: PACE_S,
         scheduler: SchedulerSettings = SCHEDULER,
         **changes,
@@ -67,7 +63,6 @@ class Play:
             wait_s=wait_s,
             on_finished=self.finished.append,
             clock=BootClock(),
-            draw_task=draw_task,
         )
         self.is_silent = False
         self.fails: set[int] = set()  # no worker can run turns of these
@@ -178,12 +173,12 @@ class TimedWorker(ScriptedWorker):
         super().start_turn(request)
 
 
-def test_each_turn_waits_for_the_tool_before_it_and_only_for_that() -> None:
+def test_each_turn_waits_for_the_tool_before_it_and_only_for_that(monkeypatch) -> None:
     environments: list[TimedEnvironment] = []
     asked: list[tuple[int, int]] = []
 
-    def draw_timed(group: int) -> Task:
-        drawn = draw(group)
+    def draw_timed(*which: int, group_size: int) -> Task:
+        drawn = task(*which, group_size=group_size)
         environments.append(TimedEnvironment(drawn.environment))
         return replace(drawn, environment=environments[-1])
 
@@ -191,7 +186,8 @@ def test_each_turn_waits_for_the_tool_before_it_and_only_for_that() -> None:
         asked.append((trajectory, turn))
         return 0.02
 
-    with playing(draw_task=draw_timed, wait_s=wait_s) as on:
+    monkeypatch.setattr(rollouts_module, "task", draw_timed)
+    with playing(wait_s=wait_s) as on:
         worker = TimedWorker(0, DEDICATED, on.rollouts.receive)
         worker.began = {}
         on.workers.append(worker)
