@@ -27,8 +27,9 @@ def test_nothing_is_lent_before_the_broker_has_decided_and_what_it_says_is_kept(
             wait_for(lambda: len(broker.record().decisions) > 2)
         record = broker.record()
         assert record.pool_bytes == SLABS * SLAB
-        assert [one.move for one in record.decisions[:3]] == ["REFUSE"] * 3  # calm has to be seen
-        assert {one.lent_bytes for one in record.decisions} == {0}
+        # Calm has to be seen.
+        assert [one.move for one, _ in record.decisions[:3]] == [LoanChange.REFUSE] * 3
+        assert {lent for _, lent in record.decisions} == {0}
         assert "rose-lending" not in {thread.name for thread in threading.enumerate()}
     finally:
         rig.close()
