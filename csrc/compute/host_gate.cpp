@@ -213,6 +213,7 @@ void HostGate::expect_arrival(Nanoseconds within_ns) noexcept {
 
 bool HostGate::expects_arrival() const noexcept {
   const Nanoseconds until_ns = page_->expected_until_ns.load();
+  if (until_ns == 0) return false;  // the usual case, without a look at the clock
   const Nanoseconds now_ns = clock_->now_ns();
   // The limit holds whatever another process writes.
   return until_ns > now_ns && until_ns <= now_ns + kExpectMaxNs;

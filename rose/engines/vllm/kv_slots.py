@@ -30,10 +30,10 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         # vLLM records new blocks only for the few models whose blocks it zeroes. Under rose the
         # scheduler decides in each step whether to zero blocks (`needs_kv_cache_zeroing`), so all
         # new blocks are recorded.
-        for manager in self.coordinator.single_type_managers:
+        managers = self.coordinator.single_type_managers
+        for manager in managers:
             manager._record_new_block_ids = True
             check(manager.records_new_block_ids, "vLLM keeps no record of new blocks")
-        managers = self.coordinator.single_type_managers
         only = managers[0] if [type(one) for one in managers] == [FullAttentionManager] else None
         is_plain = only is not None and only.block_size == self.block_pool.hash_block_size
         # The only manager, if it changes nothing for tokens within blocks that a request has.
