@@ -10,7 +10,7 @@ import pytest
 
 from bench.document import NOT_REACHED, UNFINISHED
 from bench.rows import CONTROL, faults
-from bench.suites import suites
+from bench.suites import files_of, suites
 from tests.bench.test_bench import bench
 from tests.cpp.conftest import run
 from tests.cpp.rooms import PROGRAMS, build, folder_of
@@ -21,6 +21,13 @@ TINY: Final = {
     "scheduler_burst": ((64, 24, 4, 2, 1), 2),
     "scheduler_decision": ((64, 100), 1),
 }
+# A file of a larger suite is a suite of its own, too; here each file runs once.
+_IN_LARGER: Final = {
+    file for suite in suites() if len(files_of(suite)) > 1 for file in files_of(suite)
+}
+SUITES: Final = [
+    suite for suite in suites() if len(files := files_of(suite)) > 1 or files[0] not in _IN_LARGER
+]
 
 
 def test_every_program_has_a_tiny_run() -> None:
@@ -45,7 +52,7 @@ def test_a_program_runs_under_sanitizers(built: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)  # the limit of a suite, and the time to stop it
-@pytest.mark.parametrize("suite", suites())
+@pytest.mark.parametrize("suite", SUITES)
 def test_a_suite_runs(repo: Path, tmp_path: Path, suite: str) -> None:
     path = tmp_path / f"{suite}.json"
     done = bench(repo, "--suite", suite, "--json", path, "--quick")
