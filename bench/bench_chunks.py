@@ -50,7 +50,7 @@ def certificate(folder: Path) -> Files:
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     name = ["-subj", "/CN=one", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", *kind, *name, "-keyout", str(key), "-out", str(where)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
     return Files(where, key, where)
 
 

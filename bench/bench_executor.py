@@ -137,7 +137,8 @@ class Borrower:
             yield borrower
         finally:
             borrower._stop.set()
-            borrower._thread.join()
+            borrower._thread.join(PATIENCE_S)
+            check(not borrower._thread.is_alive(), "the borrower did not stop in time")
 
 
 def sleep_some(rng: random.Random) -> None:

@@ -102,7 +102,8 @@ class Borrower:
 
     def stop(self) -> None:
         self.gate.shut_down()
-        self._thread.join()
+        self._thread.join(LONG_MS * 1e-3)
+        check(not self._thread.is_alive(), "the borrower did not stop in time")
 
     @classmethod
     @contextmanager

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,11 +13,13 @@ from bench.conftest import Report
 from bench.paired import quantile
 from bench.rows import Bar
 from bench.service_server import STREAMS
+from rose.errors import check
 
 pytest.importorskip("fastapi")
 
 STEP_S = 0.02  # 1,600 events in a second, which one core can pass on
 TOKENS = 100
+ANSWER_S = 60.0  # longest wait for the service
 
 
 class Server:
@@ -36,7 +39,12 @@ class Server:
         return int(self._line())
 
     def _line(self) -> str:
-        return self.process.stdout.readline().strip()
+        late = threading.Timer(ANSWER_S, self.process.kill)
+        late.start()
+        line = self.process.stdout.readline().strip()
+        late.cancel()
+        check(bool(line), f"the service ended, or sent no line for {ANSWER_S:g} s")
+        return line
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,7 @@ async def stream(address: tuple[str, int], tokens: int) -> int:
     )
     reader, writer = await asyncio.open_connection(*address)
     writer.write(head.encode() + body)
-    answer = await reader.read(-1)
+    answer = await asyncio.wait_for(reader.read(-1), ANSWER_S)
     writer.close()
     assert answer.startswith(b"HTTP/1.1 200"), answer[:300]
     assert answer.count(b"data: [DONE]") == 1

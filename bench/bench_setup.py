@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS = 3
 IMPORTS = 11
 SAMPLE_S = 0.1
+COMMAND_S = 3600.0  # longest run of a command in a clone; `.ci/run` takes a quarter of it
+END_S = 300.0  # longest run of git, or of an interpreter that imports rose
 WITHOUT_NVCC_S_MAX = 200.0
 WITH_NVCC_S_MAX = 240.0
 TEST_S_MAX = 12 * 60.0
@@ -63,7 +65,12 @@ class Ran:
 
 def output(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, text=True, stdout=subprocess.PIPE, check=True
+        [str(part) for part in command],
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=END_S,
     )
     return done.stdout
 
@@ -118,11 +125,14 @@ def run_in(clone: Path, command: Sequence[str], *, cuda: str) -> Ran:
     ) as process:
         memory = PeakMemory(process.pid)
         memory.start()
+        late = threading.Timer(COMMAND_S, process.kill)
+        late.start()
         for line in process.stdout or ():
             log.append(line)
             print(line, end="", file=sys.stderr, flush=True)
+        late.cancel()
         # The process has ended. It is a zombie until `with` reaps it, and so the sampler ends.
-        memory.join()
+        memory.join(END_S)
     took_s = time.perf_counter() - started
     named = " ".join(command)
     assert process.returncode == 0, f"{named} ended with status {process.returncode}, see above"

@@ -4,12 +4,11 @@ import os
 import random
 import select
 import time
-from pathlib import Path
 
 from bench.borrower import SEGMENT_NS, Borrower, Work, hold_busy, hold_idle, run_segments
 from bench.conftest import Report
-from bench.futex import build_round_trips
 from bench.paired import Measure, quantile, timed
+from bench.programs import program
 from bench.rows import Bar, Peer
 from rose._core import Arbiter, Grant
 from rose.errors import DeadlineExceeded, check
@@ -20,6 +19,7 @@ SPARE_SLABS = 8
 KILLED_SLABS = 64
 LOAD_SLABS = 16
 LOAD_DEADLINE_MS = 50
+NOTICE_S = 60.0  # longest wait for a killed or a slow borrower
 
 
 class Loan:
@@ -69,8 +69,8 @@ class IdleLoan(Loan):
         return samples
 
 
-def test_revoke_1gib_idle_over_futex_roundtrip(report: Report, tmp_path: Path) -> None:
-    round_trips = build_round_trips(tmp_path)
+def test_revoke_1gib_idle_over_futex_roundtrip(report: Report) -> None:
+    round_trips = program("futex_round_trip")
     loan = IdleLoan()
     count = report.count(200)
     samples: list[float] = []
@@ -80,7 +80,10 @@ def test_revoke_1gib_idle_over_futex_roundtrip(report: Report, tmp_path: Path) -
         samples.extend(window)
         return quantile(window, 0.99)
 
-    paired = report.pairs(revoke_p99, lambda: quantile(round_trips(count), 0.99), rounds=21)
+    def round_trip_p99() -> float:
+        return quantile([float(one) for one in round_trips(count)], 0.99)
+
+    paired = report.pairs(revoke_p99, round_trip_p99, rounds=21)
     loan.borrower.end()
     report.add_ratio(
         "revoke_1gib_idle_over_futex_roundtrip",
@@ -95,29 +98,31 @@ def test_revoke_1gib_idle_over_futex_roundtrip(report: Report, tmp_path: Path) -
 def kill_to_notice_ns() -> float:
     """Return the time from a kill until the kernel reports the borrower's exit."""
     loan = Loan(KILLED_SLABS, hold_busy)
-    loan.borrower.await_progress(1)
+    loan.borrower.await_progress(KILLED_SLABS)
     loan.borrower.tenant.close()  # nothing else reacts to its death
     gone = select.poll()
     gone.register(loan.borrower.process.fileno(), select.POLLIN)
     began_ns = time.perf_counter_ns()
     os.kill(loan.borrower.child.pid or 0, 9)
-    gone.poll()
+    is_gone = gone.poll(NOTICE_S * 1e3)
     took_ns = time.perf_counter_ns() - began_ns
-    loan.borrower.child.join()
+    check(bool(is_gone), "the kernel did not report the borrower's exit")
+    loan.borrower.await_exit()
     return took_ns
 
 
 def kill_to_usable_ns() -> float:
     """Return the time from a kill until serving has all slabs that the borrower used."""
     loan = Loan(KILLED_SLABS, hold_busy)
-    loan.borrower.await_progress(1)
+    loan.borrower.await_progress(KILLED_SLABS)
     began_ns = time.perf_counter_ns()
     os.kill(loan.borrower.child.pid or 0, 9)
-    check(loan.borrower.tenant.wait_lost(timeout_ms=60e3), "the borrower's death was not noticed")
+    is_lost = loan.borrower.tenant.wait_lost(timeout_ms=NOTICE_S * 1e3)
+    check(is_lost, "the borrower's death was not noticed")
     taken = loan.arbiter.take(loan.serving, loan.slabs + SPARE_SLABS)
     took_ns = time.perf_counter_ns() - began_ns
     check(len(taken) == loan.slabs + SPARE_SLABS, "serving did not get every slab")
-    loan.borrower.child.join()
+    loan.borrower.await_exit()
     loan.borrower.tenant.close()
     return took_ns
 
@@ -169,14 +174,16 @@ class LoadedLoan(Loan):
         return quantile(window, 0.99)
 
     def _await_work(self) -> None:
-        while any(one.used == 0 for one in self.arbiter.candidates(self.rollout)):
+        end_s = time.monotonic() + NOTICE_S
+        while idle := sum(one.used == 0 for one in self.arbiter.candidates(self.rollout)):
+            check(time.monotonic() < end_s, f"the borrower used none of {idle} granted slabs")
             time.sleep(2e-4)
 
     def segment_ns(self) -> float:
         """Return the p99 of the borrower's segments since the previous call."""
-        self.borrower.line.send("segments")
+        self.borrower.ask()
         self.measure_ns(1)  # the borrower answers when it aborts
-        lengths = self.borrower.line.recv()
+        lengths = self.borrower.answer()
         self.segments.extend(lengths)
         return quantile(lengths, 0.99)
 

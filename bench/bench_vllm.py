@@ -24,6 +24,7 @@ from bench.conftest import Report
 from bench.paired import PairedRatio, median_interval, quantile
 from bench.rows import CONTROL, Bar, Peer
 from bench.vllm_servers import (
+    ANSWERS_S,
     ENVIRONMENT,
     KV_BYTES,
     PYTHON,
@@ -33,7 +34,7 @@ from bench.vllm_servers import (
     make_model,
     prompts,
 )
-from rose.errors import Unavailable
+from rose.errors import Unavailable, check
 from rose.executor.messages import SetLimit
 from rose.executor.observing import ask_device
 from rose.units import MS_PER_S
@@ -207,7 +208,9 @@ class Machine:
             (Talk(self.borrower, _STORM_ROLLOUTS, tokens=_STORM_ROLLOUT_TOKENS), rolled_out),
         )
         made = self.rollout_tokens()
+        end_s = time.monotonic() + ANSWERS_S
         while not all(talk.is_over for talk, _ in both):
+            check(time.monotonic() < end_s, f"the storm had not ended after {ANSWERS_S:g} s")
             time.sleep(_LEND_S)
             # Rollouts start over when their memory is gone, so each time they get time for some
             # tokens.
@@ -443,6 +446,7 @@ def test_overhead_alone(report: Report) -> None:
                 env={**os.environ, **ENVIRONMENT},
                 stdout=subprocess.PIPE,
                 check=True,
+                timeout=ANSWERS_S,
             )
         lines.extend(json.loads(one) for one in done.stdout.splitlines() if one[:1] in b"[{")
 

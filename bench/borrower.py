@@ -18,7 +18,7 @@ from rose.errors import check
 BLOCK_BYTES: Final = 32 * 1024
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["bench.borrower"])
-_READY_S: Final = 60.0
+_READY_S: Final = 60.0  # longest wait for a borrower
 SEGMENT_NS: Final = 1_000_000  # a borrower's work between two gates
 
 Work = Callable[[Attachment, BlockAllocator, Connection], None]
@@ -69,11 +69,28 @@ class Borrower:
             check(time.monotonic() < end, "the borrower is stuck")
             time.sleep(2e-4)
 
+    def ask(self) -> None:
+        """Ask a borrower that runs segments for their lengths."""
+        self.line.send("segments")
+
+    def answer(self) -> list[int]:
+        """Return the answer to `ask`."""
+        check(self.line.poll(_READY_S), f"the borrower sent no answer for {_READY_S:g} s")
+        lengths: list[int] = self.line.recv()
+        return lengths
+
+    def await_exit(self) -> None:
+        """Wait until the killed process has been reaped."""
+        self.child.join(_READY_S)
+        check(
+            self.child.exitcode is not None, f"the borrower was alive {_READY_S:g} s after a kill"
+        )
+
     def end(self) -> None:
         """Kill it, and wait until its slabs are returned."""
         self.child.kill()
-        self.child.join(_READY_S)
-        self.tenant.wait_lost(timeout_ms=_READY_S * 1e3)
+        self.await_exit()
+        check(self.tenant.wait_lost(timeout_ms=_READY_S * 1e3), "the death was not noticed")
         self.tenant.close()
         self.line.close()
 
@@ -90,13 +107,12 @@ def hold_idle(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> 
 
 
 def hold_busy(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> None:
-    """Use every granted block, for ever."""
-    while not blocks.free_blocks:
-        tenant.news(timeout_ms=1e3)
-    blocks.alloc(blocks.free_blocks)
-    tenant.beat(progress=1)
+    """Use every block of every slab as soon as it is granted, for ever."""
+    held = 0
     while True:
-        time.sleep(1e3)
+        held += len(blocks.alloc(blocks.free_blocks) or ())
+        tenant.beat(progress=held * BLOCK_BYTES // tenant.slab_bytes)
+        tenant.news(timeout_ms=1e3)
 
 
 def run_segments(tenant: Attachment, blocks: BlockAllocator, line: Connection) -> None:
@@ -106,18 +122,23 @@ def run_segments(tenant: Attachment, blocks: BlockAllocator, line: Connection) -
     """
     lengths: list[int] = []
     while True:
-        held = blocks.alloc(blocks.free_blocks) or []
-        if not held:
-            tenant.news(timeout_ms=1e3)
-            continue
-        pin = blocks.pin(held)
-        while not tenant.leaving(tenant.partition):
+        held: list[int] = []
+        pins: list[int] = []
+        while not (held and tenant.leaving(tenant.partition)):
+            # The slabs of a grant arrive one by one, so each gate looks for further ones.
+            if more := blocks.alloc(blocks.free_blocks):
+                held += more
+                pins.append(blocks.pin(more))
+            if not held:
+                tenant.news(timeout_ms=1e3)
+                continue
             began_ns = time.perf_counter_ns()
             while time.perf_counter_ns() - began_ns < SEGMENT_NS:
                 pass
             lengths.append(time.perf_counter_ns() - began_ns)
         # The step is aborted at its gate: it is rolled back and its blocks are freed.
-        blocks.unpin(pin)
+        for pin in pins:
+            blocks.unpin(pin)
         blocks.free(held)
         if line.poll():
             line.recv()

@@ -51,6 +51,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         config.stash[_ROUNDS_S] = _SUITE_S / max(1, len(session.items))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[_DOCUMENT].begun(item.nodeid)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     """Remove a benchmark from the list of open ones, or record why it has no rows."""

@@ -340,7 +340,7 @@ def delay_proxy(settings: Settings, *, within: Sequence[str] = ()) -> Iterator[N
     finally:
         watchdog.cancel()
         process.kill()
-        process.communicate()
+        process.communicate(timeout=_READY_S)
 
 
 def _arguments(settings: Settings) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from rose.whole_file import write_whole
 
 NOT_REACHED = "the run ended before it"
+UNFINISHED = "the run ended in it"
 
 
 class Document:
@@ -32,6 +33,10 @@ class Document:
         """Record benchmarks without rows, including those still to come."""
         self._unmeasured |= dict.fromkeys(names, reason)
         self._write()
+
+    def begun(self, benchmark: str) -> None:
+        """Note the benchmark that runs now, for the case that it never ends."""
+        self.leave_out([benchmark], UNFINISHED)
 
     def finished(self, benchmark: str) -> None:
         """Note that a benchmark has reported all of its rows."""

@@ -25,7 +25,7 @@ def judging_seeds(commit: str, count: int) -> tuple[int, ...]:
 def is_clean() -> bool:
     """Return True if the code equals the commit. Files of results may differ."""
     command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!bench/results"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     return answer.returncode == 0 and not answer.stdout.strip()
 
 

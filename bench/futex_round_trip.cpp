@@ -1,16 +1,21 @@
-// The peer of everything that wakes a thread: one futex round trip between two threads. With
-// rose's own two calls, so the peer has no overhead that the subject is spared.
+// Prints the nanoseconds of each futex round trip between two threads: COUNT.
+//
+// The peer of everything that wakes a thread. With rose's own two calls, so the peer has no
+// overhead that the subject is spared.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <thread>
+#include <vector>
 
 #include "base/futex.h"
 
 namespace {
 
 constexpr rose::Nanoseconds kLookAgainNs = 20'000'000;
-constexpr std::int32_t kWarmUp = 50;
+constexpr std::uint32_t kWarmUp = 50;
 
 void await_turn(const std::atomic<std::uint32_t>& word, std::uint32_t turn) noexcept {
   for (std::uint32_t seen = word.load(); seen != turn; seen = word.load()) {
@@ -25,11 +30,14 @@ void give_turn(std::atomic<std::uint32_t>& word, std::uint32_t turn) noexcept {
 
 }  // namespace
 
-// Writes how long each of `count` round trips took to `out_ns`.
-extern "C" void futex_round_trips(std::int64_t* out_ns, std::int32_t count) {
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const auto count = static_cast<std::uint32_t>(std::atoi(argv[1]));
+  std::vector<std::int64_t> samples;
+  samples.reserve(count);
   alignas(64) std::atomic<std::uint32_t> ping{0};
   alignas(64) std::atomic<std::uint32_t> pong{0};
-  const auto turns = static_cast<std::uint32_t>(count + kWarmUp);
+  const std::uint32_t turns = count + kWarmUp;
   std::thread other{[&] {
     for (std::uint32_t turn = 1; turn <= turns; ++turn) {
       await_turn(ping, turn);
@@ -41,7 +49,8 @@ extern "C" void futex_round_trips(std::int64_t* out_ns, std::int32_t count) {
     give_turn(ping, turn);
     await_turn(pong, turn);
     const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
-    if (turn > kWarmUp) out_ns[turn - kWarmUp - 1] = took.count();
+    if (turn > kWarmUp) samples.push_back(took.count());
   }
   other.join();
+  for (const std::int64_t one : samples) std::printf("%lld\n", static_cast<long long>(one));
 }

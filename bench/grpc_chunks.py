@@ -41,7 +41,7 @@ def serving(kept: Sequence[bytes]) -> Iterator[str]:
         try:
             yield address
         finally:
-            server.stop(None).wait()
+            server.stop(None).wait(60)
 
 
 class GrpcChunks:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from bench.refit_peers import Bits
-from bench.refit_ranks import Rank
+from bench.refit_ranks import DEADLINE_S, Rank
 from bench.versions import PATTERN, two_versions
 from rose.errors import CorruptData, InvalidArgument, check
 from rose.transfer import Commit, Receiver, Tiles, VersionLog
@@ -132,7 +132,7 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
                 line.send(_bare_ns(row, tiles, patch))
                 flip(bits, patch)  # back to the first version
                 continue
-            is_staged.wait()
+            check(is_staged.wait(DEADLINE_S), "the trainer published no version in time")
             is_staged.clear()
             staged = receiver.take_staged()
             check(staged is not None, "no staged version was ready")

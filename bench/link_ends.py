@@ -134,7 +134,7 @@ def _bare_sender(link: Link, nbytes: int) -> Iterator[int]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join()
+        thread.join(_DEADLINE_S)
 
 
 def _receive(

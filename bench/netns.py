@@ -21,6 +21,7 @@ from rose.errors import Unavailable
 _TOOLS: Final = ("ip", "tc")
 _FOLDER: Final = Path("/var/run/netns")  # where `ip netns` stores the names of namespaces
 _NUMBERS: Final = itertools.count()  # numbers of this process's links
+_COMMAND_S: Final = 60.0
 _LISTEN: Final = "0A"  # a state in /proc/net/tcp
 _CLONE_NEWNET: Final = 0x40000000
 _NEAR: Final = "127.77.0.1"
@@ -169,7 +170,9 @@ def _do(*command: str) -> str:
     Raises:
         Unavailable: it failed.
     """
-    done: Any = subprocess.run(command, capture_output=True, text=True, check=False)
+    done: Any = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=_COMMAND_S
+    )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise Unavailable(f"{' '.join(command[:4])} failed: {said[0] if said else done.returncode}")

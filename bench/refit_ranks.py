@@ -27,7 +27,7 @@ from rose.transfer.codec.operations import digest
 
 _CONTEXT: Final = multiprocessing.get_context("spawn")
 _HEAD: Final = struct.Struct("<IQ")  # tensor, bytes of its frame
-_DEADLINE_S: Final = 300.0  # longest wait for a message
+DEADLINE_S: Final = 300.0  # longest wait for a message or an update
 _AHEAD: Final = 64  # frames in flight between two ranks
 
 
@@ -54,8 +54,8 @@ class Rank:
             Unavailable: the process has died.
         """
         try:
-            if not self._line.poll(_DEADLINE_S):
-                raise DeadlineExceeded(f"a rank sent no message for {_DEADLINE_S:g} s")
+            if not self._line.poll(DEADLINE_S):
+                raise DeadlineExceeded(f"a rank sent no message for {DEADLINE_S:g} s")
             return self._line.recv()
         except EOFError as error:
             raise Unavailable("a rank has died") from error
@@ -63,7 +63,7 @@ class Rank:
     def end(self) -> None:
         """Kill the process, and wait for its end."""
         self._process.kill()
-        self._process.join()
+        self._process.join(DEADLINE_S)
         self._line.close()
 
 
@@ -108,7 +108,8 @@ def serve_peer(line: Connection, place: Place, peer: RefitPeer) -> None:
     next_port = line.recv()
     following = None
     if next_port is not None:
-        following = socket.create_connection((place.address, next_port), _DEADLINE_S)
+        following = socket.create_connection((place.address, next_port), DEADLINE_S)
+    listener.settimeout(DEADLINE_S)
     connection, _ = listener.accept()
     threading.Thread(target=_answer, args=(line, held), daemon=True).start()
     with _pool() as pool, _passing_on(following) as pass_on:
@@ -159,7 +160,7 @@ def _passing_on(following: socket.socket | None) -> Iterator[Callable[[int, Fram
 
     def run() -> None:
         while True:
-            send_frame(following, *on_its_way.get())
+            send_frame(following, *on_its_way.get(timeout=DEADLINE_S))
 
     threading.Thread(target=run, name="pass-on", daemon=True).start()
     yield lambda index, frame: on_its_way.put((index, frame))
@@ -247,8 +248,8 @@ def peer_trainer(
         for rank, following in zip(ranks, [*ports[1:], None], strict=True):
             rank.say(following)
         with inside(link.near.namespace):
-            connection = socket.create_connection((link.far.address, ports[0]), _DEADLINE_S)
-        connection.settimeout(_DEADLINE_S)
+            connection = socket.create_connection((link.far.address, ports[0]), DEADLINE_S)
+        connection.settimeout(DEADLINE_S)
         trainer = PeerTrainer(peer, layout, old, connection, ranks)
         parts.callback(trainer.close)
         yield trainer

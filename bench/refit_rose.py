@@ -14,7 +14,7 @@ from typing import Final
 
 from bench.netns import Link, inside
 from bench.refit_peers import Bits, Layout
-from bench.refit_ranks import Place, Rank
+from bench.refit_ranks import DEADLINE_S, Place, Rank
 from rose.errors import CorruptData, check
 from rose.transfer import Commit, Publisher, Receiver, Tiles, Version, VersionLog
 from rose.transfer.digests import TileDigests, digest_sum
@@ -102,7 +102,7 @@ def serve_rose(line: Connection, place: Place, address: str, token: str) -> None
     start = partial(Receiver, source, name, held, digests.total, subscription, is_staged.set)
     with start(digests=digests.copy()) as receiver:
         while True:
-            is_staged.wait()
+            check(is_staged.wait(DEADLINE_S), "the trainer published no version in time")
             is_staged.clear()
             staged = receiver.take_staged()
             if staged is None:

@@ -2,15 +2,17 @@
 bars.
 
 Rows and progress are printed to stderr, the table to stdout. The exit status is 1 if a benchmark
-fails, or with --strict if a bar is missed; 2 for an error of the user; otherwise 0. The finished
-rows stay in the document, whatever ends the run.
+fails, or with --strict if a bar is missed; 2 for an error of the user, or for a suite that exceeds
+its time limit; otherwise 0. The finished rows stay in the document, whatever ends the run.
 """
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,17 +20,25 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 # Replaces this folder on the path: its files must not be importable by their bare names.
 sys.path[0] = str(ROOT)
 
+import psutil  # noqa: E402
+import pytest  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from bench.document import NOT_REACHED  # noqa: E402
+from bench.document import NOT_REACHED, UNFINISHED  # noqa: E402
 from bench.rows import CONTROL, bar_of, faults, figure_of, void_reason  # noqa: E402
 from bench.suites import files_of, suites  # noqa: E402
-from bench.usage import Parser  # noqa: E402
+from bench.usage import EXIT_MENDABLE, Parser  # noqa: E402
 from rose.cli.machine import commit, machine_card  # noqa: E402
 from rose.whole_file import write_whole  # noqa: E402
 
 LOG_WIDTH: Final = 140
+
+# Time limits of a suite: several times the longest on two quiet cores, so that only a benchmark
+# that hangs exceeds them. With --full the engines of the frontier run for two hours.
+LIMIT_S: Final = 1800.0
+FULL_LIMIT_S: Final = 8 * 3600.0
+_STOP_S: Final = 30.0  # for the fixtures of an interrupted benchmark to stop their processes
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -50,10 +60,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def measure(suite: str, document: Path, further: Sequence[str]) -> bool:
-    """Run the benchmarks of a suite, which write the document; return whether all succeeded."""
+def measure(
+    files: Sequence[str], document: Path, further: Sequence[str], *, limit_s: float
+) -> int | None:
+    """Run the benchmarks of `files`, which write the document.
+
+    Returns:
+        The status of pytest; None if the benchmarks had not ended after `limit_s`.
+    """
     command = [
-        *(sys.executable, "-m", "pytest", *files_of(suite), "-v", "-s", "--no-header"),
+        *(sys.executable, "-m", "pytest", *files, "-v", "-s", "--no-header"),
         *("-p", "no:cacheprovider", "-o", "timeout=0", "--durations=5"),
         *(
             "-W",
@@ -65,7 +81,29 @@ def measure(suite: str, document: Path, further: Sequence[str]) -> bool:
         *further,
     ]
     # Only the table goes to stdout.
-    return subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode == 0
+    with subprocess.Popen(command, cwd=ROOT, stdout=sys.stderr) as running:
+        family = [psutil.Process(running.pid)]
+        try:
+            return running.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            family += family[0].children(recursive=True)
+            running.send_signal(signal.SIGINT)
+            return None
+        finally:
+            # Here after an interrupt from the keyboard, too, which the benchmarks got as well.
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(_STOP_S)
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def unfinished(document: dict[str, Any]) -> str:
+    """Return the benchmark that ran when the run ended, and its last row."""
+    names = [one["name"] for one in document.get("unmeasured", []) if one["reason"] == UNFINISHED]
+    rows = [row["name"] for row in document["rows"]][-1:]
+    where = names[0].rpartition("::")[2] if names else "its first import"
+    return f"{where}, after the row {rows[0]}" if rows else f"{where}, before its first row"
 
 
 def table_of(document: dict[str, Any]) -> Table:
@@ -123,6 +161,21 @@ def begin(suite: str) -> dict[str, Any]:
     }
 
 
+def verdict(
+    options: argparse.Namespace, status: int | None, document: dict[str, Any], limit_s: float
+) -> tuple[str, int]:
+    """Return what is wrong with a run, and the exit status for that; an empty string if nothing."""
+    suite = f"suite '{options.suite}'"
+    if status is None:
+        late = f"{suite} had not ended after its limit of {limit_s:g} s"
+        return f"{late}: it was in {unfinished(document)}", EXIT_MENDABLE
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED:
+        return f"{suite} has no benchmark that '{options.only}' selects", EXIT_MENDABLE
+    if status != 0:
+        return f"{suite} failed", EXIT_FAILED
+    return next(iter(faults(document)), ""), EXIT_FAILED
+
+
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     path = options.json.absolute()
@@ -130,17 +183,22 @@ def main(arguments: list[str]) -> int:
     further = [f"--{name}" for name in ("quick", "full") if getattr(options, name)]
     kinds = "not gpu" if options.full else "not gpu and not slow"
     chosen = ["-k", options.only] if options.only else []
-    is_whole = measure(options.suite, path, ["-m", kinds, *further, *chosen])
+    status = measure(
+        files_of(options.suite),
+        path,
+        ["-m", kinds, *further, *chosen],
+        limit_s=(limit_s := FULL_LIMIT_S if options.full else LIMIT_S),
+    )
     document = json.loads(path.read_text(encoding="utf-8"))
     # A log file has no terminal width.
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH, highlight=False)
     console.print(table_of(document))
     for line in summary_of(document):
         console.print(line, markup=False)
-    if not is_whole or (wrong := faults(document)):
-        why = f"suite '{options.suite}' failed" if not is_whole else wrong[0]
-        print(f"bench: {why}; the rows that were measured are in {options.json}", file=sys.stderr)
-        return EXIT_FAILED
+    fault, code = verdict(options, status, document, limit_s)
+    if fault:
+        print(f"bench: {fault}; the rows that were measured are in {options.json}", file=sys.stderr)
+        return code
     is_missed = any(row["ok"] is False for row in document["rows"])
     return EXIT_FAILED if options.strict and is_missed else 0
 

@@ -140,7 +140,7 @@ class ServedEngine:
                 time.sleep(max(0.0, UPDATE_EVERY_S - took_s))
         finally:
             for client in clients:
-                client.join()
+                client.join(2 * _DEADLINE_S)
         failures = [one.failure for one in requests if one.failure is not None]
         check(not failures, f"a request failed: {failures[:1]}")
         return felt(requests)

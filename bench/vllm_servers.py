@@ -17,6 +17,8 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 START_S: Final = 400.0
+ANSWERS_S: Final = 1800.0  # for all answers of a client
+_END_S: Final = 60.0  # for a process that was asked to end, or was killed
 MODEL_TOKENS: Final = 1024
 STEP_TOKENS: Final = 256
 KV_BYTES: Final = 64 << 20
@@ -171,7 +173,7 @@ class Server:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.wait(_END_S)
             self._process = None
 
     def stop(self) -> None:
@@ -179,7 +181,7 @@ class Server:
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(60)
+                self._process.wait(_END_S)
             self.kill()
 
 
@@ -227,7 +229,7 @@ class Talk:
 
     def answers(self) -> list[Answer]:
         """Return the answers, in the order of the prompts."""
-        self._process.wait()
+        self._process.wait(ANSWERS_S)
         self._said.seek(0)
         return [json.loads(line) for line in self._said]
 
@@ -242,5 +244,5 @@ class Talk:
     def kill(self) -> None:
         """End the client without its answers."""
         self._process.kill()
-        self._process.wait()
+        self._process.wait(_END_S)
         self._said.close()

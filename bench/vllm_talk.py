@@ -11,6 +11,8 @@ import time
 
 from openai import OpenAI
 
+ANSWERS_S = 1800.0  # for all answers together
+
 
 def stream(client: OpenAI, model: str, prompt: list[int], tokens: int) -> dict[str, object]:
     """Return the token ids of one answer, and the seconds until each piece arrived."""
@@ -59,7 +61,7 @@ def main() -> None:
         thread.start()
         time.sleep(options.gap_s)
     for thread in threads:
-        thread.join()
+        thread.join(ANSWERS_S)
     for answer in answers:
         print(json.dumps(answer))
 

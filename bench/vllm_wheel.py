@@ -27,6 +27,7 @@ _CACHE: Final = _ROOT / "build" / "peers"
 _UNPACKED: Final = _CACHE / f"vllm-{VERSION}"
 # Value of ROSE_VLLM_WHEEL that permits the download of the wheel, 336 MB.
 _FETCH: Final = "download"
+_FETCH_S: Final = 900.0  # for 336 MB
 # Packages that vLLM imports besides its scheduler: front ends, transports, grammars.
 _UNUSED: Final = frozenset(
     "aiohttp cachetools cbor2 cloudpickle fastapi llguidance openai openai_harmony "
@@ -100,16 +101,17 @@ def _unpacked() -> Path:
 
 def _fetch() -> Path:
     _CACHE.mkdir(parents=True, exist_ok=True)
-    answer = subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"),
-            *("--no-deps", "--only-binary", ":all:"),
-            *("--dest", str(_CACHE), f"vllm=={VERSION}"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [
+        *(sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"),
+        *("--no-deps", "--only-binary", ":all:"),
+        *("--dest", str(_CACHE), f"vllm=={VERSION}"),
+    ]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_FETCH_S
+        )
+    except subprocess.TimeoutExpired as late:
+        raise Unavailable(f"vLLM {VERSION} was not fetched within {_FETCH_S:g} s") from late
     wheels = sorted(_CACHE.glob(f"vllm-{VERSION}-*.whl"))
     if answer.returncode != 0 or not wheels:
         reason = (answer.stderr.strip().splitlines() or ["pip gave no reason"])[-1]

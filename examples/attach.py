@@ -14,6 +14,7 @@ import rose
 from rose.engines.transformers import EngineConfig, Output
 
 VOCAB = 1000
+WAIT_S = 120  # longest wait for an answer
 
 
 def model(layers: int) -> LlamaForCausalLM:
@@ -58,8 +59,8 @@ def main() -> None:
             generate(borrower, f"rollout {number}", [number, 1, 2], 32, rollouts)
         for number in range(10):
             generate(serving, f"request {number}", [number, 3, 5, 8], 8, answers)
-            answers.get()
-        done = dict(rollouts.get() for _ in range(4))
+            answers.get(timeout=WAIT_S)
+        done = dict(rollouts.get(timeout=WAIT_S) for _ in range(4))
         print(f"{sum(map(len, done.values()))} rollout tokens beside 10 answers;", end=" ")
         print(f"why rose gave back: {device.gave_back}")
         borrower.stop()

@@ -301,6 +301,29 @@ def time_comes_from_a_clock(source: Source) -> Iterator[Finding]:
                 yield node.lineno, f"{name}(); take a Clock of rose.clock as an argument"
 
 
+WAITS: Final = frozenset({"acquire", "communicate", "get", "join", "wait"})
+
+
+@check
+def waits_have_deadlines(source: Source) -> Iterator[Finding]:
+    """Look at benches and examples; a test is stopped by pytest, bench/gpu by its own parent."""
+    path = source.path
+    if path.suffix != ".py" or path.parts[0] not in {"bench", "examples"} or "gpu" in path.parts:
+        return
+    tree = source.tree()
+    # A coroutine is cancelled from outside.
+    awaited = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Await)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name), args=[], keywords=[]):
+                if name in WAITS and id(node) not in awaited:
+                    yield node.lineno, f"{name}() waits for ever; pass a time limit"
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="subprocess"), attr="run"), keywords=named
+            ) if "timeout" not in {one.arg for one in named}:
+                yield node.lineno, "subprocess.run waits for ever; pass timeout="
+
+
 # --- what no line of C++ says ---------------------------------------------------------------------
 
 COMMENT_OR_STRING: Final = re.compile(
@@ -587,6 +610,9 @@ PLANTED: Final = [
         2,
     ),
     ("includes_go_down", "csrc/base/x.h", '#include "memory/pool.h"', 1),
+    ("waits_have_deadlines", "bench/x.py", "import queue\nqueue.Queue().get()", 2),
+    ("waits_have_deadlines", "examples/x.py", "def f(thread):\n    thread.join()", 2),
+    ("waits_have_deadlines", "bench/x.py", "import subprocess\nsubprocess.run(['x'])", 2),
     ("includes_go_down", "csrc/memory/x.cpp", '#include <map>\n#include "slo/model.h"', 2),
     ("includes_go_down", "csrc/memory/x.cpp", '#include "bind/module.h"', 1),
     ("includes_go_down", "csrc/memory/x.cpp", '#include "pool.h"', 1),
@@ -668,6 +694,9 @@ CLEAN: Final = [
     ("frameworks_stay_in_engines", "rose/engines/x.py", "import torch"),
     ("frameworks_stay_in_engines", "rose/transfer/codec/tensor.py", "def f():\n    import torch"),
     ("frameworks_stay_in_engines", "rose/cli/x.py", "from rose.engines import torch"),
+    ("waits_have_deadlines", "bench/x.py", "def f(event):\n    event.wait(60)"),
+    ("waits_have_deadlines", "bench/x.py", "async def f(event):\n    await event.wait()"),
+    ("waits_have_deadlines", "tests/x.py", "def f(thread):\n    thread.join()"),
     ("includes_go_down", "csrc/slo/x.cpp", '#include <map>\n#include "base/status.h"'),
     ("includes_go_down", "csrc/slo/x.cpp", '#include "slo/model.h"'),
     ("includes_go_down", "csrc/transfer/x.h", '#include "kernels/digest.h"'),

@@ -40,7 +40,7 @@ class Chaos:
 
     def __exit__(self, *exc_info: object) -> None:
         self._is_over.set()
-        self._thread.join()
+        self._thread.join(2 * ANSWER_S)
 
     def _run(self) -> None:
         both = self._stop, self._revoke

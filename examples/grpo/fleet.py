@@ -95,7 +95,7 @@ class Fleet:
     ) -> None:
         self._is_over.set()
         for restart in self._restarts:
-            restart.join()
+            restart.join(READY_S)
         self._parts.close()
 
     async def _serve(self, ready: "Future[str]") -> None:
@@ -182,8 +182,11 @@ class Fleet:
     @staticmethod
     def _line(process: "subprocess.Popen[str]") -> str:
         assert process.stdout is not None
+        late = threading.Timer(READY_S, process.kill)
+        late.start()
         line = process.stdout.readline().strip()
+        late.cancel()
         if not line:
-            status = process.wait()
+            status = process.wait(READY_S)
             raise rose.Unavailable(f"a process ended with status {status} before it was ready")
         return line

@@ -15,6 +15,7 @@ from typing import Any
 import rose
 from rose.engines.transformers import EngineConfig, Output, load_model
 
+STOP_S = 60.0  # longest wait for the traffic to end
 SLO = rose.SLO(ttft_ms=1000, tpot_ms=200)
 REQUESTS_PER_S, PROMPT_TOKENS, NEW_TOKENS = 2.0, (16, 96), 12
 
@@ -78,7 +79,7 @@ def main(path: str, seed: int) -> None:
         sending.start()
         sys.stdin.read()
         is_over.set()
-        sending.join()
+        sending.join(STOP_S)
         serving.stop()
         print(json.dumps({"gave_back": device.gave_back, "requests": traffic.latencies()}))
 

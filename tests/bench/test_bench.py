@@ -2,20 +2,21 @@
 
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.document import NOT_REACHED
+from bench import run as bench_run
+from bench.document import NOT_REACHED, UNFINISHED
 from bench.paired import PairedRatio, Pairs, median_interval, paired_ratio, quantile
 from bench.rows import CONTROL_BAR, Bar, Peer, Term, faults, row, void_reason
-from bench.run import begin, summary_of
+from bench.run import begin, measure, parse, summary_of, unfinished, verdict
 from bench.suites import files_of, suites
 from tests.warm import Start
 
@@ -33,42 +34,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-# ---- the programs
-
-
-@pytest.mark.parametrize("name", ["futex_round_trip", "scheduler_burst", "scheduler_decision"])
-def test_a_program_in_cpp_compiles(repo: Path, name: str) -> None:
-    compiler = shlex.split(os.environ.get("CXX") or "g++")
-    source = f"bench/{name}.cpp"
-    done = run([*compiler, "-std=c++20", "-fsyntax-only", "-Icsrc", source], repo)
-    assert done.returncode == 0, done.stderr
-
-
 # ---- the command
-
-
-@pytest.mark.slow
-def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
-    path = tmp_path / "compute.json"
-    done = bench(repo, "--suite", "compute", "--json", path, "--quick")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(path.read_text())
-    assert faults(document) == []
-    assert document["suite"] == "compute"
-    names = {one["name"] for one in document["rows"]}
-    assert {
-        "passed_gate_after_close",
-        "pause_vs_queue_depth_ratio",
-        "gate_open_overhead_percent",
-        "certificate_over_empty_call",
-        "harvest_tpot25",
-        "pause_p99_over_segment_1.3ms",
-        "conformal_coverage_heavy_tail_0.01",
-        "conformal_width_heavy_tail_0.01",
-    } <= names
-    assert "  harvest_tpot25: " in done.stderr
-    assert "harvest_tpot25" in done.stdout  # among the bars
-    assert "gate_open_over_bare" not in done.stdout  # it has none
 
 
 def test_every_suite_can_be_collected(repo: Path, warm: Start) -> None:
@@ -330,9 +296,60 @@ def test_a_killed_run_leaves_the_rows_that_were_finished(tmp_path: Path) -> None
     document, said = measured(tmp_path, program)
     assert [one["name"] for one in document["rows"]] == ["x", "y"], said
     late = [(one["name"].rpartition("::")[2], one["reason"]) for one in document["unmeasured"]]
-    assert late == [(f"test_{name}", NOT_REACHED) for name in ("second", "third")]
+    assert late == [("test_second", UNFINISHED), ("test_third", NOT_REACHED)]
     assert faults(document) == []
     assert "  y: 2 s" in said
+
+
+def test_a_suite_that_hangs_ends_at_its_limit_with_all_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_run, "_STOP_S", 0.2)
+    suite, document, child = (tmp_path / name for name in ("bench_x.py", "x.json", "child"))
+    program = f"""
+    import pathlib, signal, subprocess, time
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asleep = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    pathlib.Path({str(child)!r}).write_text(str(asleep.pid))
+
+    def test_endless(report):
+        time.sleep(1000)
+    """
+    suite.write_text(textwrap.dedent(program))
+    document.write_text(json.dumps(document_of()))
+    further = ["-p", "bench.conftest", "-c", "/dev/null"]
+    limit_s = 2.0
+    while not child.exists():  # a busy machine may take longer to start Python
+        assert limit_s < 200
+        assert measure([str(suite)], document, further, limit_s=limit_s) is None
+        limit_s *= 2
+    asleep = Path(f"/proc/{child.read_text()}/stat")
+    deadline_s = time.monotonic() + 60
+    while asleep.exists() and ") Z " not in asleep.read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def options_of(*arguments: str) -> Any:
+    return parse(["--suite", "memory", "--json", "x.json", *arguments])
+
+
+def test_a_suite_that_exceeds_its_limit_names_the_row() -> None:
+    late = {"unmeasured": [{"name": "bench/bench_x.py::test_y", "reason": UNFINISHED}]}
+    assert verdict(options_of(), None, document_of(SOUND) | late, 1800) == (
+        "suite 'memory' had not ended after its limit of 1800 s: it was in test_y, after the row x",
+        2,
+    )
+    assert unfinished(document_of() | late) == "test_y, before its first row"
+    waiting = {"unmeasured": [{"name": "bench/bench_x.py", "reason": NOT_REACHED}]}
+    assert unfinished(document_of() | waiting) == "its first import, before its first row"
+
+
+def test_no_selected_benchmark_is_an_error_of_the_user() -> None:
+    status = pytest.ExitCode.NO_TESTS_COLLECTED
+    fault = "suite 'memory' has no benchmark that 'nothing' selects"
+    assert verdict(options_of("--only", "nothing"), status, document_of(), 1800) == (fault, 2)
 
 
 def test_rounds_end_with_the_time_of_the_suite(tmp_path: Path) -> None:

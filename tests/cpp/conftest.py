@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from tests import fake_driver
-from tests.cpp.rooms import FLAGS, build, folder_of
+from tests.cpp.rooms import SANITIZERS, build, folder_of
 
 ENVIRONMENT: Final = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1",
@@ -63,7 +63,7 @@ class CppFile(pytest.File):
         text = self.path.read_text()
         for found in _TEST.finditer(text):
             line = text.count("\n", 0, found.start())
-            for sanitizer in FLAGS:
+            for sanitizer in SANITIZERS:
                 yield CppTest.from_parent(
                     self, name=f"{found[1]}[{sanitizer}]", test=found[1], line=line
                 )

@@ -1,8 +1,9 @@
-"""Build one sanitised program of each room's C++ tests.
+"""Build one sanitised program of each room's C++ tests, and the C++ programs of `bench/`.
 
-A program holds the units of `setup.py` for its room and for each room below that it includes, one
-unit more with all test files of its room, and no device code: the table that the build generates is
-empty. Objects stay in `build/cpp-<sanitizer>`, and ninja compiles again what a change touches.
+A program holds the units of `setup.py` for each room that it includes, directly or through these
+rooms, and no device code: the table that the build generates is empty. A room's tests are one unit
+with all of its test files. Objects stay in `build/cpp-<kind>`, and ninja compiles again what a
+change touches.
 """
 
 import fcntl
@@ -10,7 +11,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +22,14 @@ from tests.building.project import SETUP
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 ROOMS: Final = sorted({path.parent.name for path in HERE.glob("*/*_test.cpp")})
+PROGRAMS: Final = sorted(path.stem for path in (ROOT / "bench").glob("*.cpp"))
+SANITIZERS: Final = ("asan", "tsan")
 FLAGS: Final = {
     # -Og takes half as long again to compile, most of it for the checks of UBSan.
     "asan": "-O0 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer",
     "tsan": "-O1 -fsanitize=thread",
+    # A benchmark measures the code of the extension: -O3 is the level of the scheduler there.
+    "bench": "-O3 -DNDEBUG",
 }
 COMMON: Final = "-std=c++20 -g1 -pthread -Wall -Wextra -Wconversion -Werror"
 _INCLUDE: Final = re.compile(r"^#include .*$", re.MULTILINE)
@@ -47,18 +52,19 @@ def sources_of(room: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"csrc/{room}/**/*.cpp"))
 
 
-def rooms_used(room: str) -> list[str]:
-    """Return the rooms of csrc whose headers the tests of `room` and these rooms include."""
+def rooms_used(sources: Iterable[Path]) -> list[str]:
+    """Return the rooms of csrc whose headers `sources` include, directly or through these rooms."""
     found: set[str] = set()
-    left = {room, *_rooms_named(HERE / room)}
+    left = _rooms_named(sources)
     while left:
         found |= left
-        left = {name for one in left for name in _rooms_named(ROOT / "csrc" / one)} - found
+        left = {name for room in left for name in _rooms_named((ROOT / "csrc" / room).rglob("*"))}
+        left -= found
     return sorted(found)
 
 
-def _rooms_named(folder: Path) -> set[str]:
-    texts = (path.read_text() for path in folder.rglob("*") if path.suffix in {".h", ".cpp"})
+def _rooms_named(paths: Iterable[Path]) -> set[str]:
+    texts = (path.read_text() for path in paths if path.suffix in {".h", ".cpp"})
     return {name for text in texts for name in _ROOM.findall(text)}.intersection(ROOMS)
 
 
@@ -75,28 +81,40 @@ def tests_text(room: str) -> str:
     return "\n".join([*lines, main, ""])
 
 
-def _ninja_text(sanitizer: str) -> str:
+def _ninja_text(kind: str) -> str:
     up = SETUP.UP
     cxx = shlex.join(SETUP.cached(SETUP.compiler()))
     # A path in a message is the one from the root, and a copy of the tree compiles nothing again.
     include = f"-I{up} -I{up / 'csrc'} -I{up / 'tests/cpp'} -ffile-prefix-map={up}/="
-    text = [f"cxx = {cxx}", f"flags = {COMMON} {FLAGS[sanitizer]} {include}", _RULES]
+    text = [f"cxx = {cxx}", f"flags = {COMMON} {FLAGS[kind]} {include}", _RULES]
     objects: dict[str, list[str]] = {"": ["fatbin_table.o"]}
     text.append("build fatbin_table.o: cxx fatbin_table.cpp")
     for room in ROOMS:
         units = [Path(unit) for unit in SETUP.units_of(sources_of(room))]
         objects[room] = [str(unit.with_suffix(".o")) for unit in units]
         text += [f"build {unit.with_suffix('.o')}: cxx {unit}" for unit in units]
+
+    def made(sources: Iterable[Path]) -> str:
+        return " ".join(one for used in ["", *rooms_used(sources)] for one in objects[used])
+
     for room in ROOMS:
-        made = " ".join(one for used in ["", *rooms_used(room)] for one in objects[used])
         text += [f"build tests/{room}.o: cxx tests/{room}.cpp", f"  room = -I{up}/tests/cpp/{room}"]
-        text.append(f"build {room}: link tests/{room}.o {made}")
+        text.append(f"build {room}: link tests/{room}.o {made((HERE / room).rglob('*'))}")
+    for program in PROGRAMS:
+        source = Path("bench", f"{program}.cpp")
+        text.append(f"build {program}.o: cxx {up / source}")
+        text.append(f"build {program}: link {program}.o {made([ROOT / source])}")
     return "\n".join([*text, ""])
 
 
-def build(rooms: Collection[str], sanitizer: str) -> subprocess.CompletedProcess[str]:
-    """Build the programs of rooms, as many as can be; what is current is not built again."""
-    folder = folder_of(sanitizer)
+def build(programs: Collection[str], kind: str) -> subprocess.CompletedProcess[str]:
+    """Build as many as can be of the programs; what is current is not built again.
+
+    Args:
+        programs: rooms with tests, or names of `PROGRAMS`.
+        kind: a key of `FLAGS`.
+    """
+    folder = folder_of(kind)
     for part in (folder / "unity", folder / "tests"):
         part.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -106,12 +124,20 @@ def build(rooms: Collection[str], sanitizer: str) -> subprocess.CompletedProcess
             SETUP.write(folder / "tests" / f"{room}.cpp", tests_text(room))
             for unit, together in SETUP.units_of(sources_of(room)).items():
                 SETUP.write(folder / unit, SETUP.unit_text(together))
-        SETUP.write(folder / "build.ninja", _ninja_text(sanitizer))
+        SETUP.write(folder / "build.ninja", _ninja_text(kind))
         jobs = str(len(os.sched_getaffinity(0)))  # ninja would start two more, each with its memory
-        command = [str(Path(ninja.BIN_DIR, "ninja")), "-k0", "-j", jobs, "-C", str(folder), *rooms]
+        command = [
+            str(Path(ninja.BIN_DIR, "ninja")),
+            "-k0",
+            "-j",
+            jobs,
+            "-C",
+            str(folder),
+            *programs,
+        ]
         return subprocess.run(command, text=True, capture_output=True, check=False)
 
 
-def folder_of(sanitizer: str) -> Path:
+def folder_of(kind: str) -> Path:
     """Return where the objects and the programs are."""
-    return ROOT / "build" / f"cpp-{sanitizer}"
+    return ROOT / "build" / f"cpp-{kind}"

@@ -323,14 +323,30 @@ TEST(kernel_is_for_one_process) {
 }
 
 TEST(failing_call_is_named_and_leaves_nothing) {
-  Rig rig;
-  rig.request.in_one_process = false;
+  // The probe's shortest limit that passes without a look at the device: of a drain.
+  constexpr Nanoseconds kShortestLimitNs = 100'000'000;
   int refused = 0;
-  for (int nth = 1;; ++nth) {
+  int late = 0;
+  // The probe polls as long as the hold lasts; after some hundred calls they are all alike.
+  for (int nth = 1; nth <= 400;) {
+    Rig rig;
+    rig.request.in_one_process = false;
+    rig.request.launch_ns = 60'000'000'000;  // no launch blocks here
+    const Nanoseconds from_ns = BootClock{}.now_ns();
     fake().fail("*", nth, 719);
     const GateProbe probe = rig.probe();
     const bool is_over = fake().is_fail_pending() != 0;
     fake().fail("", 0, 0);
+    CHECK_EQ(fake().depth(), 0);
+    if (fake().live() != rig.alive && BootClock{}.now_ns() - from_ns >= kShortestLimitNs) {
+      // A busy machine let neither thread run while the gate was drained, so the gate stays. A call
+      // that leaves something behind does so at each try.
+      CHECK(++late < 5);
+      fake().pump();
+      rig.alive = fake().live();
+      continue;
+    }
+    late = 0;
     if (!probe.memop.is_usable) {
       ++refused;
       CHECK(probe.memop.why.find("cu") != std::string::npos);
@@ -338,9 +354,8 @@ TEST(failing_call_is_named_and_leaves_nothing) {
       CHECK_EQ(probe.choice.kind, GateKind::kHost);
     }
     CHECK_EQ(std::string{fake().live()}, rig.alive);
-    CHECK_EQ(fake().depth(), 0);
-    // The probe polls as long as the hold lasts; after some hundred calls they are all alike.
-    if (is_over || nth == 400) break;
+    if (is_over) break;
+    ++nth;
   }
   CHECK(refused > 50);
 }
