@@ -82,7 +82,7 @@ messages: install
 
 demo: build
 	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit(1)' || \
-	  { echo "rose: the demo needs Python >= 3.11, as transformers 5.23 does (rm -r $(VENV); set PYTHON=...)" >&2; exit 2; }
+	  { echo "rose: the demo needs Python >= 3.11, as its transformers does (rm -r $(VENV); set PYTHON=...)" >&2; exit 2; }
 	$(BIN)/rose demo $(ARGS)
 
 test: build
