@@ -12,10 +12,10 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.utils import bind_kv_cache_to_layers
 
 from rose.engines.torch import gate_layers
-from rose.engines.vllm.guard import check_config, check_version
+from rose.engines.vllm.guard import check_version
 from rose.engines.vllm.join import join, joined
 from rose.engines.vllm.rollout_scheduler import RolloutScheduler
-from rose.engines.vllm.settings import RolloutSettings, read_settings
+from rose.engines.vllm.settings import RolloutSettings, check_config, read_settings
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv, views_of
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.executor import CoServing, Quantum, Refusal, RolloutLane

@@ -13,11 +13,11 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from rose.engines.vllm.guard import check_config, check_version
+from rose.engines.vllm.guard import check_version
 from rose.engines.vllm.join import join, joined
 from rose.engines.vllm.probes import Probes, is_probe
 from rose.engines.vllm.serving_scheduler import ServingScheduler, with_tokens
-from rose.engines.vllm.settings import ServingSettings, read_settings
+from rose.engines.vllm.settings import ServingSettings, check_config, read_settings
 from rose.engines.vllm.spare_meter import SpareMeter
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv
 from rose.executor import SLO, CoServing, Policy, ServingLane, StepBatch
