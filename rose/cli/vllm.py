@@ -1,12 +1,14 @@
-"""`rose vllm serve` and `rose vllm rollout`: vLLM's own server, with rose's parts in it."""
+"""`rose vllm`: vLLM's own server, with rose's parts in it, and two models to try it with."""
 
 import importlib.metadata
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -28,6 +30,30 @@ _BLOCK_TOKENS: Final = 32  # the smallest that vLLM's CPU kernels support; keeps
 # Time for open requests after SIGTERM. With vLLM's default of 0 the engine is killed at once, and
 # leaves its certificate log without an end.
 _SHUTDOWN_S: Final = 10
+# Sizes of the models of `rose vllm try`: layers and width.
+_TRIED: Final = {"served": (4, 128), "rollout": (8, 256)}
+_TRY: Final = """
+# --kv-cache-memory-bytes: without it vLLM wants most of the machine's memory for one server.
+# --dtype float32: vLLM would choose bfloat16, in which many CPUs compute slowly.
+# First terminal. The server is up when it prints "Application startup complete".
+export OMP_NUM_THREADS=1
+rose vllm serve {folder}/served --served-model-name served --listen {folder}/lend.sock \\
+    --kv-cache-memory-bytes 67108864 --dtype float32 --enforce-eager \\
+    --max-model-len 1024 --max-num-batched-tokens 256 --port 8001
+
+# Second terminal, when the first server is up. The borrower takes its memory from that server.
+export OMP_NUM_THREADS=1
+rose vllm rollout {folder}/rollout --served-model-name rollout --attach {folder}/lend.sock \\
+    --dtype float32 --max-model-len 1024 --port 8002
+
+# Third terminal, when both are up. "model" is the --served-model-name, or else the path.
+curl -s localhost:8002/v1/completions -H 'content-type: application/json' \\
+    -d '{{"model": "rollout", "prompt": "Once", "max_tokens": 200}}'
+rose top {folder}/lend.sock
+
+# If an answer does not come, this says why rollouts wait.
+curl -s localhost:8002/rose/status
+"""
 _LETTERS_ARE_VLLM: Final = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 
 
@@ -112,6 +138,20 @@ def rollout(model: str, options: Sequence[str], attach: str) -> None:
         enforce_eager=True,
         kv_cache_memory_bytes=len(ledger.records()) * ledger.slab_bytes,
     )
+
+
+@vllm.command("try")
+@click.argument("folder", default="rose-try", type=click.Path(path_type=Path))
+def try_(folder: Path) -> None:
+    """Make two tiny models in FOLDER, and print commands that serve them and lend.
+
+    The models have random weights, so their answers are noise. No model hub is needed.
+    """
+    from rose.engines.vllm.tiny import make_model  # noqa: PLC0415 (it imports transformers)
+
+    for seed, (name, (layers, hidden)) in enumerate(_TRIED.items()):
+        make_model(folder / name, layers=layers, hidden=hidden, seed=seed)
+    print(_TRY.format(folder=shlex.quote(str(folder))).strip())
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 import pytest
 
 import rose
-from bench.vllm_servers import KV_BYTES, PYTHON, Server, Talk, make_model, prompts
+from bench.vllm_servers import KV_BYTES, PYTHON, Server, Talk, prompts
 from rose._core import HostGate
 from rose.cli.main import main
 from tests.waiting import wait_for
@@ -31,6 +31,8 @@ class Pair:
     """A serving engine and a borrower, with the answers that each gives alone."""
 
     def __init__(self, folder: Path) -> None:
+        from rose.engines.vllm.tiny import make_model
+
         core = max(os.sched_getaffinity(0))
         self.socket = folder / "s"
         served = make_model(folder / "served", layers=4, hidden=128, seed=1)

@@ -125,7 +125,7 @@ class Command:
         self.refusal: Exception | None = None
 
         class EngineArgs:
-            def create_engine_config(_self) -> Any:
+            def create_engine_config(_args) -> Any:  # noqa: N805 (self is the command)
                 if self.refusal is not None:
                     raise self.refusal
                 args = self.args
