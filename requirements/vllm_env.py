@@ -20,9 +20,9 @@ PYTHON: Final = (3, 11)
 STAND_IN: Final = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n"
 
 
-def pinned(*names: str) -> list[str]:
-    """Return requirements of the lock file, without their hashes."""
-    lines = (ROOT / LOCK).read_text().splitlines()
+def pinned(file: str, *names: str) -> list[str]:
+    """Return requirements that `file` pins, without their hashes."""
+    lines = (ROOT / file).read_text().splitlines()
     return [line.split()[0] for line in lines if line.split("==")[0] in names]
 
 
@@ -35,8 +35,8 @@ def install(environment: Path, *, has_core: bool) -> None:
         run(Phase("environment", "vllm-venv", [sys.executable, "-m", "venv", str(environment)]))
     pip = [python, "-m", "pip", "install", "--no-compile", "--no-deps"]
     # In the versions of the lock file, so that pip replaces no package that the build uses.
-    tools = [*pip, "-c", "requirements/constraints.txt", "pybind11"]
-    run(Phase("build tools", "vllm-tools", [*tools, *pinned("ninja", "setuptools")]))
+    tools = pinned("requirements/constraints.txt", "pybind11") + pinned(LOCK, "ninja", "setuptools")
+    run(Phase("build tools", "vllm-tools", [*pip, *tools]))
     phases = [Phase("vLLM", "vllm", [*pip, "--require-hashes", "-r", LOCK])]
     if not has_core:
         core = [python, "setup.py", "build_ext", "--inplace"]
