@@ -73,7 +73,8 @@ class Phase:
     def report(self) -> None:
         """Print how long the command has run, and the last line of its log."""
         lines = (ROOT / self.log).read_text(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "started")
+        said = (line.strip() for line in reversed(lines) if not line.startswith("WARNING"))
+        last = next(filter(None, said), "started")
         elapsed_s = time.monotonic() - self._started
         print(f"rose: {self.title}, {elapsed_s:.0f} s: {last[:REPORT_COLUMNS]}", flush=True)
 

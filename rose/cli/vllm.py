@@ -159,7 +159,7 @@ def _version() -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     raise Unavailable(
-        "vLLM is not installed here: run pip install 'vllm==0.33.*', or make vllm-env"
+        "vLLM is not installed here: run make vllm-env, or install vLLM 0.32 for CPUs"
     )
 
 

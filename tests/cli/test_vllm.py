@@ -3,8 +3,10 @@
 import importlib.metadata
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -120,3 +122,31 @@ def test_a_borrower_needs_somebody_who_listens(
     assert main(["vllm", "rollout", "model", "--attach", str(tmp_path / "nobody")]) == 2
     assert "nobody" in capsys.readouterr().err
     assert not started.command
+
+
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let `rose vllm try` make no models; returns their paths."""
+    made: list[str] = []
+    tiny = ModuleType("rose.engines.vllm.tiny")
+    vars(tiny)["make_model"] = lambda path, **_: made.append(str(path))
+    monkeypatch.setitem(sys.modules, tiny.__name__, tiny)
+    return made
+
+
+def test_what_to_try_is_printed_as_the_docs_have_it(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = without_transformers(monkeypatch)
+    assert main(["vllm", "try"]) == 0
+    assert made == ["rose-try/served", "rose-try/rollout"]
+    printed = capsys.readouterr().out
+    assert f"```\n{printed}```\n" in (repo / "docs" / "vllm.md").read_text(encoding="utf-8")
+    assert "rose vllm try" in (repo / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_folder_to_try_in_may_have_any_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_transformers(monkeypatch)
+    assert main(["vllm", "try", "my models"]) == 0
+    assert "rose vllm serve 'my models'/served " in capsys.readouterr().out
