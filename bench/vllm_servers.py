@@ -17,6 +17,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 START_S: Final = 400.0
+STOP_S: Final = 60.0
 MODEL_TOKENS: Final = 1024
 STEP_TOKENS: Final = 256
 KV_BYTES: Final = 64 << 20
@@ -59,7 +60,7 @@ class Server:
             *(() if core is None else ("taskset", "-c", str(core))),
             *(str(PYTHON), "-m", *command, *OPTIONS, "--port", str(self.port)),
         ]
-        self._log = log
+        self.log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -68,7 +69,7 @@ class Server:
 
     def launch(self) -> None:
         """Start the server's process."""
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
                 env={**os.environ, **ENVIRONMENT},
@@ -88,7 +89,7 @@ class Server:
 
     def _is_up(self) -> bool:
         if self._process is None or self._process.poll() is not None:
-            raise RuntimeError(f"the server has ended: {self._log.read_text()[-4000:]}")
+            raise RuntimeError(f"the server has ended: {self.log.read_text()[-4000:]}")
         return self.is_healthy()
 
     def is_healthy(self) -> bool:
@@ -135,6 +136,17 @@ class Server:
     def signal_engine(self, which: signal.Signals) -> None:
         os.kill(self.engine_pid, which)
 
+    def signal_all(self, which: signal.Signals) -> None:
+        """Send a signal to all processes of the server, as Ctrl-C does."""
+        if self._process is not None:
+            os.killpg(self._process.pid, which)
+
+    def wait_until_ended(self) -> None:
+        """Wait until the server's first process has ended by itself."""
+        if self._process is not None:
+            self._process.wait(STOP_S)
+            self._process = None
+
     def kill(self) -> None:
         """Kill all processes of the server."""
         if self._process is not None:
@@ -148,7 +160,7 @@ class Server:
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(60)
+                self._process.wait(STOP_S)
             self.kill()
 
 
