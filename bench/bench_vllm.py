@@ -31,7 +31,6 @@ from bench.vllm_servers import (
     ROOT,
     Server,
     Talk,
-    make_model,
     prompts,
 )
 from rose.errors import Unavailable, check
@@ -90,6 +89,8 @@ class Machine:
         self._core = max(os.sched_getaffinity(0))
         self._client_cores = os.sched_getaffinity(0) - {self._core} or {self._core}
         self.socket = folder / "s"
+        from rose.engines.vllm.tiny import make_model  # It imports transformers.
+
         served = make_model(folder / "served", layers=4, hidden=128, seed=1)
         rolled_out = make_model(folder / "rolled-out", layers=8, hidden=256, seed=2)
         memory = ("--enforce-eager", "--kv-cache-memory-bytes", str(KV_BYTES))
@@ -437,6 +438,8 @@ def test_overhead_alone(report: Report) -> None:
 
     def run() -> None:
         with tempfile.TemporaryDirectory(prefix="rose") as folder:
+            from rose.engines.vllm.tiny import make_model  # It imports transformers.
+
             model = make_model(Path(folder) / "served", layers=4, hidden=128, seed=1)
             done = subprocess.run(
                 [

@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 START_S: Final = 400.0
 ANSWERS_S: Final = 1800.0  # for all answers of a client
-_END_S: Final = 60.0  # for a process that was asked to end, or was killed
+STOP_S: Final = 60.0  # for a process that was asked to end, or was killed
 MODEL_TOKENS: Final = 1024
 STEP_TOKENS: Final = 256
 KV_BYTES: Final = 64 << 20
@@ -36,37 +36,6 @@ OPTIONS: Final = (
 )
 
 Answer = dict[str, Any]
-
-
-def make_model(path: Path, *, layers: int, hidden: int, seed: int) -> Path:
-    """Save a Llama with random weights and a tokenizer of bytes."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        initializer_range=0.2,  # So large that the most likely token is far from the next.
-        eos_token_id=256,
-        bos_token_id=257,
-    )
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(path)
-    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<eos>", "<bos>"]
-    tokenizer = Tokenizer(
-        models.BPE(vocab={one: place for place, one in enumerate(letters)}, merges=[])
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<bos>")
-    fast.save_pretrained(path)
-    return path
 
 
 def prompts(count: int, *, tokens: int) -> list[list[int]]:
@@ -92,7 +61,7 @@ class Server:
             *(() if core is None else ("taskset", "-c", str(core))),
             *(str(PYTHON), "-m", *command, *OPTIONS, "--port", str(self.port)),
         ]
-        self._log = log
+        self.log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -101,7 +70,7 @@ class Server:
 
     def launch(self) -> None:
         """Start the server's process."""
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
                 env={**os.environ, **ENVIRONMENT},
@@ -121,7 +90,7 @@ class Server:
 
     def _is_up(self) -> bool:
         if self._process is None or self._process.poll() is not None:
-            raise RuntimeError(f"the server has ended: {self._log.read_text()[-4000:]}")
+            raise RuntimeError(f"the server has ended: {self.log.read_text()[-4000:]}")
         return self.is_healthy()
 
     def is_healthy(self) -> bool:
@@ -168,12 +137,23 @@ class Server:
     def signal_engine(self, which: signal.Signals) -> None:
         os.kill(self.engine_pid, which)
 
+    def signal_all(self, which: signal.Signals) -> None:
+        """Send a signal to all processes of the server, as Ctrl-C does."""
+        if self._process is not None:
+            os.killpg(self._process.pid, which)
+
+    def wait_until_ended(self) -> None:
+        """Wait until the server's first process has ended by itself."""
+        if self._process is not None:
+            self._process.wait(STOP_S)
+            self._process = None
+
     def kill(self) -> None:
         """Kill all processes of the server."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(_END_S)
+            self._process.wait(STOP_S)
             self._process = None
 
     def stop(self) -> None:
@@ -181,7 +161,7 @@ class Server:
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
+                self._process.wait(STOP_S)
             self.kill()
 
 
@@ -244,5 +224,5 @@ class Talk:
     def kill(self) -> None:
         """End the client without its answers."""
         self._process.kill()
-        self._process.wait(_END_S)
+        self._process.wait(STOP_S)
         self._said.close()

@@ -25,6 +25,8 @@ FREE_BYTES_MIN: Final = 3 << 30
 FULL_BYTES: Final = 1 << 20
 EXIT_USAGE: Final = 2
 STOP_S: Final = 5.0  # time to end after SIGTERM
+REPORT_S: Final = 30.0  # time between two reports of commands that still run
+REPORT_COLUMNS: Final = 70
 PIP: Final = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_INPUT": "1",
@@ -68,6 +70,14 @@ class Phase:
             if line.startswith("rose: "):
                 print(line, flush=True)
 
+    def report(self) -> None:
+        """Print how long the command has run, and the last line of its log."""
+        lines = (ROOT / self.log).read_text(errors="replace").split("\n")
+        said = (line.strip() for line in reversed(lines) if not line.startswith("WARNING"))
+        last = next(filter(None, said), "started")
+        elapsed_s = time.monotonic() - self._started
+        print(f"rose: {self.title}, {elapsed_s:.0f} s: {last[:REPORT_COLUMNS]}", flush=True)
+
     def stop(self) -> None:
         """End the command and all processes that it started."""
         if self._process.poll() is not None:
@@ -103,8 +113,13 @@ class Failure(Exception):
 def run(*phases: Phase) -> None:
     """Wait for commands that run at the same time. If one fails, or on SIGTERM, stop all."""
     waiting = list(phases)
+    reported = time.monotonic()
     try:
         while waiting:
+            if time.monotonic() - reported > REPORT_S:
+                reported = time.monotonic()
+                for phase in waiting:
+                    phase.report()
             for phase in [one for one in waiting if one.is_over()]:
                 waiting.remove(phase)
                 phase.settle()
@@ -120,12 +135,7 @@ def install(environment: Path) -> None:
     forget_half_installed(environment)
     # venv installs pip last, so an environment without pip is unfinished.
     if not (environment / "bin" / "pip").exists():
-        free_bytes = shutil.disk_usage(environment.parent).free
-        if free_bytes < FREE_BYTES_MIN:
-            stop(
-                f"set-up needs {FREE_BYTES_MIN >> 30} GiB of disk, and "
-                f"{free_bytes / (1 << 30):.1f} GiB are free at {environment.parent}"
-            )
+        check_space(environment.parent)
         run(Phase("environment", "venv", [sys.executable, "-m", "venv", str(environment)]))
     # Python compiles a module at its first import; most of torch and transformers never is.
     pip = [python, "-m", "pip", "install", "--no-compile", "-c", "requirements/constraints.txt"]
@@ -135,6 +145,16 @@ def install(environment: Path) -> None:
     # With build isolation, pybind11 would be at a new path, and every object would be rebuilt.
     packages = [*pip, "--no-build-isolation", "-e", EXTRAS]
     run(core, Phase("packages", "packages", packages, ROSE_CORE="elsewhere"))
+
+
+def check_space(folder: Path) -> None:
+    """Stop if `folder` has no room for an environment."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < FREE_BYTES_MIN:
+        stop(
+            f"set-up needs {FREE_BYTES_MIN >> 30} GiB of disk, and "
+            f"{free_bytes / (1 << 30):.1f} GiB are free at {folder}"
+        )
 
 
 def forget_half_installed(environment: Path) -> None:

@@ -15,7 +15,7 @@ from rose.closing import Closing
 from rose.config import quiet_grpc
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.codec.tensor import bits_of
-from rose.transfer.digests import TileDigests
+from rose.transfer.digests import TileDigests, hexadecimal
 from rose.transfer.manifest import NAMELESS, Signing, Subscription, Version
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
@@ -269,6 +269,11 @@ class WeightReceiver(Closing):
         """Number of the version in the tensors; None before the first commit."""
         held = self._receiver.held
         return held.n if held.run else None
+
+    @property
+    def digest(self) -> str:
+        """Digest of the version in the tensors, as 32 hexadecimal digits."""
+        return hexadecimal(self._receiver.digest)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a newer version is ready to commit.

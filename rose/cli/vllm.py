@@ -1,20 +1,22 @@
-"""`rose vllm serve` and `rose vllm rollout`: vLLM's own server, with rose's parts in it."""
+"""`rose vllm`: vLLM's own server, with rose's parts in it, and two models to try it with."""
 
 import importlib.metadata
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from rose.cli.sockets import default_socket
 from rose.config import environment_of_vllm
-from rose.engines.vllm.settings import KEY, RolloutSettings, ServingSettings, check_supported
-from rose.errors import InvalidArgument, Unavailable
+from rose.engines.vllm.settings import RolloutSettings, ServingSettings, check_supported
+from rose.errors import Unavailable
 from rose.executor.messages import AskLedger
 from rose.executor.observing import ask_device
 from rose.units import MIB
@@ -24,17 +26,34 @@ _PLUGIN: Final = "rose"
 # Scheduler and worker run in one thread, so that a step and its gates are one quantum.
 _EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _PATIENCE_S: Final = 5.0
-_BLOCK_TOKENS: Final = "32"  # the smallest that vLLM's CPU kernels support; keeps loans small
-# Options of vLLM that rose sets itself.
-_TAKEN: Final = ("--scheduler-cls", "--worker-cls", "--distributed-executor-backend")
-_SIZES: Final = {
-    "--tensor-parallel-size": "tensor",
-    "-tp": "tensor",
-    "--pipeline-parallel-size": "pipeline",
-    "-pp": "pipeline",
-    "--data-parallel-size": "data",
-    "-dp": "data",
-}
+_BLOCK_TOKENS: Final = 32  # the smallest that vLLM's CPU kernels support; keeps loans small
+# Time for open requests after SIGTERM. With vLLM's default of 0 the engine is killed at once, and
+# leaves its certificate log without an end.
+_SHUTDOWN_S: Final = 10
+# Sizes of the models of `rose vllm try`: layers and width.
+_TRIED: Final = {"served": (4, 128), "rollout": (8, 256)}
+_TRY: Final = """
+# --kv-cache-memory-bytes: without it vLLM wants most of the machine's memory for one server.
+# --dtype float32: vLLM would choose bfloat16, in which many CPUs compute slowly.
+# First terminal. The server is up when it prints "Application startup complete".
+export OMP_NUM_THREADS=1
+rose vllm serve {folder}/served --served-model-name served --listen {folder}/lend.sock \\
+    --kv-cache-memory-bytes 67108864 --dtype float32 --enforce-eager \\
+    --max-model-len 1024 --max-num-batched-tokens 256 --port 8001
+
+# Second terminal, when the first server is up. The borrower takes its memory from that server.
+export OMP_NUM_THREADS=1
+rose vllm rollout {folder}/rollout --served-model-name rollout --attach {folder}/lend.sock \\
+    --dtype float32 --max-model-len 1024 --port 8002
+
+# Third terminal, when both are up. "model" is the --served-model-name, or else the path.
+curl -s localhost:8002/v1/completions -H 'content-type: application/json' \\
+    -d '{{"model": "rollout", "prompt": "Once", "max_tokens": 200}}'
+rose top {folder}/lend.sock
+
+# If an answer does not come, this says why rollouts wait.
+curl -s localhost:8002/rose/status
+"""
 _LETTERS_ARE_VLLM: Final = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 
 
@@ -81,7 +100,7 @@ def serve(
 
     Options that rose does not know go to `vllm serve`.
     """
-    _check(options)
+    check_supported(_version())
     settings["slab_bytes"] = None if slab_mib is None else slab_mib * MIB
     _exec(
         model,
@@ -100,54 +119,39 @@ def rollout(model: str, options: Sequence[str], attach: str) -> None:
     """Run MODEL with vLLM on the memory and compute that the server at SOCKET lends.
 
     Options that rose does not know go to `vllm serve`. In eager mode, which is the default here,
-    rollouts can stop between two layers; with --no-enforce-eager, only between two steps.
+    rollouts can stop between two layers; with --no-enforce-eager, only between two steps. Start the
+    server at SOCKET first.
     """
-    _check(options)
-    named = _names(options)
+    check_supported(_version())
     ledger, _ = ask_device(attach, AskLedger(), timeout_s=_PATIENCE_S)
-    more = []
-    if not named & {"--enforce-eager", "--no-enforce-eager"}:
-        more.append("--enforce-eager")
-    if "--kv-cache-memory-bytes" not in named:
-        more += ["--kv-cache-memory-bytes", str(len(ledger.records()) * ledger.slab_bytes)]
+    if any(one.is_live and one.name != "serving" for one in ledger.partitions()):
+        raise Unavailable(
+            f"the device at {attach} lends to another borrower: stop that borrower first, or "
+            "attach to another device"
+        )
     _exec(
         model,
-        [*options, *more],
+        options,
         settings=asdict(RolloutSettings(attach)),
         scheduler="rose.engines.vllm.rollout_engine:BorrowingScheduler",
         worker="rose.engines.vllm.rollout_engine:RolloutWorker",
+        enforce_eager=True,
+        kv_cache_memory_bytes=len(ledger.records()) * ledger.slab_bytes,
     )
 
 
-def _check(options: Sequence[str]) -> None:
-    """Refuse options that the engine would refuse only after loading the model.
+@vllm.command("try")
+@click.argument("folder", default="rose-try", type=click.Path(path_type=Path))
+def try_(folder: Path) -> None:
+    """Make two tiny models in FOLDER, and print commands that serve them and lend.
 
-    Raises:
-        InvalidArgument: rose sets one of the options itself.
-        Unavailable: this version of vLLM, or more than one worker, is not supported.
+    The models have random weights, so their answers are noise. No model hub is needed.
     """
-    check_supported(_version())
-    for name, value in _pairs(options):
-        if name in _TAKEN:
-            raise InvalidArgument(f"rose sets {name} itself: remove it")
-        if name in _SIZES and value != "1":
-            raise Unavailable(
-                f"{name} {value}: rose drives one worker, so the {_SIZES[name]} parallel size "
-                "must be 1"
-            )
+    from rose.engines.vllm.tiny import make_model  # noqa: PLC0415 (it imports transformers)
 
-
-def _names(options: Sequence[str]) -> set[str]:
-    return {one.partition("=")[0] for one in options}
-
-
-def _pairs(options: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each option with the word after it, or after its equals sign."""
-    return [
-        (name, value if is_joined else following)
-        for one, following in zip(options, [*options, ""][1:], strict=True)
-        for name, is_joined, value in [one.partition("=")]
-    ]
+    for seed, (name, (layers, hidden)) in enumerate(_TRIED.items()):
+        make_model(folder / name, layers=layers, hidden=hidden, seed=seed)
+    print(_TRY.format(folder=shlex.quote(str(folder))).strip())
 
 
 def _version() -> str:
@@ -155,41 +159,41 @@ def _version() -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     raise Unavailable(
-        "vLLM is not installed here: run pip install 'vllm==0.33.*', or make vllm-env"
+        "vLLM is not installed here: run make vllm-env, or install vLLM 0.32 for CPUs"
     )
 
 
 def _exec(
-    model: str, options: Sequence[str], *, settings: Mapping[str, Any], scheduler: str, worker: str
+    model: str,
+    options: Sequence[str],
+    *,
+    settings: Mapping[str, Any],
+    scheduler: str,
+    worker: str,
+    **defaults: object,
 ) -> None:
-    """Replace this process by vLLM's server."""
-    rest, additional = _without_additional_config(options)
-    if "--block-size" not in _names(options):
-        rest += ["--block-size", _BLOCK_TOKENS]
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *rest),
-        *("--scheduler-cls", scheduler.replace(":", "."), "--worker-cls", worker.replace(":", ".")),
-        *("--distributed-executor-backend", _EXECUTOR, "--no-async-scheduling"),
-        *("--additional-config", json.dumps({**additional, KEY: settings})),
-    ]
+    """Replace this process by vLLM's server.
+
+    Args:
+        model: first argument of `vllm serve`.
+        options: the user's other arguments.
+        settings: rose's settings.
+        scheduler: rose's scheduler class.
+        worker: rose's worker class.
+        defaults: further options of vLLM that hold unless the user sets them.
+    """
+    plan = {
+        "settings": settings,
+        "defaults": {
+            "scheduler_cls": scheduler.replace(":", "."),
+            "worker_cls": worker.replace(":", "."),
+            "distributed_executor_backend": _EXECUTOR,
+            "async_scheduling": False,
+            "block_size": _BLOCK_TOKENS,
+            "shutdown_timeout": _SHUTDOWN_S,
+            **defaults,
+        },
+    }
+    server = (sys.executable, "-m", "rose.engines.vllm.start", json.dumps(plan))
+    command = [*server, "serve", model, *options]
     os.execvpe(command[0], command, environment_of_vllm(_PLUGIN))
-
-
-def _without_additional_config(options: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the options without the user's `--additional-config`, and its value."""
-    name, rest, given = "--additional-config", list(options), "{}"
-    for index, one in enumerate(rest):
-        if one == name:
-            given = rest[index + 1] if index + 1 < len(rest) else ""
-            del rest[index : index + 2]
-            break
-        if one.startswith(f"{name}="):
-            given = rest.pop(index).partition("=")[2]
-            break
-    try:
-        additional = json.loads(given)
-    except json.JSONDecodeError:
-        additional = None
-    if not isinstance(additional, dict):
-        raise InvalidArgument(f"{name} must be a JSON object, got {given!r}")
-    return rest, additional

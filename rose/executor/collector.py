@@ -2,8 +2,8 @@
 
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from rose._core import Arbiter, CertificateLog, Clock, HostGate, PartitionSnapshot
@@ -51,7 +51,7 @@ class Collector:
         # The loan does not grow before this time. Otherwise slabs that come and go would abort step
         # after step.
         self.no_growth_before_ns = 0
-        self._pressures = 0
+        self._begun: Counter[Cause] = Counter()
         self._ebbs: deque[tuple[int, int]] = deque(maxlen=_EBBS)
         self.history: deque[Revocation] = deque(maxlen=_HISTORY)
 
@@ -68,9 +68,9 @@ class Collector:
         """
         revocation = self._revocation(borrower, slabs=slabs, cause=cause)
         with self._lock:
+            self._begun[cause] += 1
             if cause is Cause.PRESSURE:
                 before = lent.held - lent.in_revocation
-                self._pressures += 1
                 self._ebbs.append((before, max(0, before - slabs)))
             self._hold_growth_off(revocation.asked_ns + self._regrow_ns)
         self._log.append_revoke_begun(deadline_ns=revocation.deadline_ns, slabs=slabs)
@@ -94,6 +94,7 @@ class Collector:
             # The borrower sent no heartbeat for a TTL, so it is not asked which slabs to give.
             revocation = self._revocation(borrower, slabs=0, cause=Cause.EXPIRED)
             with self._lock:
+                self._begun[Cause.EXPIRED] += 1
                 self._open.append(revocation.adopt(revocation_id))
         self.settle()
 
@@ -156,7 +157,13 @@ class Collector:
         The data of a revocation are (slabs on loan before it, slabs on loan after it).
         """
         with self._lock:
-            return self._pressures, tuple(self._ebbs)
+            return self._begun[Cause.PRESSURE], tuple(self._ebbs)
+
+    @property
+    def begun(self) -> Mapping[str, int]:
+        """Number of revocations so far, by the name of their cause in lower case."""
+        with self._lock:
+            return {cause.name.lower(): self._begun[cause] for cause in Cause}
 
     @property
     def aborts(self) -> int:

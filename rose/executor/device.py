@@ -430,6 +430,8 @@ class CoServing(Closing):
             lent_bytes=lender.lent_slabs * arbiter.slab_bytes,
             cap_bytes=lender.cap.slabs * arbiter.slab_bytes,
             revocations=revocations,
+            revoked=lender.collector.begun,
+            delay_ms=parts.creditor.segment_upper_ms + lender.policy.signal_ms,
             ebbs=tuple(
                 (before * arbiter.slab_bytes, left * arbiter.slab_bytes) for before, left in ebbs
             ),

@@ -95,12 +95,14 @@ class DeviceReading:
         lent_bytes: memory on loan, except slabs being taken back.
         cap_bytes: largest size of the memory on loan now; without a cap, the size of the pool.
         revocations: number of revocations for serving's needs.
+        revoked: number of revocations by cause, a name of `Cause` in lower case.
         ebbs: (bytes on loan before, bytes after) of the last 64 of these revocations, oldest first.
         refusals: number of refused quanta by reason, a `Reason` in lower case.
         refused_s: seconds in which rollouts wanted to run and were refused, by reason.
         granted_s: seconds in which rollouts had a quantum.
         binding: the condition that the newest refused certificate violated, if any.
         evidence: evidence for the two step shapes that certificates rely on.
+        delay_ms: time of one rollout segment, plus the delay until the borrower sees a closed gate.
     """
 
     pool_bytes: int
@@ -121,6 +123,23 @@ class DeviceReading:
     granted_s: float = 0.0
     binding: Binding | None = None
     evidence: tuple[ShapeEvidence, ...] = ()
+    revoked: Mapping[str, int] = field(default_factory=dict)
+    delay_ms: float = 0.0
+
+    def targets_too_low(self) -> Mapping[str, float]:
+        """Return the smallest feasible value of each target below it: no certificate is possible.
+
+        Empty while a step shape has no bound. The target between tokens matters only if rollouts
+        run beside requests, that is with `SLO.slowdown` above 0.
+        """
+        bounds = [one.bound_ms for one in self.evidence if one.bound_ms is not None]
+        if len(bounds) < len(self.evidence):
+            return {}
+        least_ms = max(bounds, default=0.0) + self.delay_ms
+        targets = {"ttft_ms": self.slo.ttft_ms}
+        if self.slo.slowdown > 0:
+            targets["tpot_ms"] = self.slo.tpot_ms
+        return {name: least_ms for name, target_ms in targets.items() if target_ms < least_ms}
 
     def fallen_share(self, since: int) -> float | None:
         """Return the share by which the loan fell in all revocations after the first `since`.

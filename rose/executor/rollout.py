@@ -109,6 +109,8 @@ class RolloutLane:
         self._reporting = reporting
         self.why_refused = why_refused
         self._slabs_max = slabs_max
+        # The refusal of the last call of `ensure`; None if it succeeded.
+        self.no_memory: Refusal | None = None
         self._has_gates = has_gates
         self._books = groups.arbiter
         self._partition = groups.partition
@@ -331,7 +333,8 @@ class RolloutLane:
 
     def ensure(self, blocks: int) -> bool:
         """Ensure `blocks` free blocks, with a grant if necessary; return False if refused."""
-        return self.grow(blocks) is None
+        self.no_memory = self.grow(blocks)
+        return self.no_memory is None
 
     def grow(self, blocks: int) -> Refusal | None:
         """Ensure `blocks` free blocks, with a grant if necessary; return a refusal or None."""

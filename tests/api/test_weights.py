@@ -158,8 +158,11 @@ def test_after_an_interrupt_the_tensors_are_a_version_and_follow_on(
                 receiver.commit()
         assert receiver.version == 1
         assert equal(here, arrays(0))
+        before = receiver.digest
         follow(receiver, n)
         assert equal(here, there)
+        assert len(receiver.digest) == len(before) == 32
+        assert receiver.digest != before
 
 
 def test_a_checkpoint_on_disk_follows_too(publisher, tmp_path, monkeypatch) -> None:

@@ -576,7 +576,7 @@ def test_a_restless_demo_is_void_and_a_silent_one_unmeasured() -> None:
 
 @pytest.mark.parametrize(
     ("found", "reason"),
-    [("5.17.0", "5.17.0 is here"), (None, "not installed"), ("5.23.0", None)],
+    [("5.17.0", "5.17.0 is here"), (None, "not installed"), ("5.23.0", None), ("5.24.1", None)],
 )
 def test_the_demo_says_which_transformers_it_needs(
     monkeypatch: pytest.MonkeyPatch, found: str | None, reason: str | None

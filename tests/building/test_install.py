@@ -158,6 +158,41 @@ def test_without_a_compiler_the_core_says_so(install: ModuleType) -> None:
     assert said.endswith(" (log: build/install-core.log)")
 
 
+def test_a_long_phase_says_how_far_it_is(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(install, "REPORT_S", 0.2)
+    install.run(install.Phase("C++ core", "core", ["sh", "-c", "echo '[3/9] C++ x'; sleep 1"]))
+    assert "rose: C++ core, 0 s: [3/9] C++ x\n" in capsys.readouterr().out
+
+
+def makes(target: str, *variables: str) -> str:
+    """Return the commands of a target, none of which is run."""
+    command = ["make", "--dry-run", "--always-make", target, *variables]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_environment_of_vllm_needs_no_other(tmp_path: Path) -> None:
+    made = makes("vllm-env", f"VENV={tmp_path}/none", f"VLLM_VENV={tmp_path}/vllm")
+    assert "requirements/vllm_env.py" in made
+    assert "requirements/install.py" not in made
+    assert "ROSE_CUDA=off" in made
+
+
+def test_the_core_of_an_installed_rose_serves_vllm_too(tmp_path: Path) -> None:
+    (tmp_path / ".rose-installed").touch()
+    made = makes("vllm-env", f"VENV={tmp_path}", f"VLLM_VENV={tmp_path}/vllm")
+    assert f"{tmp_path}/bin/python setup.py" in made
+
+
+def test_the_tools_of_vllms_environment_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "requirements"))
+    module = load(ROOT / "requirements" / "vllm_env.py")
+    names = {name.partition("==")[0] for name in module.pinned(module.LOCK, "ninja", "setuptools")}
+    assert names == {"ninja", "setuptools"}
+    assert len(module.pinned("requirements/constraints.txt", "pybind11")) == 1
+
+
 def test_a_phase_says_how_long_it_took_and_what_concerns_rose(
     install: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

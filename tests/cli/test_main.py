@@ -193,14 +193,18 @@ def test_missing_kernel_support_is_broken(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("version", "state"),
-    [("5.23.9.dev0", doctor.State.ACTIVE), ("5.24.0", doctor.State.ABSENT)],
+    [
+        ("5.23.9.dev0", doctor.State.ACTIVE),
+        ("5.24.0", doctor.State.ACTIVE),
+        ("5.25.0", doctor.State.ABSENT),
+    ],
 )
 def test_packages_are_judged_by_their_version_or_absent_with_the_remedy(
     monkeypatch, version, state
 ):
     versions, find = {"transformers": version, "packaging": ""}, doctor.find_spec
     monkeypatch.setattr(metadata, "version", versions.__getitem__)
-    monkeypatch.setattr(metadata, "requires", lambda _: ["transformers<5.24,>=5.23.dev0"])
+    monkeypatch.setattr(metadata, "requires", lambda _: ["transformers<5.25,>=5.23.dev0"])
     monkeypatch.setattr(doctor, "find_spec", lambda name: find(name) if name in versions else None)
     found = findings()
     assert found["transformers"].state is state

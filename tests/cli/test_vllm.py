@@ -3,8 +3,11 @@
 import importlib.metadata
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -25,13 +28,19 @@ class Started:
     def __call__(self, _program: str, command: Sequence[str], environment: dict[str, str]) -> None:
         self.command, self.environment = command, environment
 
-    def option(self, name: str) -> str:
-        return self.command[self.command.index(name) + 1]
+    @property
+    def options(self) -> Sequence[str]:
+        """The arguments of vLLM's own command."""
+        assert self.command[1:3] == ["-m", "rose.engines.vllm.start"]
+        return self.command[4:]
 
     @property
-    def additional(self) -> dict[str, dict[str, object]]:
-        found: dict[str, dict[str, object]] = json.loads(self.option("--additional-config"))
-        return found
+    def settings(self) -> dict[str, Any]:
+        return dict(json.loads(self.command[3])["settings"])
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return dict(json.loads(self.command[3])["defaults"])
 
 
 @pytest.fixture(autouse=True)
@@ -46,26 +55,21 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 def test_options_of_vllm_go_to_vllm_and_roses_own_do_not(started: Started) -> None:
     options = ["--port", "8001", "--listen", "lend.sock", "--slab-mib", "4", "--seed=3"]
     assert main(["vllm", "serve", "some/model", *options]) == 0
-    assert started.command[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "some/model"]
-    assert started.option("--port") == "8001"
-    assert "--seed=3" in started.command
-    assert "--listen" not in started.command
-    settings = started.additional["rose"]
-    assert (settings["listen"], settings["slab_bytes"]) == ("lend.sock", 4 << 20)
-    assert started.option("--scheduler-cls") == "rose.engines.vllm.serving_engine.LendingScheduler"
-    assert started.option("--worker-cls") == "rose.engines.vllm.serving_engine.ServingWorker"
+    assert started.options == ["serve", "some/model", "--port", "8001", "--seed=3"]
+    assert (started.settings["listen"], started.settings["slab_bytes"]) == ("lend.sock", 4 << 20)
+    lending = "rose.engines.vllm.serving_engine"
+    assert started.defaults["scheduler_cls"] == f"{lending}.LendingScheduler"
+    assert started.defaults["worker_cls"] == f"{lending}.ServingWorker"
+
+
+def test_the_engine_gets_time_to_end_its_log(started: Started) -> None:
+    assert main(["vllm", "serve", "model"]) == 0
+    assert started.defaults["shutdown_timeout"] > 0
 
 
 def test_an_observer_has_no_socket(started: Started) -> None:
     assert main(["vllm", "serve", "model", "--observe"]) == 0
-    assert started.additional["rose"]["listen"] is None
-
-
-def test_a_users_additional_config_stays(started: Started) -> None:
-    assert main(["vllm", "serve", "model", "--additional-config", '{"mine": {"a": 1}}']) == 0
-    assert started.additional["mine"] == {"a": 1}
-    assert "rose" in started.additional
-    assert started.command.count("--additional-config") == 1
+    assert started.settings["listen"] is None
 
 
 def test_a_users_list_of_plug_ins_is_extended(
@@ -74,23 +78,6 @@ def test_a_users_list_of_plug_ins_is_extended(
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
     assert main(["vllm", "serve", "model"]) == 0
     assert started.environment["VLLM_PLUGINS"] == "mine,rose"
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["-tp", "2"], "the tensor parallel size must be 1"),
-        (["--pipeline-parallel-size=2"], "the pipeline parallel size must be 1"),
-        (["--scheduler-cls", "mine.Scheduler"], "rose sets --scheduler-cls itself"),
-        (["--additional-config", "[1]"], "must be a JSON object"),
-    ],
-)
-def test_what_rose_cannot_do_is_refused(
-    started: Started, capsys: pytest.CaptureFixture[str], options: list[str], why: str
-) -> None:
-    assert main(["vllm", "serve", "model", *options]) == 2
-    assert why in capsys.readouterr().err
-    assert not started.command
 
 
 def test_another_version_is_refused_with_those_that_are_supported(
@@ -109,9 +96,24 @@ def test_a_borrower_may_have_the_pool_of_who_listens(started: Started, tmp_path:
         device.serving(GEOMETRY, slo=slo, step_tokens=16, request_tokens=32)
         device.listen(path)
         assert main(["vllm", "rollout", "model", "--attach", str(path)]) == 0
-    assert started.option("--kv-cache-memory-bytes") == str(16 * SLAB)
-    assert "--enforce-eager" in started.command
-    assert started.additional["rose"] == {"attach": str(path)}
+    assert started.defaults["kv_cache_memory_bytes"] == 16 * SLAB
+    assert started.defaults["enforce_eager"] is True
+    assert started.settings == {"attach": str(path)}
+
+
+def test_a_second_borrower_is_refused_before_it_starts(
+    started: Started, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lend.sock"
+    with CoServing.open("cpu", pool_bytes=18 * SLAB, slab_bytes=SLAB) as device:
+        slo = SLO(ttft_ms=20_000, tpot_ms=1000)
+        device.serving(GEOMETRY, slo=slo, step_tokens=16, request_tokens=32)
+        device.listen(path)
+        with CoServing.attach(path) as first:
+            first.rollout(GEOMETRY, limit_bytes=4 * SLAB)
+            assert main(["vllm", "rollout", "model", "--attach", str(path)]) == 2
+        assert "lends to another borrower: stop that borrower first" in capsys.readouterr().err
+    assert not started.command
 
 
 def test_a_borrower_needs_somebody_who_listens(
@@ -120,3 +122,31 @@ def test_a_borrower_needs_somebody_who_listens(
     assert main(["vllm", "rollout", "model", "--attach", str(tmp_path / "nobody")]) == 2
     assert "nobody" in capsys.readouterr().err
     assert not started.command
+
+
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let `rose vllm try` make no models; returns their paths."""
+    made: list[str] = []
+    tiny = ModuleType("rose.engines.vllm.tiny")
+    vars(tiny)["make_model"] = lambda path, **_: made.append(str(path))
+    monkeypatch.setitem(sys.modules, tiny.__name__, tiny)
+    return made
+
+
+def test_what_to_try_is_printed_as_the_docs_have_it(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = without_transformers(monkeypatch)
+    assert main(["vllm", "try"]) == 0
+    assert made == ["rose-try/served", "rose-try/rollout"]
+    printed = capsys.readouterr().out
+    assert f"```\n{printed}```\n" in (repo / "docs" / "vllm.md").read_text(encoding="utf-8")
+    assert "rose vllm try" in (repo / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_folder_to_try_in_may_have_any_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_transformers(monkeypatch)
+    assert main(["vllm", "try", "my models"]) == 0
+    assert "rose vllm serve 'my models'/served " in capsys.readouterr().out

@@ -7,7 +7,8 @@ import pytest
 
 from rose._core import Grant, ManualClock
 from rose.errors import InvalidArgument, Unavailable
-from rose.executor import CoServing, Reason
+from rose.executor import SLO, CoServing, Reason
+from rose.executor.reading import ShapeEvidence
 from rose.executor.revocation import Cause
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
@@ -79,7 +80,9 @@ def test_a_lower_cap_has_slabs_taken_back_at_once_and_nobody_else_gets_them(open
     wait_for(lambda: rig.device.lender.collector.history)
     (revocation,) = rig.device.lender.collector.history
     assert (revocation.cause, revocation.slabs_returned) == (Cause.CAPPED, 4)
-    assert rig.device.reading().revocations == 0  # serving's need began none
+    reading = rig.device.reading()
+    assert reading.revocations == 0  # serving's need began none
+    assert reading.revoked == {"pressure": 0, "expired": 0, "capped": 1, "closing": 0}
 
 
 def test_slabs_on_their_way_over_a_cap_are_not_demanded_twice(open_rig) -> None:
@@ -215,6 +218,24 @@ def test_a_reading_says_how_serving_is_and_what_is_lent(open_rig) -> None:
     rig.serving.kv.allocator.free(blocks)
     for name in "abc":
         rig.serving.finished(name)
+
+
+def test_targets_below_the_bounds_are_named_with_the_smallest_feasible_ones(open_rig) -> None:
+    said = replace(
+        open_rig().device.reading(),
+        slo=SLO(ttft_ms=100.0, tpot_ms=50.0, slowdown=0.1),
+        evidence=(
+            ShapeEvidence("step", scores=200, wanted=200, missing=0, bound_ms=60.0),
+            ShapeEvidence("chunk", scores=200, wanted=200, missing=0, bound_ms=90.0),
+        ),
+        delay_ms=6.0,
+    )
+    assert said.targets_too_low() == {"tpot_ms": 96.0}
+    assert replace(said, delay_ms=12.0).targets_too_low() == {"ttft_ms": 102.0, "tpot_ms": 102.0}
+    # Without a slowdown no rollout runs beside a request, so the time between tokens is free.
+    assert replace(said, slo=SLO(ttft_ms=100.0, tpot_ms=50.0)).targets_too_low() == {}
+    unknown = ShapeEvidence("step", scores=3, wanted=200, missing=197, bound_ms=None)
+    assert replace(said, evidence=(unknown, said.evidence[1])).targets_too_low() == {}
 
 
 def test_a_reading_counts_what_serving_took_back_and_leaves_out_what_is_leaving(open_rig) -> None:

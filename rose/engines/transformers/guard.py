@@ -22,7 +22,8 @@ from transformers.generation.continuous_batching.scheduler import Scheduler
 
 from rose.errors import Unavailable
 
-SUPPORTED: Final = "5.23"
+SUPPORTED: Final = ("5.23", "5.24")
+"""Minor versions of transformers that rose supports."""
 
 _OWNERS: Final[dict[str, Any]] = {
     one.__name__: one
@@ -87,10 +88,10 @@ def check_version() -> None:
         Unavailable: the version, or a signature that rose relies on, differs.
     """
     found = version("transformers")
-    if not found.startswith(f"{SUPPORTED}."):
+    if not found.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
         raise Unavailable(
             f"transformers {found} is not supported: rose drives the continuous batching of "
-            f"{SUPPORTED}.x (pip install 'transformers=={SUPPORTED}.*')"
+            f"{' and '.join(SUPPORTED)} (pip install 'transformers=={SUPPORTED[-1]}.*')"
         )
     for name, expected in _SIGNATURES.items():
         owner, *method = name.split(".")
@@ -98,5 +99,5 @@ def check_version() -> None:
         if actual != expected:
             raise Unavailable(
                 f"transformers {found} changed {name}: rose needs the parameters '{expected}', "
-                f"got '{actual}'; install another {SUPPORTED}.x"
+                f"got '{actual}'; install another release of {' or '.join(SUPPORTED)}"
             )

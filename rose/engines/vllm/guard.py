@@ -1,4 +1,4 @@
-"""Checks of vLLM's version and options, and of the methods that rose overrides or calls."""
+"""Checks of vLLM's version, and of the methods that rose overrides or calls."""
 
 import inspect
 from typing import Any, Final
@@ -69,38 +69,3 @@ def check_version() -> None:
                 f"vLLM {found} changed {name}: expected the parameters '{expected}', got "
                 f"'{' '.join(actual)}'; install another release of vLLM {' or '.join(SUPPORTED)}"
             )
-
-
-def check_config(config: Any) -> None:
-    """Check that rose supports a server's options.
-
-    Args:
-        config: vLLM's `VllmConfig`.
-
-    Raises:
-        Unavailable: rose does not support an option or the device; the message names it.
-    """
-    parallel = config.parallel_config
-    refusals = {
-        "rose drives one worker, so tensor x pipeline and data parallel sizes must be 1, got "
-        f"{parallel.world_size} and {parallel.data_parallel_size}": (
-            parallel.world_size > 1 or parallel.data_parallel_size > 1
-        ),
-        "rose drives the V1 model runner: set VLLM_USE_V2_MODEL_RUNNER=0": (
-            config.use_v2_model_runner
-        ),
-        "rose undoes steps one at a time: add --no-async-scheduling": (
-            config.scheduler_config.async_scheduling
-        ),
-        "rose does not support speculative decoding: remove --speculative-config": (
-            config.speculative_config is not None
-        ),
-        "rose does not support KV transfer: remove --kv-transfer-config": (
-            config.kv_transfer_config is not None
-        ),
-        f"rose drives vLLM on CPUs only, got the device {config.device_config.device_type}: "
-        "install vLLM for CPUs": (config.device_config.device_type != "cpu"),
-    }
-    for sentence, is_refused in refusals.items():
-        if is_refused:
-            raise Unavailable(sentence)

@@ -6,20 +6,27 @@ from contextlib import suppress
 from typing import Any, Final
 
 from vllm.config import CompilationMode
+from vllm.logger import init_logger
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.utils import bind_kv_cache_to_layers
 
+from rose.clock import BootClock
 from rose.engines.torch import gate_layers
-from rose.engines.vllm.guard import check_config, check_version
+from rose.engines.vllm.guard import check_version
 from rose.engines.vllm.join import join, joined
 from rose.engines.vllm.rollout_scheduler import RolloutScheduler
-from rose.engines.vllm.settings import RolloutSettings, read_settings
+from rose.engines.vllm.settings import RolloutSettings, check_config, read_settings
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv, views_of
+from rose.engines.vllm.waiting import Waits
 from rose.errors import RoseError, StepAborted, Unavailable
+from rose.events import Reason
 from rose.executor import CoServing, Quantum, Refusal, RolloutLane
 from rose.executor.attached import AttachedDevice
+from rose.executor.messages import AskLedger
+from rose.executor.observing import ask_device
 from rose.memory import KVSpace
 
 # Longest wait for a quantum; then vLLM's loop handles its other events.
@@ -28,6 +35,10 @@ _LOOK_UP_MS: Final = 50.0
 _RETRY_S: Final = 0.02
 # Pause between two attempts to attach.
 _ATTACH_AGAIN_S: Final = 0.5
+# Serving's answer is only for the log.
+_TERM_S: Final = 0.5
+# vLLM writes the lines of its own loggers only.
+_LOG: Final = init_logger("vllm.rose")
 
 
 class AbortedStep(ModelRunnerOutput):  # type: ignore[misc]  # vLLM is not followed
@@ -55,6 +66,7 @@ class BorrowedSide:
         self._ungate: Callable[[], None] = lambda: None
         self._model: Any = None
         self._layers: Any = None
+        self.waits = Waits(BootClock(), term=self._term, report=_LOG.warning)
         self._attach()
 
     def _attach(self) -> None:
@@ -69,6 +81,13 @@ class BorrowedSide:
             raise
         self.device: AttachedDevice = device
         self.lane: RolloutLane = lane
+
+    def _term(self) -> str | None:
+        """Return the condition that serving's newest refused certificate violated."""
+        with suppress(RoseError):
+            _, reported = ask_device(self._settings.attach, AskLedger(), timeout_s=_TERM_S)
+            return reported.binding
+        return None
 
     @property
     def has_gates(self) -> bool:
@@ -195,6 +214,8 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             "limit_bytes": side.lane.slabs_max() * side.lane.kv.slab_bytes,
             "gates": "layers" if side.has_gates else "steps",
             "aborted_steps": side.aborted_steps,
+            "weights": getattr(self.weight_transfer_engine, "loaded", None),
+            **side.waits.status(),
         }
 
     def shutdown(self) -> None:
@@ -221,6 +242,7 @@ class BorrowingScheduler(RolloutScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Wait (bounded) for a quantum, then plan a step; without a quantum the plan is empty."""
         if not self.has_unfinished_requests():
+            self._side.waits.idle()
             return super().schedule(throttle_prefills)  # This plan only reports ended requests.
         if self._had_no_plan:
             self._pause.wait(_RETRY_S)
@@ -228,6 +250,7 @@ class BorrowingScheduler(RolloutScheduler):
         if self._quantum is None:
             return SchedulerOutput.make_empty()
         is_planned = False
+        self.lane.no_memory = None
         try:
             output = super().schedule(throttle_prefills)
             is_planned = output.total_num_scheduled_tokens > 0
@@ -238,17 +261,29 @@ class BorrowingScheduler(RolloutScheduler):
             self._had_no_plan = not is_planned
             if not is_planned:
                 self._end_quantum()
+        self._note_plan(is_planned=is_planned)
         return output
+
+    def _note_plan(self, *, is_planned: bool) -> None:
+        refusal, waits = self.lane.no_memory, self._side.waits
+        if is_planned:
+            waits.stepped()
+        elif refusal is not None and self.pause_state == PauseState.UNPAUSED:
+            waits.refused(refusal.reason)
+        else:  # The requests wait for something else, such as the operator's `/resume`.
+            waits.idle()
 
     def _ask_quantum(self) -> Quantum | None:
         """Empty the slabs under revocation, then wait up to `_LOOK_UP_MS` for a quantum."""
         if self.lane.is_closed:
+            self._side.waits.refused(Reason.CLOSED)
             self._attach_again()
             return None
         with self._books:
             self._evacuate(self.lane.leaving())
         match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
-            case Refusal():
+            case Refusal(reason=reason):
+                self._side.waits.refused(reason)
                 self._had_no_plan = True  # While slabs are overdue, refusals come at once.
                 return None
             case quantum:

@@ -1,10 +1,16 @@
 """Worker and scheduler of `rose vllm serve`: vLLM's own classes, on a device that lends."""
 
+import math
 import os
-from collections.abc import Iterable
+import signal
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from types import FrameType
 from typing import Any, Final
 
+from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.core.sched.interface import PauseState
@@ -13,11 +19,11 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from rose.engines.vllm.guard import check_config, check_version
+from rose.engines.vllm.guard import check_version
 from rose.engines.vllm.join import join, joined
 from rose.engines.vllm.probes import Probes, is_probe
 from rose.engines.vllm.serving_scheduler import ServingScheduler, with_tokens
-from rose.engines.vllm.settings import ServingSettings, read_settings
+from rose.engines.vllm.settings import ServingSettings, check_config, read_settings
 from rose.engines.vllm.spare_meter import SpareMeter
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv
 from rose.executor import SLO, CoServing, Policy, ServingLane, StepBatch
@@ -26,6 +32,8 @@ from rose.memory import KVSpace, choose_slab_bytes
 from rose.units import ceil_div
 
 _HEADER_SLABS: Final = 2  # one for each tenant
+# vLLM writes the lines of its own loggers only.
+_LOG: Final = init_logger("vllm.rose")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +107,16 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             "used_share": reading.used_share,
             "running": reading.running,
             "waiting": reading.waiting,
-            "revocations": reading.revocations,
+            "revocations": sum(reading.revoked.values()),
+            "revoked": dict(reading.revoked),
             "revoke_ms_p99": _revoke_ms_p99(device),
             "evidence_missing": {one.shape: one.missing for one in reading.evidence},
+            "targets_too_low": dict(reading.targets_too_low()),
             "refusals": dict(reading.refusals),
+            "refused_s": dict(reading.refused_s),
+            "granted_s": reading.granted_s,
+            "binding": None if reading.binding is None else reading.binding.sentence,
+            "weights": getattr(self.weight_transfer_engine, "loaded", None),
             **({"observed": dict(seen.report())} if (seen := self._side.observation) else {}),
         }
 
@@ -120,6 +134,48 @@ def _revoke_ms_p99(device: CoServing) -> float | None:
     return ordered[ceil_div(99 * len(ordered), 100) - 1] if ordered else None
 
 
+def _report_targets(device: CoServing) -> None:
+    """Log which targets are below the measured bound of serving's steps, so that nothing is lent.
+
+    Called when warm-up has ended.
+    """
+    reading = device.reading()
+    missing = {one.shape: one.missing for one in reading.evidence if one.missing}
+    if missing:
+        _LOG.warning(
+            "nothing is lent yet: warm-up ended, and the times of %s steps have no upper bound; "
+            "they are measured while serving is idle (a larger --epsilon needs fewer steps)",
+            " and ".join(missing),
+        )
+    for name, least_ms in reading.targets_too_low().items():
+        option = f"--{name.replace('_', '-')}"
+        _LOG.warning(
+            "nothing is lent beside these targets: %s %g is below the upper bound of serving's "
+            "steps on this machine; the smallest feasible value is %s %d",
+            *(option, getattr(reading.slo, name), option, math.ceil(least_ms)),
+        )
+
+
+def _after_signals(note: Callable[[], None]) -> None:
+    """Call `note` when vLLM handles SIGTERM or SIGINT; vLLM sets its handlers before the scheduler.
+
+    The call runs within a signal handler, so it may take no lock.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for which in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(which, partial(_handle, note, signal.getsignal(which)))
+
+
+def _handle(note: Callable[[], None], stock: Any, number: int, frame: FrameType | None) -> None:
+    note()
+    if callable(stock):
+        stock(number, frame)
+    elif stock == signal.SIG_DFL:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+
 class LendingScheduler(ServingScheduler):
     """The scheduler of a live server. It protects steps from rollouts, and probes when idle."""
 
@@ -127,11 +183,15 @@ class LendingScheduler(ServingScheduler):
         """Build vLLM's scheduler over the worker's lane."""
         side = joined(vllm_config, ServingSide)
         lane, self._observation = side.lane, side.observation
-        self._lender, self._has_log = side.device.lender, side.has_log
+        self._device, self._has_log = side.device, side.has_log
+        self._lender = side.device.lender
+        self._is_ending = False
+        _after_signals(self._note_end)
         self._late: list[dict[int, Any]] = []  # Outputs of unprotected steps, not reported yet.
         super().__init__(lane, vllm_config=vllm_config, **parts)
         self._step: ServingStep | None = None
         self._has_probes = False
+        self._is_new = True  # until warm-up has ended
         self._probes = Probes(
             lane,
             vocabulary=vllm_config.model_config.get_vocab_size(),
@@ -173,8 +233,20 @@ class LendingScheduler(ServingScheduler):
         if probes:
             super().finish_requests(probes, RequestStatus.FINISHED_ABORTED)
 
+    def _note_end(self) -> None:
+        self._is_ending = True
+
     def has_requests(self) -> bool:
-        """Return True if vLLM's loop has work. If the engine is idle, start a due probe first."""
+        """Return True if vLLM's loop has work. If the engine is idle, start a due probe first.
+
+        vLLM's loop calls this between two steps. After a signal that ends the server, lending ends
+        here, so the certificate log has its end even if vLLM kills the engine before its last
+        request has ended.
+        """
+        if self._is_ending:
+            self._end_probes()
+            self._device.close()
+            return bool(super().has_requests())
         if super().has_requests():
             return True
         # The requests of a paused engine are no work. An engine that lends nothing runs no probes,
@@ -185,6 +257,9 @@ class LendingScheduler(ServingScheduler):
         for probe in self._probes.due():
             self._has_probes = True
             super(ServingScheduler, self).add_request(probe)
+        if self._is_new and not self._probes.is_warming_up:
+            self._is_new = False
+            _report_targets(self._device)
         return bool(super().has_requests())
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:

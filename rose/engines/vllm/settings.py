@@ -1,4 +1,4 @@
-"""Settings of a vLLM server under rose, passed in vLLM's `--additional-config`."""
+"""Settings of a vLLM server under rose, and the versions and options of vLLM that rose supports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ SUPPORTED: Final = ("0.32", "0.33")
 
 KEY: Final = "rose"
 """Name of rose's settings in `--additional-config`."""
+
+_FULL: Final = frozenset({"attention", "full_attention"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,67 @@ def read_settings(additional_config: object) -> Mapping[str, Any]:
             "`rose vllm serve` or `rose vllm rollout`"
         )
     return found
+
+
+def check_config(config: Any) -> None:
+    """Check that rose supports a server's model and options, before any weight is loaded.
+
+    Args:
+        config: vLLM's `VllmConfig`.
+
+    Raises:
+        Unavailable: rose does not support the model, an option or the device; the message names it.
+    """
+    parallel = config.parallel_config
+    kind = _unsupported_attention(config)
+    refusals = {
+        "rose drives one worker, so tensor x pipeline and data parallel sizes must be 1, got "
+        f"{parallel.world_size} and {parallel.data_parallel_size}": (
+            parallel.world_size > 1 or parallel.data_parallel_size > 1
+        ),
+        f"all layers of the model must have full attention of one shape, got {kind}": kind != "",
+        "rose drives the V1 model runner: set VLLM_USE_V2_MODEL_RUNNER=0": (
+            config.use_v2_model_runner
+        ),
+        "rose undoes steps one at a time: remove --async-scheduling": (
+            config.scheduler_config.async_scheduling
+        ),
+        "rose does not support speculative decoding: remove --speculative-config": (
+            config.speculative_config is not None
+        ),
+        "rose does not support KV transfer: remove --kv-transfer-config": (
+            config.kv_transfer_config is not None
+        ),
+        f"rose drives vLLM on CPUs only, got the device {config.device_config.device_type}: "
+        "install vLLM for CPUs": (config.device_config.device_type != "cpu"),
+    }
+    for sentence, is_refused in refusals.items():
+        if is_refused:
+            raise Unavailable(sentence)
+
+
+def _unsupported_attention(config: Any) -> str:
+    """Return the kind of attention for which a borrower's or server's KV does not fit; "" if none.
+
+    The worker checks the KV layout itself. This check needs the model's config.json only.
+    """
+    model, text = config.model_config, config.model_config.hf_text_config
+    if model.runner_type != "generate":
+        return f"a model that is run for {model.runner_type}"
+    named = {
+        "latent attention (MLA)": model.use_mla,
+        "no attention": model.is_attention_free,
+        "layers without attention (hybrid)": model.is_hybrid,
+        "an encoder and a decoder": model.is_encoder_decoder,
+    }
+    found = [name for name, is_so in named.items() if is_so]
+    if found:
+        return found[0]
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if model.get_sliding_window() is not None and not kinds:
+        return "sliding-window attention"
+    # With this option vLLM keeps the whole KV of layers with a window, if a layer has none.
+    keeps_all = config.scheduler_config.disable_hybrid_kv_cache_manager and kinds & _FULL
+    if model.get_sliding_window() is None or keeps_all:
+        kinds.discard("sliding_attention")
+    return ", ".join(sorted(kinds)) if kinds - _FULL else ""

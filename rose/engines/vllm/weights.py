@@ -54,6 +54,11 @@ class Follower(Protocol):
         """Number of the version in the tensors; None before the first commit."""
         ...
 
+    @property
+    def digest(self) -> str:
+        """Digest of the version in the tensors."""
+        ...
+
     def wait(self, timeout_s: float) -> None:
         """Wait until a newer version is ready to commit.
 
@@ -119,6 +124,8 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         super().__init__(*parts, **options)
         self._receiver: Follower | None = None
         self._tensors: Tensors = {}
+        # Version and digest in the model, for `/rose/status`; None: the model holds no known one.
+        self.loaded: dict[str, Any] | None = None
         # Called before each tensor is loaded. In a borrower the call waits while serving has the
         # device.
         self.between: Callable[[], None] = lambda: None
@@ -164,11 +171,13 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         while (receiver.version or 0) < update_info.version:
             receiver.wait(update_info.timeout_s)
             receiver.commit()
+        self.loaded = None
         initialize_layerwise_reload(self.model)
         try:
             self.model.load_weights(self._one_by_one())
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
+        self.loaded = {"version": receiver.version, "digest": receiver.digest}
 
     def _one_by_one(self) -> Iterator[tuple[str, torch.Tensor]]:
         for named in self._tensors.items():

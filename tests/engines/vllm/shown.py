@@ -61,6 +61,12 @@ SETTINGS: Final = (
                 _LIVE,
                 ("fresh_weights_reach_the_borrower_while_serving_works",),
             ),
+            Shown("a second borrower is refused", _LIVE, ("a_second_borrower_is_refused",)),
+            Shown(
+                "SIGTERM and Ctrl-C end the certificate log",
+                _LIVE,
+                ("a_signal_ends_the_log_and_the_socket",),
+            ),
             Shown("a lost socket file", _LIVE, ("without_the_file_of_the_socket_both_go_on",)),
             Shown(
                 "death or standstill of serving",

@@ -10,9 +10,10 @@ from urllib.error import HTTPError
 import pytest
 
 import rose
-from bench.vllm_servers import KV_BYTES, PYTHON, Server, Talk, make_model, prompts
+from bench.vllm_servers import KV_BYTES, PYTHON, Server, Talk, prompts
 from rose._core import HostGate
 from rose.cli.main import main
+from rose.slo.verify import verify_log
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
@@ -23,6 +24,7 @@ ROLLOUT_TOKENS = 120
 BURST = prompts(16, tokens=800)
 BURST_TOKENS = 40
 STILL_S = 20.0
+WAIT_S = 60.0
 ROUNDS_MAX = 10
 BURSTS = 3  # Without a pause between them rollouts would never end.
 
@@ -31,19 +33,16 @@ class Pair:
     """A serving engine and a borrower, with the answers that each gives alone."""
 
     def __init__(self, folder: Path) -> None:
+        from rose.engines.vllm.tiny import make_model
+
         core = max(os.sched_getaffinity(0))
         self.socket = folder / "s"
         served = make_model(folder / "served", layers=4, hidden=128, seed=1)
         self.rolled_out = rolled_out = make_model(
             folder / "rolled-out", layers=8, hidden=256, seed=2
         )
-        self.serving = Server(
-            *("rose.cli.main", "vllm", "serve", str(served), "--listen", str(self.socket)),
-            *("--epsilon", "0.02", "--revoke-ms", "500", "--enforce-eager"),
-            *("--kv-cache-memory-bytes", str(KV_BYTES)),
-            log=folder / "serving.log",
-            core=core,
-        )
+        self._core, self._folder, self._served = core, folder, served
+        self.serving = self.server_that_lends()
         self.borrower = Server(
             *("rose.cli.main", "vllm", "rollout", str(rolled_out), "--attach", str(self.socket)),
             *("--weight-transfer-config", '{"backend": "rose"}'),
@@ -55,6 +54,15 @@ class Pair:
         self.burst_alone = Talk(self.serving, BURST, tokens=BURST_TOKENS).tokens()
         self.borrower.start()
         self.rollouts_alone = self.roll_out().tokens()
+
+    def server_that_lends(self, *options: str) -> Server:
+        return Server(
+            *("rose.cli.main", "vllm", "serve", str(self._served), "--listen", str(self.socket)),
+            *("--epsilon", "0.02", "--revoke-ms", "500", "--enforce-eager"),
+            *("--kv-cache-memory-bytes", str(KV_BYTES), *options),
+            log=self._folder / "serving.log",
+            core=self._core,
+        )
 
     def roll_out(self) -> Talk:
         return Talk(self.borrower, ROLLOUTS, tokens=ROLLOUT_TOKENS)
@@ -93,6 +101,11 @@ def test_both_say_what_is_lent(pair: Pair) -> None:
     assert borrower["lent_bytes"] == serving["lent_bytes"]
     assert serving["evidence_missing"] == {"step": 0, "chunk": 0}
     assert borrower["gates"] == "layers"
+    assert serving["targets_too_low"] == {}
+    assert serving["granted_s"] > 0
+    assert serving["binding"] is None or "must fit" in serving["binding"]
+    assert borrower["since_step_s"] >= 0
+    assert serving["weights"] is borrower["weights"] is None
 
 
 def gate_of(engine_pid: int) -> HostGate:
@@ -131,9 +144,14 @@ def test_revocations_and_aborts_change_no_token(pair: Pair) -> None:
 def test_an_operator_takes_all_back_and_rollouts_wait(pair: Pair) -> None:
     rollouts = pair.roll_out()
     pair.wait_until_lent()
+    capped = pair.serving.status["revoked"]["capped"]
     pair.lending("off")
     wait_for(lambda: pair.serving.status["lent_bytes"] == 0)
+    assert pair.serving.status["revoked"]["capped"] > capped
     assert not rollouts.is_over
+    wait_for(lambda: "no step for 10 s" in pair.borrower.log.read_text(), timeout_s=WAIT_S)
+    assert "`rose lending on`" in pair.borrower.log.read_text()
+    assert pair.borrower.status["refused"] == "over_limit"
     assert pair.borrower.is_healthy()
     pair.lending("limit", "0.5")
     assert rollouts.tokens() == pair.rollouts_alone
@@ -173,8 +191,11 @@ def test_fresh_weights_reach_the_borrower_while_serving_works(pair: Pair) -> Non
         assert serving.tokens() == pair.burst_alone
         changed = pair.roll_out().tokens()
         assert all(one != before for one, before in zip(changed, pair.rollouts_alone, strict=True))
-        push(publisher.update(first))
+        newest = publisher.update(first)
+        push(newest)
         assert pair.roll_out().tokens() == pair.rollouts_alone
+        weights = pair.borrower.status["weights"]
+        assert (weights["version"], len(weights["digest"])) == (newest, 32)
 
 
 def test_without_the_file_of_the_socket_both_go_on(pair: Pair) -> None:
@@ -184,6 +205,29 @@ def test_without_the_file_of_the_socket_both_go_on(pair: Pair) -> None:
     pair.burst()
     assert rollouts.tokens() == pair.rollouts_alone
     kept.rename(pair.socket)
+
+
+def test_a_second_borrower_is_refused(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vllm", "rollout", "another", "--attach", str(pair.socket)]) == 2
+    assert "lends to another borrower" in capsys.readouterr().err
+
+
+def test_a_signal_ends_the_log_and_the_socket(pair: Pair, tmp_path: Path) -> None:
+    pair.serving.stop()
+    for which in (signal.SIGTERM, signal.SIGINT):
+        log = tmp_path / f"{which.name}.log"
+        serving = pair.server_that_lends("--log", str(log))
+        serving.start()
+        request = Talk(serving, BURST[:1], tokens=BURST_TOKENS * 5)
+        wait_for(lambda serving=serving: serving.status["running"] > 0)
+        serving.signal_all(which)
+        serving.signal_all(signal.SIGTERM)  # A second signal changes nothing.
+        serving.wait_until_ended()
+        request.answers()
+        assert verify_log(log).violations == []
+        assert not pair.socket.exists()
+    pair.serving.start()
+    assert pair.roll_out().tokens() == pair.rollouts_alone
 
 
 def test_serving_that_stands_still_leaves_the_borrower_its_requests(pair: Pair) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rose.slo.verify import verify_log
 from tests.engines.vllm.rig import BLOCK_TOKENS, Pair
 
 pytestmark = pytest.mark.peer
@@ -50,3 +51,14 @@ def test_a_plan_names_its_new_blocks_to_be_zeroed(vllm, log_path, side: str) -> 
         (blocks,) = scheduler.kv_cache_manager.get_block_ids("one")
         assert plan.new_block_ids_to_zero == blocks != []
         vllm.run(scheduler, plan)
+
+
+def test_requests_get_all_their_tokens_after_lending_has_ended(vllm, log_path) -> None:
+    with Pair(vllm, log_path, slabs=64) as pair:
+        pair.serving.add_request(vllm.request("served", list(range(100)), tokens=20))
+        vllm.step(pair.serving)
+        pair.device.close()
+        pair.finish()
+        assert pair.tokens_of["served"] == 20
+        assert pair.device.gave_back is None
+    assert verify_log(log_path).violations == []
