@@ -1,5 +1,6 @@
 """Worker and scheduler of `rose vllm serve`: vLLM's own classes, on a device that lends."""
 
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from rose.engines.vllm.serving_scheduler import ServingScheduler, with_tokens
 from rose.engines.vllm.settings import ServingSettings, read_settings
 from rose.engines.vllm.spare_meter import SpareMeter
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv
+from rose.errors import RoseError
 from rose.executor import SLO, CoServing, Policy, ServingLane, StepBatch
 from rose.executor.serving import ServingStep
 from rose.memory import KVSpace, choose_slab_bytes
 from rose.units import ceil_div
 
+_LOG: Final = logging.getLogger(__name__)
 _HEADER_SLABS: Final = 2  # one for each tenant
 
 
@@ -68,9 +71,9 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             step_tokens=self.scheduler_config.max_num_batched_tokens,
             request_tokens=self.model_config.max_model_len,
         )
-        if settings.listen is not None:
-            device.listen(settings.listen)
-        observation = SpareMeter(device) if settings.listen is None else None
+        self._not_lending = None if settings.listen is None else _listen(device, settings.listen)
+        is_lending = settings.listen is not None and self._not_lending is None
+        observation = None if is_lending else SpareMeter(device)
         self._side = ServingSide(device, lane, observation, has_log=bool(settings.log_path))
         join(self.vllm_config, self._side, scheduler=LendingScheduler)
         return lane.kv
@@ -91,6 +94,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         return {
             "role": "serving",
             "listen": self._settings.listen,
+            "not_lending": self._not_lending,
             "gave_back": None,
             "pool_bytes": reading.pool_bytes,
             "reserve_bytes": reading.reserve_bytes,
@@ -112,6 +116,16 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         if side is not None:
             side.device.close()
         super().shutdown()
+
+
+def _listen(device: CoServing, path: str) -> str | None:
+    """Let a borrower attach at `path`. If that fails, log and return why; serving starts anyway."""
+    try:
+        device.listen(path)
+    except RoseError as error:
+        _LOG.error("rose lends nothing: %s", error)
+        return str(error)
+    return None
 
 
 def _revoke_ms_p99(device: CoServing) -> float | None:
