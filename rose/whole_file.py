@@ -29,11 +29,17 @@ def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
     or a pipe, `path` itself is yielded and nothing is renamed.
 
     Raises:
-        OSError: the directory cannot be written, or `path` is a directory; nothing is left behind.
+        OSError: the directory cannot be written, `path` is a directory, or it is a pipe that nobody
+            reads; nothing is left behind.
     """
     if not is_folder:
         if not _is_replaceable(path):
-            yield path
+            # Kept open, so that opening a pipe in the block does not wait for a reader.
+            held = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                yield path
+            finally:
+                os.close(held)
             return
         path = Path(os.path.realpath(path))
     place = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -110,13 +116,13 @@ def open_own(path: Path, mode: int) -> int:
 
     Args:
         path: file to open.
-        mode: flags of `os.open`; a created file is only for this user.
+        mode: flags of `os.open`.
 
     Raises:
         OSError: the file cannot be opened, is not regular, or belongs to another user.
     """
     try:
-        descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in _IS_NOT_REGULAR:
             raise _not_own(path) from error
