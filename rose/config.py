@@ -23,6 +23,8 @@ class Environment:
             with the value "download" the benchmarks download the wheel.
         token: `ROSE_TOKEN`, the shared secret of peers.
         manifest_key: `ROSE_MANIFEST_KEY`, the signing key of manifests.
+        runtime_folder: `XDG_RUNTIME_DIR`, the folder for the user's sockets.
+        home: `HOME`, the user's home folder.
     """
 
     is_ci: bool
@@ -32,6 +34,8 @@ class Environment:
     vllm_wheel: str | None = None
     token: str | None = field(default=None, repr=False)
     manifest_key: str | None = field(default=None, repr=False)
+    runtime_folder: str | None = None
+    home: str = "/"
 
 
 def read_environment() -> Environment:
@@ -45,6 +49,8 @@ def read_environment() -> Environment:
         vllm_wheel=os.environ.get("ROSE_VLLM_WHEEL") or None,
         token=os.environ.get("ROSE_TOKEN") or None,
         manifest_key=os.environ.get("ROSE_MANIFEST_KEY") or None,
+        runtime_folder=os.environ.get("XDG_RUNTIME_DIR") or None,
+        home=os.environ.get("HOME") or "/",
     )
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 _STANDARD_STREAMS: Final = (1, 2)
+# Errors of `open` for a link, for a pipe without a reader, and for a folder.
+_IS_NOT_REGULAR: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 # Errors of file systems that cannot sync a folder; fsync(2) documents EINVAL.
 _HAS_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 
@@ -27,11 +29,17 @@ def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
     or a pipe, `path` itself is yielded and nothing is renamed.
 
     Raises:
-        OSError: the directory cannot be written, or `path` is a directory; nothing is left behind.
+        OSError: the directory cannot be written, `path` is a directory, or it is a pipe that nobody
+            reads; nothing is left behind.
     """
     if not is_folder:
         if not _is_replaceable(path):
-            yield path
+            # Kept open, so that opening a pipe in the block does not wait for a reader.
+            held = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                yield path
+            finally:
+                os.close(held)
             return
         path = Path(os.path.realpath(path))
     place = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -100,6 +108,36 @@ def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
         file.writelines(pieces)
 
 
+def open_own(path: Path, mode: int) -> int:
+    """Open a regular file of this user, and return its descriptor.
+
+    For files in folders that other users may write. A link is not followed, and a pipe is not
+    waited for.
+
+    Args:
+        path: file to open.
+        mode: flags of `os.open`.
+
+    Raises:
+        OSError: the file cannot be opened, is not regular, or belongs to another user.
+    """
+    try:
+        descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno in _IS_NOT_REGULAR:
+            raise _not_own(path) from error
+        raise
+    there = os.fstat(descriptor)
+    if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise _not_own(path)
+    return descriptor
+
+
+def _not_own(path: Path) -> OSError:
+    return OSError(errno.EPERM, "it must be a regular file of this user", str(path))
+
+
 def open_input(path: Path) -> io.BufferedReader:
     """Open a user's file for reading.
 
@@ -143,19 +181,37 @@ def sweep(path: Path) -> None:
 def lock(path: Path) -> BinaryIO:
     """Lock `path` against other processes and callers until the returned file is closed.
 
-    Nobody removes the file: otherwise two processes could lock two different files of this name.
+    The lock belongs to this process. It ends with the process, even if a forked child still has the
+    file open. Nobody removes the file: otherwise two processes could lock two different files of
+    this name.
 
     Raises:
         BlockingIOError: the lock is taken.
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or is not a regular file of this user.
     """
-    file = path.open("ab")
+    # Looked for first: the kernel drops this process's lock when any descriptor of the file closes.
+    if _is_open(path):
+        raise BlockingIOError(errno.EAGAIN, "this process has locked it", str(path))
+    file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT), "r+b")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
         raise
     return file
+
+
+def _is_open(path: Path) -> bool:
+    """Return whether this process has a descriptor of the file at `path`."""
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return False
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # The descriptor of the listing, or one that has just been closed.
+            if os.path.samestat(there, os.fstat(int(one.name))):
+                return True
+    return False
 
 
 def sync_file(path: Path) -> None:

@@ -3,15 +3,16 @@
 import contextlib
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from rose.whole_file import beside, sweep, sync_folder, write_whole
+from rose.whole_file import beside, lock, sweep, sync_folder, write_whole
+from tests.waiting import LONG_S
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -75,13 +76,13 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path, is_linked: bool) -> None:
     if is_linked:
         path = tmp_path / "link"
         path.symlink_to(pipe)
-    read: list[bytes] = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
-    reader.start()
+    with pytest.raises(OSError, match="No such device"):  # Nobody reads it.
+        write_whole(path, b"lost")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     write_whole(path, b"one", b"two")
-    assert stat.S_ISFIFO(pipe.stat().st_mode)  # Else the reader waits for ever.
-    reader.join(60)
-    assert read == [b"onetwo"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert os.read(reader, 100) == b"onetwo"
+    os.close(reader)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
@@ -145,3 +146,45 @@ def test_a_folder_that_has_no_sync_is_no_failure_and_a_broken_disk_is(
     is_failure = code in {errno.EIO, errno.ENOSPC}
     with pytest.raises(OSError, match="no") if is_failure else contextlib.nullcontext():
         sync_folder(tmp_path)
+
+
+HOLDING = """
+import os, sys, time
+from pathlib import Path
+from rose.whole_file import lock
+
+held = lock(Path(sys.argv[1]))
+helper = os.fork()
+if helper == 0:
+    time.sleep(600)
+    os._exit(0)
+print(helper, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_lock_ends_with_its_process_though_a_forked_child_has_the_file_open(tmp_path) -> None:
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLDING, str(path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    helper = int(holder.stdout.readline())
+    try:
+        with pytest.raises(BlockingIOError):
+            lock(path)
+        holder.kill()
+        holder.wait(LONG_S)
+        lock(path).close()
+    finally:
+        holder.kill()
+        os.kill(helper, signal.SIGKILL)
+
+
+def test_a_refused_caller_of_the_same_process_leaves_the_lock_in_place(tmp_path) -> None:
+    path = tmp_path / "lock"
+    other = f"from pathlib import Path; from rose.whole_file import lock; lock(Path({str(path)!r}))"
+    with lock(path):
+        with pytest.raises(BlockingIOError):
+            lock(path)
+        tried = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True)
+        assert "BlockingIOError" in tried.stderr
+    lock(path).close()

@@ -1,6 +1,7 @@
 #include "slo/certificate_log.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,6 +48,23 @@ Status write_all(int fd, const std::byte* bytes, std::size_t count) noexcept {
   return {};
 }
 
+// Opens and empties the file of a log. Does not wait for the reader of a pipe.
+Result<FileDescriptor> open_empty(const std::string& path) {
+  if (path.find('\0') != std::string::npos) {
+    return Status::invalid_argument("the path of a certificate log must not have a zero byte");
+  }
+  FileDescriptor file{::open(path.c_str(), O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0644)};
+  // ENXIO: a pipe without a reader, or a socket.
+  if (!file.is_open() && errno != ENXIO) return from_errno(("opening " + path).c_str(), errno);
+  struct stat there{};
+  if (!file.is_open() || ::fstat(file.get(), &there) != 0 || !S_ISREG(there.st_mode)) {
+    return Status::invalid_argument("a certificate log must be a regular file, " + path +
+                                    " is another kind of file");
+  }
+  if (::ftruncate(file.get(), 0) != 0) return from_errno(("emptying " + path).c_str(), errno);
+  return file;
+}
+
 }  // namespace
 
 CertificateLog::CertificateLog(FileDescriptor file, LogHeader header,
@@ -56,11 +74,15 @@ CertificateLog::CertificateLog(FileDescriptor file, LogHeader header,
 Result<std::unique_ptr<CertificateLog>> CertificateLog::create(const std::string& path,
                                                                LogHeader header,
                                                                std::shared_ptr<const Clock> clock) {
-  FileDescriptor file;
-  if (!path.empty()) {
-    file = FileDescriptor{::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
-    if (!file.is_open()) return from_errno(("opening " + path).c_str(), errno);
-  }
+  if (path.empty()) return create(FileDescriptor{}, header, std::move(clock));
+  Result<FileDescriptor> file = open_empty(path);
+  if (!file.ok()) return file.status();
+  return create(file.take(), header, std::move(clock));
+}
+
+Result<std::unique_ptr<CertificateLog>> CertificateLog::create(FileDescriptor file,
+                                                               LogHeader header,
+                                                               std::shared_ptr<const Clock> clock) {
   header.started_ns = clock->now_ns();
   std::unique_ptr<CertificateLog> log{
       new CertificateLog{std::move(file), header, std::move(clock)}};

@@ -256,8 +256,12 @@ class CertificateLog {
   static constexpr std::size_t kPayloadBytes = 96;
   static constexpr std::size_t kRingRecords = 8192;
 
-  // Creates or empties the file. After an error nothing is left running.
+  // Creates or empties the file, which must be regular. After an error nothing is left running.
   static Result<std::unique_ptr<CertificateLog>> create(const std::string& path, LogHeader header,
+                                                        std::shared_ptr<const Clock> clock);
+  // The same on an open file, which may also be a pipe or a device; without a file records are only
+  // counted.
+  static Result<std::unique_ptr<CertificateLog>> create(FileDescriptor file, LogHeader header,
                                                         std::shared_ptr<const Clock> clock);
   ~CertificateLog();
   CertificateLog(const CertificateLog&) = delete;

@@ -120,6 +120,9 @@ class Guard:
             self._requests -= 1
 
     def _check(self, scope: Scope) -> None:
+        # Readers that disagree about which of the two applies see different requests.
+        if _header(scope, b"transfer-encoding") and _header(scope, b"content-length"):
+            raise _Refused(400, "a request must not have both Content-Length and Transfer-Encoding")
         if scope["path"] in _OPEN_PATHS:
             return
         if self._token is not None:

@@ -7,17 +7,53 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import h11
 import uvicorn
 from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rose.addresses import reachable, spelled
 from rose.errors import InvalidArgument, Unavailable
 
 _BACKLOG: Final = 2048
+_HEAD_S: Final = 10.0  # time for the head of a request to arrive
 _CLOSE_S: Final = 5  # time for open requests to end when the server closes
 _STARTED_POLL_S: Final = 0.005
 
 Tls = tuple[Path, Path]
+
+
+class _Protocol(H11Protocol):
+    """A connection that closes when the head of a request takes too long to arrive."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect_head()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        """Start the time limit if a head is missing or incomplete; end it if a head is there."""
+        if self.conn.their_state is not h11.IDLE:
+            self._forget_head()
+        elif self._late is None:
+            self._late = self.loop.call_later(_HEAD_S, self.transport.close)
+
+    def _forget_head(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class _Server(uvicorn.Server):
@@ -55,6 +91,8 @@ async def listening(
     with bound:
         config = uvicorn.Config(
             app,
+            http=_Protocol,
+            ws="none",
             lifespan="off",
             log_level="warning",
             access_log=False,

@@ -15,6 +15,7 @@ from rose.slo.verify import Verification, verify_log
 from rose.units import NS_PER_MS
 
 _EXIT_VIOLATED: Final = 1
+_EXIT_OPEN: Final = 3
 
 
 @click.command()
@@ -27,9 +28,10 @@ def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
     """Check every certificate of LOG again, independently of the code that granted it.
 
     The exit status is 0 when all certificates hold, 1 when one does not hold or a mechanism was
-    switched off, 2 when LOG cannot be read.
+    switched off, 2 when LOG cannot be read, 3 when all records hold but LOG has no end, because its
+    writer still runs or was killed.
     """
-    verification = verify_log(log)
+    verification = verify_log(log, allow_open=True)
     misses = audit(log) if is_audited else None
     console = Console(highlight=False)
     console.print(_kinds(verification, log))
@@ -43,6 +45,9 @@ def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
         console.print(f"- {violation}", markup=False, soft_wrap=True)
     if verification.violations or verification.without:
         ctx.exit(_EXIT_VIOLATED)
+    if not verification.is_complete:
+        console.print(f"The first {verification.records} records hold; the log has no end.")
+        ctx.exit(_EXIT_OPEN)
     console.print("Every certificate holds.")
 
 
@@ -64,6 +69,10 @@ def _remarks(verification: Verification) -> Iterator[str]:
     forced = verification.kinds.get("FORCED", 0)
     if forced:
         yield f"The watchdog let {forced} segments through a closed gate."
+    if verification.unbounded:
+        yield f"{verification.unbounded} serving steps had no upper estimate."
+    if verification.violations and not verification.is_complete:
+        yield "The log has no end: its writer still runs, or was killed."
     if verification.without:
         names = " and ".join(verification.without)
         yield f"This log was made without {names} for an experiment, so it is no proof."

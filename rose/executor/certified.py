@@ -11,6 +11,7 @@ from rose._core import (
     ServingState,
     Watchdog,
 )
+from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 from rose.slo.evidence import Shape
 from rose.slo.policy import POLL_MS, RETRY_MS, SEGMENT_SHARE
@@ -29,8 +30,14 @@ def certificate_log(
         memory: further arguments of `CertificateLog`, about the pool.
 
     Raises:
+        InvalidArgument: the path is not UTF-8, has a zero byte, or leads to something else than a
+            regular file.
         Unavailable: the file cannot be written.
     """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"log_path must be UTF-8, got {path!r}") from error
     return CertificateLog(
         path,
         ttft_ms=slo.ttft_ms,

@@ -1,10 +1,11 @@
 """A connection between a device and a tenant, for whole messages with file descriptors."""
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,18 +39,24 @@ class Channel(Closing):
             Unavailable: no device listens at `path`.
             InvalidArgument: the path is too long for a socket.
         """
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            end.settimeout(timeout_s)
-            end.connect(check_path(path))
-        except OSError as error:
-            end.close()
-            why = error.strerror or "it took too long"
-            raise Unavailable(f"cannot connect to a device at {path}: {why}") from error
-        except InvalidArgument:
-            end.close()
-            raise
-        return cls(end)
+        name = check_path(path)
+        with ExitStack() as undo:
+            try:
+                end = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                end.settimeout(timeout_s)
+                end.connect(name)
+            except OSError as error:
+                why = error.strerror or "it took too long"
+                raise Unavailable(f"cannot connect to a device at {path}: {why}") from error
+            made = cls(end)
+            pid, _ = made.peer()
+            if _has_ended(pid):
+                raise Unavailable(
+                    f"no device listens at {path} any more: process {pid} has ended, and a process "
+                    "that it forked keeps the socket open"
+                )
+            undo.pop_all()
+        return made
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
@@ -100,6 +107,22 @@ class Channel(Closing):
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
+
+
+def _has_ended(pid: int) -> bool:
+    """Return True if no process has this id. An id of 0 is in another namespace."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    try:
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        return bool(ended.poll(0))
+    finally:
+        os.close(descriptor)
 
 
 def _checked(payload: bytes, flags: int) -> Question | Answer:

@@ -248,24 +248,31 @@ class CoServing(Closing):
 
         Raises:
             InvalidArgument: called before `serving`, twice, or after `rollout`.
-            Unavailable: the socket cannot be created, or rose has failed on this device.
+            Unavailable: the socket cannot be created, the file of the limit cannot be read, or rose
+                has failed on this device.
             CorruptData: the file of the limit was not written by rose.
         """
-        from rose.executor.channel import check_path  # noqa: PLC0415 (an extra)
-        from rose.executor.listener import Listener  # noqa: PLC0415 (an extra)
-
         parts = self._check_borrower()
-        limit_path = Path(f"{check_path(path)}.limit")
-        share = read_limit(limit_path)
-        self.lender.limit(int(share * self.arbiter.slab_count))
-        self._listener = Listener(
-            path,
-            admit=self._admit,
-            why_refused=lambda: _why_refused(parts).name,
-            show=partial(self._show, parts),
-            limit=partial(self._limit, limit_path),
-            on_failure=self.safety.report,
-        )
+        try:
+            from rose.executor.channel import check_path  # noqa: PLC0415 (an extra)
+            from rose.executor.listener import Listener  # noqa: PLC0415 (an extra)
+
+            limit_path = Path(f"{check_path(path)}.limit")
+            share = read_limit(limit_path)
+            self.lender.limit(int(share * self.arbiter.slab_count))
+            self._listener = Listener(
+                path,
+                admit=self._admit,
+                why_refused=lambda: _why_refused(parts).name,
+                show=partial(self._show, parts),
+                limit=partial(self._limit, limit_path),
+                on_failure=self.safety.report,
+            )
+        except BlockingIOError as error:
+            raise Unavailable(f"cannot listen at {path}: already in use") from error
+        except OSError as error:
+            place = "" if error.filename is None else f"{error.filename}: "
+            raise Unavailable(f"cannot listen at {path}: {place}{error.strerror}") from error
         self._begin_lending(parts)
         return self._listener
 

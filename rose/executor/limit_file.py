@@ -1,24 +1,31 @@
 """The file beside a device's socket that keeps an operator's limit across restarts."""
 
+import os
+import secrets
 from pathlib import Path
+from typing import Final
 
-from rose.errors import CorruptData
-from rose.whole_file import write_whole
+from rose.errors import CorruptData, Unavailable
+from rose.whole_file import open_own
+
+_BYTES_MAX: Final = 64
 
 
 def read_limit(path: Path) -> float:
     """Return the share of the pool that may be on loan, 0 to 1; 1 if there is no file.
 
     Raises:
-        CorruptData: the file cannot be read, or does not hold a number from 0 to 1.
+        CorruptData: the file does not hold a number from 0 to 1.
+        Unavailable: the file cannot be read, or is not a regular file of this user.
     """
     try:
-        text = path.read_text(encoding="ascii")
+        with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+            text = file.read(_BYTES_MAX)
     except FileNotFoundError:
         return 1.0
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorruptData(
-            f"cannot read the limit of the loans in {path}: remove the file"
+    except OSError as error:
+        raise Unavailable(
+            f"cannot read the limit of the loans in {path}: {error.strerror}"
         ) from error
     try:
         share = float(text)
@@ -33,5 +40,24 @@ def read_limit(path: Path) -> float:
 
 
 def write_limit(path: Path, share: float) -> None:
-    """Write the share of the pool that may be on loan, 0 to 1."""
-    write_whole(path, f"{share:g}\n".encode())
+    """Write the share of the pool that may be on loan, 0 to 1. A link at `path` is replaced.
+
+    Raises:
+        Unavailable: the file cannot be written.
+    """
+    place = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = open_own(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(f"{share:g}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
+            place.replace(path)
+        finally:
+            place.unlink(missing_ok=True)
+    except OSError as error:
+        raise Unavailable(
+            f"the limit of the loans holds until the device closes, but cannot be kept in {path}: "
+            f"{error.strerror}"
+        ) from error

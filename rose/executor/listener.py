@@ -8,7 +8,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -36,45 +36,55 @@ _PATIENCE_S: Final = 2.0
 _SILENT_MAX: Final = 64
 # Longest wait between killing a process and the kernel's report of its end.
 _PARTING_MS: Final = 1000.0
-_BREATH_S: Final = 0.1
+_BREATH_MS: Final = 100.0
+_NAME_BYTES_MAX: Final = 64
 
 Admit = Callable[[Hello, Process], Tenancy]
 
 
 def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
     """Listen at `path`, and take the lock file beside it. Replaces a dead process's socket."""
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    locked = None
-    try:
-        locked = lock(path.with_name(path.name + ".lock"))
-        if _is_abandoned(path):
+    with ExitStack() as undo:
+        server = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        locked = undo.enter_context(lock(path.with_name(path.name + ".lock")))
+        if _is_abandoned(path, locked.read(_NAME_BYTES_MAX)):
             path.unlink()
         server.bind(str(path))
         # No process can connect before `listen`, so the mode is set in time.
         path.chmod(0o600)
+        locked.seek(0)
+        locked.truncate()
+        locked.write(_own_socket(path) or b"")
+        locked.flush()
         server.listen()
-    except OSError as error:
-        server.close()
-        if locked is not None:
-            locked.close()
-        why = "already in use" if isinstance(error, BlockingIOError) else error.strerror
-        raise Unavailable(f"cannot listen at {path}: {why}") from error
+        undo.pop_all()
     return server, locked
 
 
-def _is_abandoned(path: Path) -> bool:
-    """Return True if `path` is a socket of this user, not a link, and no process listens there."""
+def _is_abandoned(path: Path, made: bytes) -> bool:
+    """Return True if `path` is a socket of this user, not a link, and no process serves it.
+
+    Args:
+        path: path of the socket, whose lock this process has.
+        made: content of the lock file, the socket that the previous owner of the lock made. That
+            owner has ended, even if its forked child still has the socket open.
+    """
+    there = _own_socket(path)
+    if there is None or there == made:
+        return there is not None
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
-        # Connecting to a regular file is refused too, so check the type first.
-        return _is_own_socket(path) and caller.connect_ex(str(path)) == errno.ECONNREFUSED
+        # Connecting to a regular file is refused too, so the type comes first.
+        return caller.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
-def _is_own_socket(path: Path) -> bool:
+def _own_socket(path: Path) -> bytes | None:
+    """Return what identifies this user's socket at `path`; None if something else is there."""
     try:
         there = path.lstat()
     except FileNotFoundError:
-        return False
-    return stat.S_ISSOCK(there.st_mode) and there.st_uid == os.geteuid()
+        return None
+    is_own = stat.S_ISSOCK(there.st_mode) and there.st_uid == os.geteuid()
+    return b"%d %d" % (there.st_ino, there.st_mtime_ns) if is_own else None
 
 
 class Listener:
@@ -106,8 +116,8 @@ class Listener:
 
         Raises:
             InvalidArgument: the path is too long, is empty, or has a zero byte.
-            Unavailable: another process listens at `path`, a file there is not a socket of this
-                user, or a socket cannot be created there.
+            OSError: another process listens at `path`, a file there is not a socket of this user,
+                or a socket cannot be created there.
         """
         self.path = check_path(path)
         self._admit = admit
@@ -119,13 +129,20 @@ class Listener:
         self._channel: Channel | None = None
         self._parting: Tenancy | None = None  # disconnected, and may still hold slabs
         self._silent: dict[Channel, None] = {}  # oldest first
-        self._server, self._lock = _listen(Path(self.path))
-        self._wake, self._stop = os.pipe()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._server, selectors.EVENT_READ, self._meet)
-        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        self._pid = os.getpid()  # A forked child has copies of the descriptors, and serves nobody.
+        self._open(Path(self.path))
         self._thread = Thread(self._run, name="rose-listener", on_failure=self._broke)
         self._thread.start()
+
+    def _open(self, path: Path) -> None:
+        with ExitStack() as undo:
+            self._selector = undo.enter_context(selectors.DefaultSelector())
+            self._wake, self._stop = os.pipe()
+            undo.callback(close_all, (self._wake, self._stop))
+            self._server, self._lock = _listen(path)
+            self._selector.register(self._server, selectors.EVENT_READ, self._meet)
+            self._selector.register(self._wake, selectors.EVENT_READ, None)
+            undo.pop_all()
 
     @property
     def tenancy(self) -> Tenancy | None:
@@ -152,7 +169,9 @@ class Listener:
         try:
             end, _ = self._server.accept()
         except OSError:  # No descriptor is left. Wait: `select` would return again at once.
-            select.select([self._wake], [], [], _BREATH_S)
+            ended = select.poll()
+            ended.register(self._wake, select.POLLIN)
+            ended.poll(_BREATH_MS)
             return
         channel = Channel(end)
         self._silent[channel] = None
@@ -180,17 +199,22 @@ class Listener:
 
     def _is_kept(self, channel: Channel) -> bool:
         """Answer the first message of a connection; return True if the connection stays open."""
+        # Received first: closing a connection with an unread message discards the answer.
+        question, strays = channel.receive(timeout_s=_PATIENCE_S)
+        close_all(strays)
         _, uid = channel.peer()
         if uid != os.geteuid():
             channel.send(Rejected(f"user {uid} may not use a device of user {os.geteuid()}", True))
             return False
-        question, strays = channel.receive(timeout_s=_PATIENCE_S)
-        close_all(strays)
         match question:
             case AskLedger():
                 self._show(channel)
             case SetLimit(share=share):
-                self._limit(share)
+                try:
+                    self._limit(share)
+                except Unavailable as error:
+                    channel.send(Rejected(str(error), False))
+                    return False
                 self._show(channel)
             case Hello(format=number) if number != FORMAT:
                 channel.send(
@@ -271,8 +295,15 @@ class Listener:
         return self._parting is None
 
     def close(self) -> None:
-        """Disconnect, remove the socket, and join the thread. Idempotent."""
+        """Disconnect, remove the socket, and join the thread. Idempotent.
+
+        In a forked child, close the child's descriptors only: the parent still serves the socket.
+        """
         if self._stop < 0:
+            return
+        if os.getpid() != self._pid:
+            close_all((self._stop, self._wake, self._server.detach()))
+            self._stop = -1
             return
         os.close(self._stop)  # The other end of the pipe becomes readable.
         self._stop = -1
@@ -286,6 +317,6 @@ class Listener:
         self._selector.close()
         self._server.close()
         os.close(self._wake)
-        if _is_own_socket(Path(self.path)):
+        if _own_socket(Path(self.path)) is not None:
             Path(self.path).unlink()
         self._lock.close()  # Last, because from now on another process may listen here.

@@ -233,7 +233,8 @@ class FileStore:
         sequence = self._sequence + 1
         path = self._journal_path(sequence)
         with _disk(self._path, "written"):
-            journal = path.open("wb", buffering=0)
+            path.unlink(missing_ok=True)
+            journal = path.open("xb", buffering=0)  # Neither follows a link nor waits for a pipe.
             try:
                 self._begin(journal)
             except OSError:

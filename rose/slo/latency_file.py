@@ -8,10 +8,11 @@ from typing import Any, Final
 from rose._core import LatencyModel, LatencyState
 from rose.errors import CorruptData, InvalidArgument
 from rose.slo.policy import ADAPTATION_SHARE, FORGETTING, RESIDUAL_WINDOW, Policy
-from rose.whole_file import write_whole
+from rose.whole_file import read_input, write_whole
 
 _FORMAT: Final = "rose latency model"
 _VERSION: Final = 2
+_BYTES_MAX: Final = 1 << 20
 _FIELDS: Final = (
     "epsilon",
     "step_tokens",
@@ -137,7 +138,7 @@ def load_latency_model(
         CorruptData: the file is damaged, or not a saved model; the message has a remedy.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_input(path, bytes_max=_BYTES_MAX).decode()
         return load_text(text, policy, identity=identity)
     except FileNotFoundError:
         return None

@@ -35,7 +35,9 @@ class Verification:
         verified: number of certificates without a violation.
         violations: one sentence per violation, in log order.
         kinds: number of records by kind.
-        coverage: share of serving steps within their upper estimate; None without steps.
+        coverage: share of serving steps within their upper estimate, of the steps that had one;
+            None without such steps.
+        unbounded: number of serving steps without an upper estimate.
         epsilon: share of serving steps that may exceed their upper estimate.
         is_complete: whether the log ends with END.
         without: names of switched-off mechanisms; if there are any, the log proves nothing.
@@ -47,6 +49,7 @@ class Verification:
     violations: list[str]
     kinds: dict[str, int]
     coverage: float | None
+    unbounded: int
     epsilon: float
     is_complete: bool
     without: tuple[str, ...]
@@ -103,6 +106,10 @@ def _frame(first: LogRecord | None, marks: list[tuple[int, str]], count: int) ->
     wrong = []
     if first is None or first.kind != "START":
         wrong.append("record 1: the log does not begin with START")
+    elif first.fields["wall_time_ns"] < 0:
+        wrong.append(
+            f"record 1: START: wall_time_ns must not be negative, is {first.fields['wall_time_ns']}"
+        )
     wrong += [
         f"record {number}: {name} in the middle of the log"
         for number, name in marks
@@ -169,7 +176,8 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
         verified=verified,
         violations=violations,
         kinds=dict(kinds),
-        coverage=compute.steps_within / compute.steps if compute.steps else None,
+        coverage=compute.steps_within / compute.steps_bounded if compute.steps_bounded else None,
+        unbounded=compute.steps - compute.steps_bounded,
         epsilon=header["epsilon"],
         is_complete=end is not None,
         without=switched_off(header),

@@ -12,6 +12,8 @@ from rose.units import NS_PER_MS
 # In the order of their bits in the header's `without`.
 _MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "margin")
 _WRAP: Final = 1 << 32
+# Largest number of tokens that an engine can report for a prompt.
+_TOKENS_MAX: Final = 1_000_000_000
 # Fields of a STEP that must be finite. Its upper_ms may be infinite, which means no estimate.
 _MEASURED: Final = (
     "predicted_ms",
@@ -35,6 +37,7 @@ class ComputeReplay:
     def __init__(self, header: dict[str, Any], requests: LiveRequests) -> None:
         """Begin with a closed gate. This replay updates `requests`."""
         self.steps = 0
+        self.steps_bounded = 0  # with a finite upper estimate
         self.steps_within = 0
         self._header = header
         self._requests = requests
@@ -64,7 +67,11 @@ class ComputeReplay:
     def arrived(self, record: LogRecord) -> list[str]:
         """Add a request."""
         fields = record.fields
-        return self._requests.arrived(
+        tokens = fields["tokens"]
+        self._requests.longest_prompt = max(self._requests.longest_prompt, tokens)
+        return broken(
+            (tokens <= _TOKENS_MAX, lambda: f"tokens is {tokens}, above {_TOKENS_MAX}")
+        ) + self._requests.arrived(
             fields["slot"], prefilled=fields["prefilled"], time_ns=record.time_ns
         )
 
@@ -96,7 +103,9 @@ class ComputeReplay:
         fields = record.fields
         predicted_ms, upper_ms = fields["predicted_ms"], fields["upper_ms"]
         self.steps += 1
-        self.steps_within += fields["actual_ms"] <= upper_ms
+        if upper_ms != math.inf:  # An infinite estimate proves nothing, so it is not counted.
+            self.steps_bounded += 1
+            self.steps_within += fields["actual_ms"] <= upper_ms
         wrong = [
             f"{name} must be finite and not negative, is {fields[name]}"
             for name in _MEASURED

@@ -18,6 +18,7 @@ class LiveRequests:
     def __init__(self) -> None:
         self.pending = 0
         self.has_prefilled = False  # whether any request arrived prefilled
+        self.longest_prompt = 0  # tokens of the longest prompt so far
         self._live = 0
         self._waiting = 0
         self._slotless = 0  # requests without a slot, which count as waiting until they finish

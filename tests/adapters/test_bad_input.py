@@ -2,9 +2,14 @@
 
 import asyncio
 import json
+from urllib.parse import urlsplit
+
+import pytest
 
 from rose.adapters import ServiceLimits
+from rose.adapters.listening import listening
 from tests.adapters.rig import BODY, JSON, Exchange, rigged, truth, until
+from tests.waiting import LONG_S
 
 LIMITS = ServiceLimits(
     sequences=8, choices=4, context_tokens=1000, body_bytes=20_000, body_s=0.05, request_s=60
@@ -217,3 +222,41 @@ async def test_a_client_that_goes_within_its_body_leaves_nothing() -> None:
         await exchange.task
         assert not exchange.sent
         assert rig.service.sequence_count() == 0
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+@pytest.mark.parametrize("sent", [b"G", b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx: "])
+async def test_a_head_that_never_ends_closes_the_connection(monkeypatch, sent, is_second) -> None:
+    monkeypatch.setattr("rose.adapters.listening._HEAD_S", 0.05)
+    async with rigged(1, LIMITS) as rig, listening(rig.app) as url:
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        if is_second:
+            writer.write(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
+            await asyncio.wait_for(reader.readuntil(b"}]}"), LONG_S)
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), LONG_S) == b""
+        writer.close()
+
+
+async def test_a_client_that_sends_nothing_is_hung_up(monkeypatch) -> None:
+    monkeypatch.setattr("rose.adapters.listening._HEAD_S", 0.05)
+    async with rigged(1, LIMITS) as rig, listening(rig.app) as url:
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        assert await asyncio.wait_for(reader.read(), LONG_S) == b""
+        writer.close()
+
+
+async def test_two_lengths_of_one_body_are_refused() -> None:
+    body = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n"
+    async with rigged(1, LIMITS) as rig, listening(rig.app) as url:
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        answer = await asyncio.wait_for(reader.read(), LONG_S)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"must not have both Content-Length and Transfer-Encoding" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1

@@ -1,9 +1,12 @@
 """`rose verify`: what it remarks of a log, and the table of misses."""
 
+import os
+
 import pytest
 
 from rose.cli.main import main
 from tests.reference.log_bytes import MS, LogBytes
+from tests.reference.slo import RECORD
 
 
 @pytest.fixture
@@ -37,6 +40,29 @@ def test_a_log_of_everything_switched_on_is_shown_without_remarks(verify):
     assert "no proof" not in out
     assert "watchdog" not in out
     assert "missed" not in out
+
+
+@pytest.mark.parametrize("is_audited", [False, True])
+def test_a_log_without_an_end_is_judged_with_a_status_of_its_own(tmp_path, capsys, is_audited):
+    log = LogBytes()
+    log.quantum(0)
+    path = log.save(tmp_path / "log")
+    os.truncate(path, path.stat().st_size - RECORD)
+    command = ["verify", str(path), *(["--audit"] if is_audited else [])]
+    assert main(command) == 3
+    out = " ".join(capsys.readouterr().out.split())
+    assert "The first 2 records hold; the log has no end." in out
+    assert "Every certificate holds" not in out
+    broken = LogBytes()
+    broken.quantum(0, pending=7)
+    path = broken.save(tmp_path / "log")
+    os.truncate(path, path.stat().st_size - RECORD)
+    assert main(command) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "The log has no end: its writer still runs, or was killed." in out
+    os.truncate(path, path.stat().st_size - 1)
+    assert main(command) == 2
+    assert "is cut off" in capsys.readouterr().err
 
 
 def test_a_log_made_without_a_mechanism_is_no_proof(verify):

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -20,6 +21,7 @@ from rose.errors import InvalidArgument, Unavailable
 from rose.executor import CoServing
 from rose.executor.channel import Channel
 from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, decode, encode
+from rose.executor.observing import ask_device
 from rose.whole_file import lock
 from tests.executor.conftest import ROLLOUT_KV, SERVING_KV, SLAB, SLABS, Rig
 from tests.waiting import LONG_S, wait_for
@@ -380,6 +382,7 @@ def test_only_an_abandoned_socket_of_this_user_is_replaced(tmp_path: Path, monke
         path = tmp_path / name
         before = path.lstat()
         if name == "foreign":
+            monkeypatch.setattr("rose.executor.listener.lock", lambda path: path.open("w+b"))
             monkeypatch.setattr("rose.executor.listener.os.geteuid", lambda: os.getuid() + 1)
         with pytest.raises(Unavailable, match="in use"):
             made.device.listen(path)
@@ -396,6 +399,121 @@ def test_a_socket_whose_device_is_about_to_listen_is_not_taken(tmp_path: Path) -
         made.device.listen(path)
     assert path.is_socket()
     made.close()
+
+
+def set_aside(path: Path, what: str) -> None:
+    match what:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "link":
+            (path.parent / "victim").write_text("precious")
+            path.symlink_to(path.parent / "victim")
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "link"])
+@pytest.mark.parametrize("suffix", [".lock", ".limit"])
+def test_a_file_beside_the_socket_that_is_not_regular_is_refused(tmp_path, suffix, what) -> None:
+    set_aside(tmp_path / f"device.sock{suffix}", what)
+    rig = Rig(tmp_path / "log", lends=False)
+    with pytest.raises(Unavailable, match="must be a regular file of this user"):
+        rig.device.listen(tmp_path / "device.sock")
+    assert not (tmp_path / "device.sock").exists()
+    if what == "link":
+        assert (tmp_path / "victim").read_text() == "precious"
+    rig.close()
+
+
+@pytest.mark.parametrize("suffix", [".lock", ".limit"])
+def test_a_file_of_another_user_beside_the_socket_is_refused(tmp_path, monkeypatch, suffix) -> None:
+    (tmp_path / f"device.sock{suffix}").write_text("1")
+    rig = Rig(tmp_path / "log", lends=False)
+    monkeypatch.setattr("rose.whole_file.os.geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(Unavailable, match="must be a regular file of this user"):
+        rig.device.listen(tmp_path / "device.sock")
+    rig.close()
+
+
+def test_a_device_that_has_no_descriptor_left_to_listen_is_unavailable(tmp_path) -> None:
+    rig = Rig(tmp_path / "log", lends=False)
+    before = descriptors()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for further in range(12):  # Each of the descriptors that listening needs is missing in turn.
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + further, limits[1]))
+        try:
+            with pytest.raises(Unavailable, match="Too many open files"):
+                rig.device.listen(tmp_path / "device.sock")
+        except pytest.fail.Exception:
+            break
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert descriptors() == before
+    assert further > 3
+    rig.close()
+
+
+FORKING = """
+import os, sys, time
+from pathlib import Path
+from tests.executor.conftest import Rig
+
+rig = Rig(Path(sys.argv[1]) / "log-of-the-killed", lends=False)
+rig.device.listen(Path(sys.argv[1]) / "device.sock")
+helper = os.fork()
+if helper == 0:
+    time.sleep(600)
+    os._exit(0)
+print(helper, flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def outlived(folder: Path) -> Iterator[int]:
+    """Yield the pid of a killed serving process whose forked helper lives on."""
+    serving = subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    helper = int(serving.stdout.readline())
+    serving.kill()
+    serving.wait(LONG_S)
+    try:
+        yield serving.pid
+    finally:
+        os.kill(helper, signal.SIGKILL)
+
+
+def test_a_helper_that_outlives_serving_keeps_neither_the_socket_nor_its_lock(tmp_path) -> None:
+    with outlived(tmp_path) as pid:
+        with pytest.raises(Unavailable, match=f"listens at .* any more: process {pid} has ended"):
+            Channel.connect(tmp_path / "device.sock", timeout_s=LONG_S)
+        restarted = RemoteRig(tmp_path)
+        restarted.attach().do("borrow", BLOCKS_PER_SLAB)
+        restarted.close()
+    assert not (tmp_path / "device.sock").exists()
+
+
+def test_a_forked_child_that_closes_its_copy_leaves_the_socket_to_its_parent(rig: RemoteRig):
+    listener = rig.device._listener
+    child = os.fork()
+    if child == 0:
+        try:
+            listener.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    rig.attach().do("borrow", BLOCKS_PER_SLAB)
+    with pytest.raises(BlockingIOError):
+        lock(Path(f"{rig.path}.lock"))
+
+
+def test_another_user_gets_a_sentence(rig: RemoteRig, monkeypatch) -> None:
+    monkeypatch.setattr(Channel, "peer", lambda _: (os.getpid(), 4321))
+    with pytest.raises(Unavailable, match="user 4321 may not use a device of user"):
+        ask_device(rig.path, AskLedger(), timeout_s=LONG_S)
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])

@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -166,6 +168,31 @@ def test_wrong_arguments_are_one_sentence_with_the_value_and_the_mend() -> None:
         with pytest.raises(RoseError) as caught:
             add(device)
         assert "/nonexistent/folder/log" in str(caught.value)
+
+
+def test_a_path_of_a_log_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, says_why in (
+        ("pipe", "must be a regular file"),
+        ("cut\0off", "must not have a zero byte"),
+        ("\udcff", "must be UTF-8"),
+    ):
+        with open_device(log_path=tmp_path / name) as device:
+            says(partial(use, device), says_why)
+    assert [one.name for one in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_step_times_are_neither_read_from_a_pipe_nor_written_to_one(tmp_path: Path) -> None:
+    path = tmp_path / "times"
+    os.mkfifo(path)
+    with open_device(latency_path=path) as device:
+        says(partial(use, device), "not a regular file")
+    path.unlink()
+    device = open_device(latency_path=path)
+    use(device)
+    os.mkfifo(path)
+    with pytest.raises(InvalidArgument, match="No such device"):
+        device.close()
 
 
 def test_wrong_order_of_calls_is_one_sentence() -> None:

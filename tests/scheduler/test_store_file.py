@@ -223,7 +223,7 @@ def test_a_changed_byte_is_found_or_changes_nothing_but_the_last_step(
     assert steps == STEPS[:-1]
 
 
-@pytest.mark.parametrize(("where", "call"), [(fcntl, "flock"), (Path, "iterdir")])
+@pytest.mark.parametrize(("where", "call"), [(fcntl, "lockf"), (Path, "iterdir")])
 def test_files_that_cannot_be_had_are_let_go(tmp_path, monkeypatch, where, call) -> None:
     def fail(*_args) -> None:
         raise OSError(errno.EIO, "Input/output error")

@@ -175,12 +175,57 @@ def test_a_revocation_that_may_take_longer_than_t_is_a_violation(log_path: Path)
     assert any("the deadline is in 51.0 ms" in one for one in forge(log_path, records))
 
 
+@pytest.mark.parametrize("deadline_ns", [0, -1, 49_000_000, -(1 << 63)])
+def test_a_revocation_from_before_the_log_is_a_violation(log_path: Path, deadline_ns) -> None:
+    records = split(log_path)
+    at = first(records, REVOKE_BEGUN)
+    records[at] = put(records[at], 24, "q", deadline_ns)
+    assert any(f"deadline_ns is {deadline_ns}, but" in one for one in forge(log_path, records))
+
+
+def test_a_revocation_of_more_slabs_than_there_are_is_a_violation(log_path: Path) -> None:
+    records = split(log_path)
+    at = first(records, REVOKE_BEGUN)
+    records[at] = put(records[at], 32, "I", 11)
+    assert any("revokes 11 slabs, 1 to 10 are" in one for one in forge(log_path, records))
+
+
+def test_a_start_before_1970_is_a_violation(log_path: Path) -> None:
+    records = split(log_path)
+    records[1] = put(records[1], 24, "q", -1)
+    assert forge(log_path, records) == ["record 1: START: wall_time_ns must not be negative, is -1"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (257, "ADMISSION: a prompt of 257 tokens had arrived, but max_request_tokens is 256"),
+        (1_000_000_001, "ARRIVED: tokens is 1000000001, above 1000000000"),
+    ],
+)
+def test_a_prompt_longer_than_there_can_be_is_a_violation(log_path: Path, tokens, says) -> None:
+    records = split(log_path)
+    at = first(records, ARRIVED)
+    records[at] = put(records[at], 24, "Q", tokens)
+    found = forge(log_path, records)
+    assert any(says in one for one in found), found
+
+
+def test_a_step_without_an_estimate_is_reported_and_not_counted(log_path: Path) -> None:
+    records = split(log_path)
+    at = first(records, STEP)
+    records[at] = put(put(records[at], 32, "d", float("inf")), 40, "d", 6.5)
+    log_path.write_bytes(reseal(records))
+    verification = verify_log(log_path)
+    assert (verification.coverage, verification.unbounded) == (1.0, 1)
+
+
 def test_slabs_that_serving_gets_without_asking_are_a_violation(log_path: Path) -> None:
     records = split(log_path)
     at = first(records, REVOKE_BEGUN)
     for slabs, says in (
         (1, "serving gets 2 slabs, but was still waiting for 1"),
-        (0, "revokes no slab"),
+        (0, "revokes 0 slabs, 1 to 10 are allowed"),
     ):
         forged = [*records[:at], put(records[at], 32, "I", slabs), *records[at + 1 :]]
         assert any(says in one for one in forge(log_path, forged))

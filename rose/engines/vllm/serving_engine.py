@@ -26,6 +26,7 @@ from rose.engines.vllm.serving_scheduler import ServingScheduler, with_tokens
 from rose.engines.vllm.settings import ServingSettings, check_config, read_settings
 from rose.engines.vllm.spare_meter import SpareMeter
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv
+from rose.errors import RoseError
 from rose.executor import SLO, CoServing, Policy, ServingLane, StepBatch
 from rose.executor.serving import ServingStep
 from rose.memory import KVSpace, choose_slab_bytes
@@ -76,9 +77,9 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             step_tokens=self.scheduler_config.max_num_batched_tokens,
             request_tokens=self.model_config.max_model_len,
         )
-        if settings.listen is not None:
-            device.listen(settings.listen)
-        observation = SpareMeter(device) if settings.listen is None else None
+        self._not_lending = None if settings.listen is None else _listen(device, settings.listen)
+        is_lending = settings.listen is not None and self._not_lending is None
+        observation = None if is_lending else SpareMeter(device)
         self._side = ServingSide(device, lane, observation, has_log=bool(settings.log_path))
         join(self.vllm_config, self._side, scheduler=LendingScheduler)
         return lane.kv
@@ -99,6 +100,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         return {
             "role": "serving",
             "listen": self._settings.listen,
+            "not_lending": self._not_lending,
             "gave_back": None,
             "pool_bytes": reading.pool_bytes,
             "reserve_bytes": reading.reserve_bytes,
@@ -126,6 +128,16 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         if side is not None:
             side.device.close()
         super().shutdown()
+
+
+def _listen(device: CoServing, path: str) -> str | None:
+    """Let a borrower attach at `path`. If that fails, log and return why; serving starts anyway."""
+    try:
+        device.listen(path)
+    except RoseError as error:
+        _LOG.error("rose lends nothing: %s", error)
+        return str(error)
+    return None
 
 
 def _revoke_ms_p99(device: CoServing) -> float | None:

@@ -113,16 +113,34 @@ TEST(appends_from_many_threads_and_flushes_lose_nothing) {
   }
 }
 
+TEST(only_a_regular_file_is_opened_and_no_pipe_is_waited_for) {
+  const std::string folder = "/tmp/rose-log-" + std::to_string(::getpid());
+  CHECK_EQ(::mkdir(folder.c_str(), 0700), 0);
+  const std::string pipe = folder + "/pipe";
+  CHECK_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, std::string{"/dev/null"}, std::string{"cut\0off", 7}}) {
+    CHECK_EQ(CertificateLog::create(path, {}, std::make_shared<BootClock>()).status().code(),
+             Code::kInvalidArgument);
+  }
+  CHECK(::access("cut", F_OK) != 0);
+  ::unlink(pipe.c_str());
+  ::rmdir(folder.c_str());
+}
+
 TEST(a_full_disk_makes_the_log_refuse_and_says_so) {
-  CHECK_EQ(CertificateLog::create("/dev/full", {}, std::make_shared<BootClock>()).status().code(),
-           Code::kOutOfMemory);
+  FileDescriptor full{::open("/dev/full", O_WRONLY | O_CLOEXEC)};
+  CHECK_EQ(
+      CertificateLog::create(std::move(full), {}, std::make_shared<BootClock>()).status().code(),
+      Code::kOutOfMemory);
   CHECK(!CertificateLog::create("/nonexistent/log", {}, std::make_shared<BootClock>()).ok());
 }
 
 TEST(a_log_whose_disk_is_too_slow_is_no_longer_healthy_but_never_waits) {
   int ends[2];
   CHECK_EQ(::pipe(ends), 0);  // nobody reads, so the log's writer blocks
-  const auto log = make_log("/proc/self/fd/" + std::to_string(ends[1]));
+  const auto log = CertificateLog::create(FileDescriptor{ends[1]}, {.ttft_ms = 500},
+                                          std::make_shared<BootClock>())
+                       .take();
   while (log->append(ArrivedRecord{.tokens = 1, .slot = 0, .prefilled = 0})) {
   }
   CHECK(!log->is_healthy());
@@ -133,7 +151,6 @@ TEST(a_log_whose_disk_is_too_slow_is_no_longer_healthy_but_never_waits) {
     while (::read(ends[0], buffer, sizeof buffer) > 0) {
     }
   }};
-  ::close(ends[1]);  // the log's own descriptor is the last one
   CHECK_EQ(log->close().code(), Code::kUnavailable);
   reader.join();
   ::close(ends[0]);
