@@ -101,6 +101,7 @@ class DeviceReading:
         granted_s: seconds in which rollouts had a quantum.
         binding: the condition that the newest refused certificate violated, if any.
         evidence: evidence for the two step shapes that certificates rely on.
+        kills: one sentence for each of the last borrowers that serving killed, the newest last.
     """
 
     pool_bytes: int
@@ -121,6 +122,7 @@ class DeviceReading:
     granted_s: float = 0.0
     binding: Binding | None = None
     evidence: tuple[ShapeEvidence, ...] = ()
+    kills: tuple[str, ...] = ()
 
     def fallen_share(self, since: int) -> float | None:
         """Return the share by which the loan fell in all revocations after the first `since`.

@@ -103,6 +103,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             "revoke_ms_p99": _revoke_ms_p99(device),
             "evidence_missing": {one.shape: one.missing for one in reading.evidence},
             "refusals": dict(reading.refusals),
+            "killed_borrowers": list(reading.kills),
             **({"observed": dict(seen.report())} if (seen := self._side.observation) else {}),
         }
 
