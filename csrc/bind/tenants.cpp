@@ -111,6 +111,7 @@ void bind_tenant(py::module_& m) {
       .def_property_readonly("partition", [](const Self& t) { return t.watch().partition(); })
       .def_property_readonly("pid", [](const Self& t) { return t.watch().process().pid(); })
       .def_property_readonly("is_alive", &Self::is_alive)
+      .def_property_readonly("was_killed", [](const Self& t) { return t.watch().was_killed(); })
       .def_property_readonly("mailbox_fd",
                              [](const Self& t) { return t.watch().line().mailbox.fd(); })
       .def_property_readonly("to_arbiter_fd",
@@ -275,6 +276,12 @@ void bind_attachment(py::module_& m) {
             return take(wait());
           },
           py::kw_only(), py::arg("timeout_ms"))
+      .def(
+          "attend",
+          [](Self& a, double every_ms) { check(a.attend(ns_of_ms(every_ms, "every_ms"))); },
+          py::kw_only(), py::arg("every_ms"))
+      .def("hold", &Self::hold)
+      .def("release", &Self::release)
       .def("admit", [](Self& a) { return take(a.look()).admitted; })
       .def(
           "lent",
@@ -312,7 +319,13 @@ void bind_attachment(py::module_& m) {
             return take(a.give_idle());
           },
           py::arg("partition"))
-      .def("close", [](Self& a) { check(a.close()); });
+      .def("close", [](Self& a) {
+        const auto close = [&] {
+          const py::gil_scoped_release unlocked;  // close() joins a thread
+          return a.close();
+        };
+        check(close());
+      });
 }
 
 // Adds the methods for tenants in other processes to the class of the arbiter.

@@ -7,11 +7,16 @@
 #include <array>
 #include <cerrno>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace rose::memory {
 
 namespace {
+
+// Time for which a closed slab without a pin stays with the engine. An engine that is not busy
+// answers a ring within a millisecond.
+constexpr Nanoseconds kGraceNs = 5'000'000;
 
 Status check_open(const FileDescriptor& fd, const char* what) noexcept {
   if (::fcntl(fd.get(), F_GETFD) >= 0) return {};
@@ -28,9 +33,16 @@ Result<Attachment::Line> Attachment::make_line(AttachmentParts parts) noexcept {
   Result<LedgerView> ledger = LedgerView::open(parts.ledger);
   if (!ledger.ok()) return ledger.status();
   ROSE_TRY(ledger.value().audit());
+  Result<EventFd> stop = EventFd::create();
+  if (!stop.ok()) return stop.status();
+  Result<EventFd> news = EventFd::create();
+  if (!news.ok()) return news.status();
   return Line{std::make_shared<const LedgerView>(ledger.take()),
-              EventFd{std::move(parts.to_arbiter)}, EventFd{std::move(parts.to_tenant)},
-              std::move(parts.socket)};
+              EventFd{std::move(parts.to_arbiter)},
+              EventFd{std::move(parts.to_tenant)},
+              std::move(parts.socket),
+              stop.take(),
+              news.take()};
 }
 
 Result<std::unique_ptr<Attachment>> Attachment::create(Pool pool, AttachmentParts parts) noexcept {
@@ -70,13 +82,17 @@ Attachment::Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbo
       mailbox_{std::move(mailbox)},
       line_{std::move(line)},
       partition_{mailbox_.partition()},
-      known_(static_cast<std::size_t>(shape.slab_count),
-             Known{.is_ours = false, .is_mapped = pool_.has_value(), .generation = 0}) {}
+      known_(static_cast<std::size_t>(shape.slab_count), Known{.is_mapped = pool_.has_value()}) {}
 
 Attachment::~Attachment() { static_cast<void>(close()); }
 
 Status Attachment::close() noexcept {
   is_closed_.store(true);
+  line_.stop.ring();
+  {
+    const std::lock_guard lock{attending_};
+    if (thread_.joinable()) thread_.join();
+  }
   const Result<std::int32_t> given = give_idle();
   return given.ok() ? Status{} : given.status();
 }
@@ -109,14 +125,84 @@ Result<BlockAllocator*> Attachment::make_group(BlockGeometry geometry, bool is_f
   return made;
 }
 
+// ---- the thread
+
+Status Attachment::attend(Nanoseconds every_ns) noexcept {
+  const std::lock_guard lock{attending_};
+  if (is_closed_.load() || thread_.joinable()) return {};
+  try {
+    thread_ = std::thread{[this, every_ns] { run(every_ns); }};
+  } catch (const std::system_error& error) {
+    return from_errno("starting the thread of an attachment", error.code().value());
+  }
+  is_attended_.store(true);
+  return {};
+}
+
+void Attachment::run(Nanoseconds every_ns) noexcept {
+  const BootClock clock;
+  std::vector<Nanoseconds> since_ns(known_.size(), 0);
+  Nanoseconds beaten_ns = 0;
+  bool has_closed = false;
+  while (true) {
+    std::array<pollfd, 2> fds{pollfd{line_.stop.get(), POLLIN, 0},
+                              pollfd{line_.to_tenant.get(), POLLIN, 0}};
+    poll_for(fds, has_closed ? std::min(kGraceNs, every_ns) : every_ns);
+    if (fds[0].revents != 0) return;
+    if (fds[1].revents != 0) {
+      line_.to_tenant.silence();
+      line_.news.ring();
+    }
+    if (clock.now_ns() - beaten_ns >= every_ns) {
+      beaten_ns = clock.now_ns();
+      beat(mailbox_.report().progress);
+    }
+    has_closed = give_up_closed(since_ns);
+  }
+}
+
+// Gives up closed slabs that had no pin since kGraceNs; since_ns[slab] is when that began. Returns
+// whether a closed slab is left.
+bool Attachment::give_up_closed(std::span<Nanoseconds> since_ns) noexcept {
+  const Nanoseconds now_ns = BootClock{}.now_ns();
+  const std::lock_guard lock{slabs_};
+  static_cast<void>(look_locked());  // a slab whose blocks were only set aside leaves here
+  const std::lock_guard blocks{blocks_};
+  bool has_closed = false;
+  for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
+    Known& known = known_[static_cast<std::size_t>(slab)];
+    Nanoseconds& free_ns = since_ns[static_cast<std::size_t>(slab)];
+    const bool is_closed = known.is_ours && mailbox_.word(slab).use == WordUse::kClosed;
+    const bool is_free = is_closed && holds_ == 0 && groups_.load(slab).pins == 0;
+    free_ns = !is_free ? 0 : free_ns != 0 ? free_ns : now_ns;
+    if (is_free && now_ns - free_ns >= kGraceNs && groups_.give_up(slab)) {
+      known.is_given_up = true;
+    } else {
+      has_closed |= is_closed;
+    }
+  }
+  return has_closed;
+}
+
+void Attachment::hold() noexcept {
+  const std::lock_guard lock{blocks_};
+  ++holds_;
+}
+
+void Attachment::release() noexcept {
+  const std::lock_guard lock{blocks_};
+  --holds_;
+}
+
 // ---- news
 
 Result<TenantNews> Attachment::news(Nanoseconds timeout_ns) noexcept {
-  std::array<pollfd, 2> fds{pollfd{line_.to_tenant.get(), POLLIN, 0},
+  const EventFd& bell = is_attended_.load() ? line_.news : line_.to_tenant;
+  std::array<pollfd, 2> fds{pollfd{bell.get(), POLLIN, 0},
                             pollfd{line_.socket.get(), POLLRDHUP, 0}};
   poll_for(fds, timeout_ns);
   // The bell is silenced before the look, so that a later ring causes another look.
-  if (fds[0].revents != 0) line_.to_tenant.silence();
+  if (fds[0].revents != 0) bell.silence();
   Result<TenantNews> found = look();
   if (!found.ok()) return found;
   found.value().was_rung = fds[0].revents != 0;
@@ -142,14 +228,22 @@ Result<TenantNews> Attachment::look_locked() noexcept {
       known.is_ours = false;
       ++news.taken;
     }
-    if (!known.is_ours && known.is_mapped && word.use == WordUse::kIdle) {
+    if (known.is_given_up) known.is_given_up = has_given_up(slab);
+    const bool is_new = !known.is_ours && !known.is_given_up && word.use == WordUse::kIdle;
+    if (is_new && known.is_mapped) {
       ROSE_TRY(groups_.admit_slab(slab, word.generation));
-      known = {true, true, word.generation};
+      known = {.is_ours = true, .is_mapped = true, .generation = word.generation};
       ++news.admitted;
     }
-    if (known.is_ours && word.use == WordUse::kClosed) news.closed.push_back(slab);
+    const bool is_closed = known.is_ours && word.use == WordUse::kClosed;
+    if (is_closed || known.is_given_up) news.closed.push_back(slab);
   }
   return news;
+}
+
+bool Attachment::has_given_up(SlabId slab) const noexcept {
+  const std::lock_guard lock{blocks_};
+  return groups_.has_given_up(slab);
 }
 
 Result<std::vector<SlabId>> Attachment::lent() noexcept {

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "base/process.h"
@@ -28,7 +29,8 @@ struct AttachmentParts {
 
 // Changes of a tenant's slabs since the last call of news() or look().
 struct TenantNews {
-  std::vector<SlabId> closed;   // being revoked, and still with blocks or pins of this tenant
+  // Slabs that are being revoked or were given up, and still have blocks or pins of this tenant.
+  std::vector<SlabId> closed;
   std::int32_t taken{0};        // idle slabs that the arbiter has taken back
   std::int32_t admitted{0};     // new slabs
   bool was_rung{false};         // the arbiter rang, perhaps only because slabs became free
@@ -38,13 +40,17 @@ struct TenantNews {
 // Holds the pool's mapping, the ledger, the mailbox and the tenant's allocators. Using a slab needs
 // no message to the arbiter: the allocator changes the slab's word in the mailbox, by SlabDoor.
 //
-// Thread rule: any thread. There are two locks: a thread that needs both takes `slabs_` first, then
-// `blocks_`. Neither is held during a wait.
+// attend() starts a thread that runs no Python, so no interpreter can delay it. While the process
+// runs, it reports heartbeats and gives up closed slabs that no pin holds.
+//
+// Thread rule: any thread. A thread that needs two locks takes `slabs_` first, then `blocks_`.
+// Neither is held during a wait.
 //
 // Invariants:
 //   1. The allocator gives blocks only from slabs that it has entered.
 //   2. A granted slab is in the mailbox even if the arbiter's answer to the request is lost.
 //   3. The allocator gives blocks only from slabs that are mapped here.
+//   4. Between hold() and release() no slab is given up.
 class Attachment final : private SlabDoor {
  public:
   // Corrupt if the ledger or the mailbox is invalid, if a process could write or resize either
@@ -71,14 +77,22 @@ class Attachment final : private SlabDoor {
     return groups_.missing_slabs(wanted);
   }
 
+  // Starts the thread, which reports a heartbeat every `every_ns`. A closed slab without a pin has
+  // a grace of a few milliseconds, in which the engine may free or move its blocks; then the thread
+  // gives it up. No effect after the first call.
+  Status attend(Nanoseconds every_ns) noexcept;
+  // For an engine that plans a step: from leaving() until the step's blocks are pinned.
+  void hold() noexcept;
+  void release() noexcept;
+
   // Waits for the arbiter's bell or the end of its socket, at most `timeout_ns`, then looks.
   Result<TenantNews> news(Nanoseconds timeout_ns) noexcept;
   // Looks without waiting.
   Result<TenantNews> look() noexcept;
   // Returns the tenant's slabs, except those that the tenant must empty.
   Result<std::vector<SlabId>> lent() noexcept;
-  // Returns the slabs that the tenant must empty: closed ones, and those that the ledger shows in
-  // quarantine. A slab may occur twice.
+  // Returns the slabs that the tenant must empty: closed ones, those that were given up, and those
+  // that the ledger shows in quarantine. A slab may occur twice.
   Result<std::vector<SlabId>> leaving() noexcept;
   // True if the ledger shows slabs that this tenant uses past their deadline.
   bool is_late() const noexcept;
@@ -100,7 +114,8 @@ class Attachment final : private SlabDoor {
   Status set_ranks(std::span<const SlabId> slabs, std::span<const std::uint32_t> ranks) noexcept;
   // Gives back slabs without blocks or pins. Returns how many.
   Result<std::int32_t> give_idle() noexcept;
-  // Ends allocation and gives back idle slabs. The others return as soon as they become idle.
+  // Ends allocation and the thread, and gives back idle slabs. The others return as soon as they
+  // become idle.
   Status close() noexcept;
 
  private:
@@ -110,10 +125,13 @@ class Attachment final : private SlabDoor {
     EventFd to_arbiter;
     EventFd to_tenant;
     FileDescriptor socket;
+    EventFd stop;  // ends the thread
+    EventFd news;  // the thread's ring for news(), after it has silenced `to_tenant`
   };
   struct Known {
     bool is_ours{false};
     bool is_mapped{false};
+    bool is_given_up{false};  // and not empty yet at the last look
     std::uint32_t generation{0};
   };
 
@@ -122,6 +140,9 @@ class Attachment final : private SlabDoor {
                                                   AttachmentParts parts) noexcept;
   Status check_slabs(std::span<const SlabId> slabs, const char* purpose) const noexcept;
   Result<TenantNews> look_locked() noexcept;
+  void run(Nanoseconds every_ns) noexcept;
+  bool give_up_closed(std::span<Nanoseconds> since_ns) noexcept;
+  bool has_given_up(SlabId slab) const noexcept;
   static Result<Line> make_line(AttachmentParts parts) noexcept;
   bool has_allocator() const noexcept { return !groups_.groups().empty(); }
   Result<BlockAllocator*> make_group(BlockGeometry geometry, bool is_first) noexcept;
@@ -138,13 +159,18 @@ class Attachment final : private SlabDoor {
   const Line line_;
   const PartitionId partition_;  // read once, because the mailbox is writable by others
 
-  mutable std::mutex blocks_;  // the lock of all groups; also guards seen_news_
+  mutable std::mutex blocks_;  // the lock of all groups; also guards seen_news_ and holds_
   std::uint64_t seen_news_{0};
+  std::int32_t holds_{0};
   std::atomic<bool> is_closed_{false};
 
-  std::mutex slabs_;  // guards all members below
+  std::mutex slabs_;  // guards groups_ and known_
   SlabGroups groups_{blocks_};
   std::vector<Known> known_;  // by slab: state known to the allocator
+
+  std::mutex attending_;  // guards thread_, which uses all of the above
+  std::thread thread_;
+  std::atomic<bool> is_attended_{false};
 };
 
 }  // namespace rose::memory

@@ -8,6 +8,11 @@ namespace rose::memory {
 
 namespace {
 
+Status no_more_ours_to_pin(SlabId slab) noexcept {
+  return Status::unavailable("slab " + std::to_string(slab) +
+                             " cannot be pinned: it was taken back, with the data of its blocks");
+}
+
 Status not_ours_to_pin(SlabId slab) noexcept {
   return Status::invalid_argument("slab " + std::to_string(slab) +
                                   " does not belong to this tenant, so it cannot be pinned");
@@ -83,6 +88,7 @@ Status BlockAllocator::settle_slab(SlabId slab) noexcept {
   const SlabUse use = map_.use(slab);
   if (use == SlabUse::kAbsent || !map_.is_idle(slab)) return {};
   if (door_ == nullptr) return use == SlabUse::kOpen ? Status{} : watcher_->on_slab_idle(slab);
+  if (has_given_up(slab)) remove_slab(slab);
   const auto index = static_cast<std::size_t>(slab);
   if (!entered_.test(index)) return {};
   entered_.clear(index);
@@ -101,7 +107,8 @@ Status BlockAllocator::reconcile() noexcept {
 
 Status BlockAllocator::reconcile_slabs() noexcept {
   for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
-    if (!map_.has_slab(slab) || door_->is_open(slab, map_.generation(slab))) continue;
+    if (!map_.has_slab(slab) || has_given_up(slab)) continue;
+    if (door_->is_open(slab, map_.generation(slab))) continue;
     if (!entered_.test(static_cast<std::size_t>(slab))) {
       remove_slab(slab);
     } else if (map_.use(slab) == SlabUse::kOpen) {
@@ -110,6 +117,17 @@ Status BlockAllocator::reconcile_slabs() noexcept {
     }
   }
   return {};
+}
+
+bool BlockAllocator::give_up(SlabId slab) noexcept {
+  const auto index = static_cast<std::size_t>(slab);
+  if (map_.use(slab) != SlabUse::kClosed || map_.pins(slab) > 0 || moves_out_of_[index] > 0) {
+    return false;
+  }
+  entered_.clear(index);
+  door_->leave(slab, map_.generation(slab));
+  quarantine_slab(slab);
+  return true;
 }
 
 Status BlockAllocator::admit_slab(SlabId slab, std::uint32_t generation) noexcept {
@@ -272,6 +290,9 @@ Result<PinId> BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
   std::ranges::sort(slabs, {}, &PinnedSlab::slab);
   const auto repeated = std::ranges::unique(slabs, {}, &PinnedSlab::slab);
   slabs.erase(repeated.begin(), repeated.end());
+  for (const PinnedSlab& one : slabs) {
+    if (has_given_up(one.slab)) return no_more_ours_to_pin(one.slab);
+  }
   for (std::size_t done = 0; done < slabs.size(); ++done) {
     if (enter(slabs[done].slab)) {
       map_.pin(slabs[done].slab);
@@ -434,7 +455,8 @@ Status BlockAllocator::audit_pins() const noexcept {
     ROSE_CHECK(
         pins[index] == map_.pins(slab),
         "slab " + std::to_string(slab) + " has a number of pins that differs from its count");
-    const bool should_be_in = door_ != nullptr && map_.has_slab(slab) && !map_.is_idle(slab);
+    const bool should_be_in =
+        door_ != nullptr && map_.has_slab(slab) && !map_.is_idle(slab) && !has_given_up(slab);
     ROSE_CHECK(
         entered_.test(index) == should_be_in,
         "slab " + std::to_string(slab) + " is in use without having been entered, or was not left");

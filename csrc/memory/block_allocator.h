@@ -81,13 +81,15 @@ struct Evacuation {
 //
 // The arbiter may be in this process; then a SlabWatcher reports idle slabs to it. Or it is in
 // another process; then slabs are used through a SlabDoor, and the arbiter may take an idle slab at
-// any moment. A call that finds a slab gone continues without it.
+// any moment. A call that finds a slab gone continues without it. give_up() returns a closed slab
+// that has blocks in use: their data is lost, they can only be freed, and they cannot be pinned.
 //
 // Thread rule: any thread; public methods take `books`, the mutex of the arbiter or of the tenant.
 // A method that frees or unpins may return a revoked slab within the call.
 //
 // Invariants:
-//   1. With a door, a slab is entered exactly while it has a block in use or set aside, or a pin.
+//   1. With a door, a slab is entered exactly while it has a block in use or set aside, or a pin,
+//      and was not given up.
 //   2. A block with a key is in use or cached, in an open slab; a cached block has a key.
 //   3. The cached blocks of a slab are of one namespace.
 class BlockAllocator final : public SlabHolder {
@@ -140,6 +142,7 @@ class BlockAllocator final : public SlabHolder {
   // ---- pins
 
   // Pins all of the slabs or none. The blocks must be in use, and the slabs must be the tenant's.
+  // Unavailable if one of the slabs was given up.
   Result<PinId> pin_blocks(std::span<const BlockId> blocks) noexcept;
   Result<PinId> pin_slabs(std::span<const SlabId> slabs) noexcept;
   Status unpin(PinId pin) noexcept;
@@ -188,6 +191,13 @@ class BlockAllocator final : public SlabHolder {
   // Checks all slabs: a closed one gives no new blocks from now on, and a lost one is forgotten.
   // Calls that take blocks or pins do this by themselves when the door has news.
   Status reconcile() noexcept;
+  // Leaves a closed slab although blocks are in use there. False if the slab is not closed, or a
+  // pin or a planned move holds it. The caller holds the lock.
+  bool give_up(SlabId slab) noexcept;
+  // True until the last block of a slab that was given up is freed. The caller holds the lock.
+  bool has_given_up(SlabId slab) const noexcept {
+    return door_ != nullptr && map_.use(slab) == SlabUse::kQuarantined;
+  }
 
  private:
   friend class SlabGroups;

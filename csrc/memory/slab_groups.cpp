@@ -110,6 +110,16 @@ Status SlabGroups::reconcile_locked() noexcept {
   return {};
 }
 
+bool SlabGroups::give_up(SlabId slab) noexcept {
+  BlockAllocator* const group = group_of(slab);
+  return group != nullptr && group->give_up(slab);
+}
+
+bool SlabGroups::has_given_up(SlabId slab) const noexcept {
+  const BlockAllocator* const group = group_of(slab);
+  return group != nullptr && group->has_given_up(slab);
+}
+
 PinTotals SlabGroups::pinned() const noexcept {
   const std::lock_guard lock{books_};
   return pin_totals();

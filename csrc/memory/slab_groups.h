@@ -49,6 +49,9 @@ class SlabGroups final : public SlabHolder, private SlabSource {
   Status reconcile() noexcept;
   // The same, for a caller that holds `books`.
   Status reconcile_locked() noexcept;
+  // As the methods of BlockAllocator, for the group that has the slab.
+  bool give_up(SlabId slab) noexcept;
+  bool has_given_up(SlabId slab) const noexcept;
 
   // Number of blocks of the slab in use or set aside, in the group that has the slab.
   std::int32_t used(SlabId slab) const noexcept;

@@ -183,7 +183,8 @@ class Borrower:
         """
         pin: int | None = None
         try:
-            with self._lock:
+            with self._lock, self.lane.planning():
+                self._empty(self.lane.leaving())
                 ready = tuple(one for one in sequences if one._is_ready)
                 if ready:
                     pin = self.lane.pin(block for one in ready for block in one.blocks)
@@ -193,17 +194,26 @@ class Borrower:
                 quantum.__exit__(None, None, None)
         return None if pin is None else BorrowerStep(self, ready, quantum, pin)
 
-    def _settle(self, step: "BorrowerStep", pin: int, *, is_done: bool) -> None:
-        """Unpin a step's blocks and count its tokens. Only the step calls this."""
+    def _unpin(self, step: "BorrowerStep", pin: int, *, is_finished: bool) -> None:
+        """Unpin a step's blocks, and count its tokens if it is finished. Only the step calls this.
+
+        From here on serving may take the blocks.
+        """
         with self._lock:
             self._in_flight = frozenset()
             self.lane.unpin(pin)
             for one in step.sequences:
-                if is_done:
+                if is_finished:
                     one.computed, one.lost = step.tokens[one], False
                 if one.is_closed:
                     one._free_blocks()
             self._empty(self.lane.leaving())
+
+    def _undo(self, step: "BorrowerStep") -> None:
+        """Let the next step compute a finished step's tokens again. Only the step calls this."""
+        with self._lock:
+            for one, (computed, lost) in step._before.items():
+                one.computed, one.lost = min(one.computed, computed), one.lost or lost
 
     def _forget(self, sequence: "Sequence") -> None:
         """Free a sequence's blocks, now or after its running step. Only the sequence calls this."""
@@ -303,7 +313,7 @@ class BorrowerStep:
     """The right to run one step, segment by segment; yielded by `Borrower.steps`.
 
     Enter it with `with`; call `gate` between layers; call `finish`; then read the results before
-    the `with` block ends.
+    the `with` block ends. After `finish` serving may take the blocks, so do not read KV there.
     """
 
     def __init__(
@@ -319,7 +329,8 @@ class BorrowerStep:
         self._borrower = borrower
         self._lane = borrower.lane
         self._quantum = quantum
-        self._pin = pin
+        self._pin: int | None = pin
+        self._before = {one: (one.computed, one.lost) for one in sequences}
         self._is_finished = False
 
     @property
@@ -344,6 +355,12 @@ class BorrowerStep:
         """
         self._lane.finish()
         self._is_finished = True
+        self._unpin()
+
+    def _unpin(self) -> None:
+        pin, self._pin = self._pin, None
+        if pin is not None:
+            self._borrower._unpin(self, pin, is_finished=self._is_finished)
 
     def __enter__(self) -> Self:
         return self
@@ -374,7 +391,9 @@ class BorrowerStep:
             if not self._is_finished and self._lane.stream is not None:
                 with suppress(RoseError):
                     self._lane.finish()
-            self._borrower._settle(self, self._pin, is_done=is_done)
+            self._unpin()
+            if not is_done:
+                self._borrower._undo(self)
             self.is_done = is_done
         finally:
             self._quantum.__exit__(None, None, None)

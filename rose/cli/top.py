@@ -41,7 +41,7 @@ _MARKS: Final = {
 
 
 def draw(ledger: LedgerView, reported: Ledger, *, clock: Clock) -> Group:
-    """Return the view: a table of partitions, the cap, the refusals, and a strip of the slabs.
+    """Return the view: a table of partitions, cap, refusals, the newest kill, a strip of the slabs.
 
     Args:
         ledger: the device's ledger.
@@ -79,7 +79,7 @@ def draw(ledger: LedgerView, reported: Ledger, *, clock: Clock) -> Group:
                 f"{(now_ns - one.oldest_pin_ns) / NS_PER_MS:.0f}" if one.pins else "-",
             )
     legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
-    lines = (Text(_cap(reported.cap)), *map(Text, _refusals(reported)))
+    lines = (Text(_cap(reported.cap)), *map(Text, (*_refusals(reported), *reported.kills[-1:])))
     return Group(table, *lines, _strip([record.state for record in records]), legend)
 
 

@@ -20,6 +20,8 @@ from rose.executor.watcher import Watcher
 from rose.memory import KVGeometry, KVGroups, groups_of
 
 _CONNECT_S: Final = 5.0
+# Number of heartbeats in a lease's TTL.
+_BEATS: Final = 16
 # The device may have to prepare its records of a large pool before it answers.
 _WELCOME_S: Final = 30.0
 
@@ -83,8 +85,9 @@ class AttachedDevice(Closing):
                 header_index=welcome.header_index,
                 window=window,
             )
+        attachment.attend(every_ms=welcome.lease_ttl_ms / _BEATS)
         lent_window = LentWindow(attachment, window) if window else None
-        loans = AttachedLoans(attachment, self._channel, welcome, host_gate, lent_window)
+        loans = AttachedLoans(attachment, self._channel, host_gate, lent_window)
         gate, _ = tested_gate(gpu, host_gate, window=welcome.gate_window, in_one_process=False)
         lane = RolloutLane(
             groups=kv,

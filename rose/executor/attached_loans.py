@@ -1,7 +1,8 @@
 """The loans of a borrower whose lender runs in another process."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from rose._core import Attachment, HostGate
@@ -9,7 +10,7 @@ from rose.errors import CorruptData, RoseError
 from rose.events import Reason, Refusal
 from rose.executor.channel import Channel, close_all
 from rose.executor.lent_window import LentWindow
-from rose.executor.messages import Answer, AskGrow, AskReason, Granted, Question, Refused, Welcome
+from rose.executor.messages import Answer, AskGrow, AskReason, Granted, Question, Refused
 from rose.memory import LentSlabs
 from rose.units import NS_PER_MS
 
@@ -30,19 +31,16 @@ class AttachedLoans:
         self,
         attachment: Attachment,
         channel: Channel,
-        welcome: Welcome,
         gate: HostGate,
         window: LentWindow | None,
     ) -> None:
         """Made by `AttachedDevice.rollout`; `window` is None if the whole pool is mapped."""
         self._attachment = attachment
         self._channel = channel
-        self._welcome = welcome
         self._gate = gate
         self._window = window
         self._lock = threading.Lock()
         self._no_growth_before_ns = 0
-        self._stamped_ns = 0
         self.closed_because: str | None = None
 
     # ---- requests -------------------------------------------------------------------------------
@@ -108,11 +106,16 @@ class AttachedLoans:
     # ---- reports --------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """Write the time into the mailbox, so that the lender renews this tenant's leases."""
-        now_ns = self._attachment.now_ns()
-        if now_ns - self._stamped_ns >= self._welcome.lease_ttl_ms * NS_PER_MS / 16:
-            self._stamped_ns = now_ns
-            self._attachment.beat(progress=self._gate.passed)
+        """Do nothing: the attachment's thread sends heartbeats, and so the lender renews."""
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Let the attachment's thread return no slab with blocks in use."""
+        self._attachment.hold()
+        try:
+            yield
+        finally:
+            self._attachment.release()
 
     def step_began(self) -> None:
         """Unmap nothing, and map no GPU memory, until `step_ended`."""

@@ -150,6 +150,12 @@ class Collector:
             self._open = [one for one in self._open if one not in settled]
             self.history.extend(settled)
 
+    def newest_fenced(self) -> Revocation | None:
+        """Return the newest revocation with slabs that missed its deadline, if any."""
+        with self._lock:
+            known = (*self._open, *reversed(self.history))
+            return next((one for one in known if one.slabs_fenced > 0), None)
+
     @property
     def pressures(self) -> tuple[int, tuple[tuple[int, int], ...]]:
         """Number of revocations for serving's needs, and data of the last 64 of them.

@@ -322,6 +322,7 @@ class CoServing(Closing):
             cap=None if cap is None else (cap[0] * self.arbiter.slab_bytes, cap[1]),
             refusals=dict(found["refusals"]),
             binding=None if binding is None else binding.sentence,
+            kills=tuple(self.lender.kills),
         )
         ledger = self.arbiter.share_ledger()
         try:
@@ -443,6 +444,7 @@ class CoServing(Closing):
                 (before * arbiter.slab_bytes, left * arbiter.slab_bytes) for before, left in ebbs
             ),
             evidence=parts.serving.evidence(),
+            kills=tuple(lender.kills),
             **read_refusals(parts.creditor),
         )
 

@@ -1,7 +1,10 @@
 """Lend slabs under certificates, and take them back before serving could need them."""
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from rose._core import (
@@ -31,6 +34,9 @@ _REASONS: Final = {
     GrantRefusal.OVER_LIMIT: Reason.OVER_LIMIT,
     GrantRefusal.AT_RISK: Reason.RESERVE_AT_RISK,
 }
+_LOG: Final = logging.getLogger(__name__)
+# Number of killed borrowers that are kept for reports.
+_KILLS: Final = 16
 _LEASE_IS_OVER: Final = (RenewAnswer.OVER, RenewAnswer.STALE_EPOCH)
 
 
@@ -88,6 +94,7 @@ class Lender:
         self._leases: list[Grant] = []
         self._renewed_ns = 0
         self.cap = Cap(self._slab_count, clock)
+        self.kills: deque[str] = deque(maxlen=_KILLS)
         self.is_closed = False
 
     def lend_to(self, borrower: Borrower) -> None:
@@ -112,6 +119,11 @@ class Lender:
         borrower = self.supply.borrower
         lent = None if borrower is None else self.supply.lent(borrower)
         return 0 if lent is None else lent.held - lent.in_revocation
+
+    def note_kill(self, sentence: str) -> None:
+        """Log that a borrower was killed, and keep the sentence for reports."""
+        self.kills.append(sentence)
+        _LOG.warning("rose: %s", sentence)
 
     def take_back(self, slabs: int) -> None:
         """Begin to take back up to `slabs` slabs, regardless of serving's demand."""
@@ -172,6 +184,10 @@ class Lender:
         """Return for how many more ms the loan must not grow, after revocations and aborts."""
         before_ns = self.collector.no_growth_before_ns
         return max(0.0, (before_ns - self.clock.now_ns()) / NS_PER_MS) if before_ns > 0 else 0.0
+
+    def planning(self) -> AbstractContextManager[None]:
+        """Do nothing: in this process only the borrower frees its blocks."""
+        return nullcontext()
 
     def step_began(self) -> None:
         """Do nothing: serving's process keeps the pool mapped."""

@@ -155,12 +155,14 @@ class Ledger:
             infinite if the cap never expires, and 0 if it has expired. None: there is no cap.
         refusals: number of refused quanta so far, by reason.
         binding: the condition that the newest refused certificate violated, as a sentence.
+        kills: one sentence for each borrower that serving killed, the newest last.
     """
 
     pid: Count
     cap: tuple[Bytes, Milliseconds] | None = None
     refusals: Annotated[dict[Word, Number], Meta(max_length=64)] = field(default_factory=dict)
     binding: Sentence | None = None
+    kills: Annotated[tuple[Sentence, ...], Meta(max_length=64)] = ()
 
 
 Question = Hello | AskGrow | AskReason | AskLedger | SetLimit

@@ -102,6 +102,7 @@ class DeviceReading:
         granted_s: seconds in which rollouts had a quantum.
         binding: the condition that the newest refused certificate violated, if any.
         evidence: evidence for the two step shapes that certificates rely on.
+        kills: one sentence for each of the last borrowers that serving killed, the newest last.
         delay_ms: time of one rollout segment, plus the delay until the borrower sees a closed gate.
     """
 
@@ -123,6 +124,7 @@ class DeviceReading:
     granted_s: float = 0.0
     binding: Binding | None = None
     evidence: tuple[ShapeEvidence, ...] = ()
+    kills: tuple[str, ...] = ()
     revoked: Mapping[str, int] = field(default_factory=dict)
     delay_ms: float = 0.0
 

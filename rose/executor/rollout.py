@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -57,6 +58,11 @@ class RolloutLane:
 
     The calls of a step: `try_step` → `pin` → `gate`, `gate`, … → `finish` → `unpin` → end of the
     quantum. A refusal is a value. Only the exception `StepAborted` is part of normal operation.
+
+    A step must pin all blocks that it uses. Unpin them as soon as the model has run, before long
+    work on the host such as sampling. If the borrower is in another process than serving, revoked
+    slabs without a pin leave within milliseconds, even if the engine is too busy to free their
+    blocks. Their data is then lost. `leaving` lists the slabs until their blocks are freed.
     """
 
     def __init__(
@@ -252,8 +258,8 @@ class RolloutLane:
         """Wait until all segments have run; call this before you read results and unpin slabs.
 
         This is one more gate after the last segment. On a GPU the host may run ahead of its stream.
-        So this call waits until the stream has passed that gate, and meanwhile renews the leases.
-        An abort can end this wait, unlike a wait inside the engine.
+        So this call waits until the stream has passed that gate. An abort can end this wait, unlike
+        a wait inside the engine.
 
         Raises:
             StepAborted, Unavailable: as in `gate`.
@@ -371,6 +377,14 @@ class RolloutLane:
         """Take `blocks` free blocks and return their ids; None if fewer are free."""
         return self.kv.allocator.alloc(blocks)
 
+    def planning(self) -> AbstractContextManager[None]:
+        """Keep the data of all blocks while a step is planned, from `leaving` to `pin`.
+
+        Use it as `with lane.planning():`, and only for the milliseconds of planning, because slabs
+        in revocation wait for the end of the block.
+        """
+        return self._loans.planning()
+
     def pin(self, blocks: Iterable[int]) -> int:
         """Pin the slabs of `blocks` for a step, from its preparation to its completion.
 
@@ -379,8 +393,15 @@ class RolloutLane:
 
         Returns:
             Id of the pin, for `unpin`.
+
+        Raises:
+            StepAborted: serving has taken one of the slabs; its blocks must be freed. Not within
+                `planning`, if the blocks of `leaving` slabs were freed there.
         """
-        return int(self.kv.allocator.pin(list(blocks)))
+        try:
+            return int(self.kv.allocator.pin(list(blocks)))
+        except Unavailable as error:
+            raise StepAborted(str(error)) from error
 
     def unpin(self, pin: int) -> None:
         """Release a pin. Empty slabs under revocation change owner before this returns."""

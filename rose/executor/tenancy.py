@@ -123,6 +123,7 @@ class Tenancy:
         self.partition = partition
         self.blocks_per_slab = hello.geometry.blocks_per_slab(arbiter.slab_bytes)
         self._patience = Patience()
+        self._has_ended = self._is_kill_noted = False
 
     def grow(self, blocks: int) -> tuple[Granted | Refused, LentSlabs]:
         """Lend slabs for up to `blocks` blocks, under a certificate.
@@ -163,7 +164,33 @@ class Tenancy:
             self.tenant.evict()
 
     def mind_late(self, late_slabs: int) -> None:
-        """Do nothing: the core watches the tenant's process, and kills it if slabs are overdue."""
+        """Note whether the core has killed the tenant's process, as it does if slabs are overdue."""
+        self._note_kill()
+
+    def _note_kill(self) -> None:
+        if self._is_kill_noted or not self.tenant.was_killed:
+            return
+        self._is_kill_noted = True
+        self._lender.note_kill(
+            f"the borrower, process {self.tenant.pid}, was killed: {self._why_killed()}"
+        )
+
+    def _why_killed(self) -> str:
+        if self._patience.is_over:
+            wait_ms = self._lender.policy.park_wait_ms
+            return (
+                f"serving waited for its segments {_PARK_TIMEOUTS_MAX} times for {wait_ms:g} ms, "
+                f"and they did not end"
+            )
+        late = self._lender.collector.newest_fenced()
+        if self._has_ended or late is None:
+            return "it disconnected while its steps used slabs"
+        silent_ms = (self._lender.clock.now_ns() - self.tenant.heartbeat_ns) / NS_PER_MS
+        return (
+            f"its steps used {late.slabs_fenced} slabs {late.latency_ms:.0f} ms after serving took "
+            f"them back, with a deadline of {self._lender.policy.revoke_ms:g} ms; cause: "
+            f"{late.cause.value}; its last sign of life was {silent_ms:.0f} ms old"
+        )
 
     def is_alive(self) -> bool:
         """Return True if the tenant wrote the time into its mailbox recently."""
@@ -180,6 +207,8 @@ class Tenancy:
 
         Slabs in use are overdue at once, so the process is killed if it still runs.
         """
+        self._note_kill()
+        self._has_ended = True
         self._arbiter.drop_partition(self.partition)
         self._lender.forget_borrower()
 
@@ -201,6 +230,7 @@ class Tenancy:
 
     def let_go(self) -> None:
         """Close everything and stop watching the tenant's process, even if it still runs."""
+        self._note_kill()
         self.sent.close()
         self._owners.close()
 

@@ -12,15 +12,15 @@ from rose.executor.safety import Safety
 from rose.thread import Thread
 from rose.units import MS_PER_S
 
-# Longest time between two checks: short enough to keep leases alive.
+# Longest time between two checks.
 _LOOK_MS: Final = 50.0
 
 
 class Watcher:
     """Waits for the mailbox's bell, and notifies the engine.
 
-    While no step runs it also writes the time into the mailbox, so an idle borrower keeps its loans
-    and a frozen process loses them. Within a step the gates do this.
+    The attachment's own thread reports that the process lives, and returns revoked slabs that no
+    step pins if the engine is too busy to do so.
     """
 
     def __init__(
@@ -49,8 +49,6 @@ class Watcher:
                     self._loans.end("serving's process has ended, or has stopped lending")
                     self._lane.on_room()  # Wakes an engine that waits for memory.
                     return
-                if not self._lane.is_in_step:
-                    self._loans.renew()
                 self._report(news)
                 self._loans.tidy()
                 continue

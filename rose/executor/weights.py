@@ -144,7 +144,8 @@ class WeightsLease:
 
     def pin(self) -> bool:
         """Pin the slabs for a step or a copy; False while DORMANT or EVICTING."""
-        with self._lock:
+        with self._lock, self._lane.planning():
+            self._give_up(self._lane.leaving() & self._whole.slabs)
             if self._state not in (WeightsState.ACTIVATING, WeightsState.ACTIVE):
                 return False
             check(self._pin is None, "the weights are pinned already")

@@ -3,6 +3,7 @@
 Each line is a JSON list, a command and its arguments; each is answered by one line of JSON.
 """
 
+import ctypes
 import gc
 import json
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+from rose.api.borrower import Borrower
 from rose.errors import RoseError, StepAborted
 from rose.executor import CoServing, KVGeometry, Quantum
 from rose.memory import Layout
@@ -172,6 +174,22 @@ class Tenant:
     def end_step(self) -> str:
         self.step.join(200)
         return self.outcome
+
+    def generate(self, prompt: int, tokens: int, host_s: float) -> dict:
+        """Generate tokens; after each forward pass the host works, and keeps the GIL."""
+        borrower, computed = Borrower(self.lane), []
+        with borrower.sequence() as one:
+            one.grow(prompt)
+            for _ in range(tokens):
+                for step in borrower.steps([one]):
+                    with step:
+                        step.gate()
+                        step.finish()
+                        ctypes.PyDLL(None).usleep(int(host_s * 1e6))
+                    if step.is_done:
+                        computed.append(step.tokens[one])
+                one.grow(1)
+        return {"computed": computed, "gave_back": self.device.gave_back}
 
     def credit(self) -> dict:
         gate = self.lane._gate

@@ -203,8 +203,8 @@ def test_a_late_borrower_is_killed_and_its_helpers_die_with_its_cgroup(tmp_path:
         child = made.attach()
         with cgroup_of(child.process.pid) as own:
             helper = Process.open(child.do("start_helper"))
-            child.do("disobey")
             child.do("borrow", 8 * BLOCKS_PER_SLAB)
+            assert child.do("begin_step")  # It never comes to its gate.
             wait_for(lambda: made.serving.ensure(SLABS * SERVING_KV.blocks_per_slab(SLAB)))
             assert child.process.wait(LONG_S) == -signal.SIGKILL
             if own is None:
@@ -220,16 +220,48 @@ def test_a_late_borrower_is_killed_and_its_helpers_die_with_its_cgroup(tmp_path:
         made.close()
 
 
-def test_a_frozen_borrower_loses_its_leases(tmp_path: Path) -> None:
+def test_a_frozen_borrower_loses_its_leases_and_why_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made = RemoteRig(tmp_path, lease_ttl_ms=300.0, revoke_ms=200.0)
     try:
         child = made.attach()
         child.do("borrow", 4 * BLOCKS_PER_SLAB)
         time.sleep(0.6)
         assert made.slabs()[0] >= 4  # Idle, and alive.
+        assert child.do("begin_step")
         child.send(signal.SIGSTOP)
         assert child.process.wait(LONG_S) == -signal.SIGKILL
         wait_for(lambda: made.slabs() == (0, 0))
+        wait_for(lambda: made.device.reading().kills)
+        (why,) = made.device.reading().kills
+        assert f"process {child.process.pid}, was killed: its steps used 4 slabs" in why
+        assert "with a deadline of 200 ms; cause: the lease was not renewed; its last sign" in why
+        assert [one.getMessage() for one in caplog.records] == [f"rose: {why}"]
+    finally:
+        made.close()
+
+
+def test_long_work_of_the_host_outside_the_model_costs_no_life_and_no_token(
+    tmp_path: Path,
+) -> None:
+    """As when a sampler is compiled: the GIL is held for several TTLs of the leases."""
+    made = RemoteRig(tmp_path, lease_ttl_ms=200.0, revoke_ms=400.0)
+    everything = SLABS * SERVING_KV.blocks_per_slab(SLAB)
+    try:
+        child = made.attach()
+        child.say("generate", 200, 3, 0.8)
+        for _ in range(2):
+            wait_for(lambda: made.slabs()[0] >= 4 and made.device.gate.passed >= 3)
+            time.sleep(0.4)  # Now the host works, or soon does: each must do.
+            assert made.serving.ensure(everything)
+            assert made.slabs() == (0, 0)
+            made.serving.settle()
+        answer = child.answer()
+        assert answer["gave_back"] is None
+        assert sorted(set(answer["computed"])) == [200, 201, 202]
+        assert child.process.poll() is None
+        assert made.device.reading().kills == ()
     finally:
         made.close()
 

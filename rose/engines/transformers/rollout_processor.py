@@ -155,7 +155,8 @@ class RolloutProcessor(DeviceProcessor):
         is_ready = False
         try:
             if self._activate():
-                with self.lock:
+                with self.lock, self.lane.planning():
+                    self._evacuate(self.lane.leaving())
                     is_ready = self._pin_weights() and super()._prepare()
                     if is_ready:
                         self._pin_batch()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+import torch
 from vllm.config import CompilationMode
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
@@ -63,6 +64,8 @@ class BorrowedSide:
         self._config = kv_cache_config
         self.geometry = geometry_of(kv_cache_config)
         self.aborted_steps = 0
+        # Set by the scheduler; the worker calls it between the model and the sampler.
+        self.on_forward_end: Callable[[SchedulerOutput], None] = lambda _plan: None
         self._ungate: Callable[[], None] = lambda: None
         self._model: Any = None
         self._layers: Any = None
@@ -157,7 +160,22 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         """Return the limit of the loan in bytes. Nothing is allocated: the memory is serving's."""
         if self._should_warm_up_model():
             self.model_runner.warming_up_model()
+        self._warm_sampler()
         return int(self.cache_config.kv_cache_memory_bytes)
+
+    @torch.inference_mode()
+    def _warm_sampler(self) -> None:
+        """Compile vLLM's sampler before attaching: this takes seconds, and would be in a step.
+
+        vLLM compiles functions at their first use: one when a request asks for logprobs of its
+        prompt or of its output, others when a request is sampled at random.
+        """
+        runner, size = self.model_runner, self.model_config.get_hidden_size()
+        for rows in (1, 2):  # The compiler treats one row as a special case.
+            runner._dummy_sampler_run(torch.zeros(rows, size, dtype=runner.dtype))
+            logits = torch.zeros(rows, self.model_config.get_vocab_size())
+            tokens = torch.zeros(rows, dtype=torch.int64)
+            runner.sampler.gather_logprobs(runner.sampler.compute_logprobs(logits), 1, tokens)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Attach to serving's device, and give views of its pool to the model."""
@@ -185,6 +203,7 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             output = super().execute_model(scheduler_output)
             if scheduler_output.total_num_scheduled_tokens > 0:
                 lane.finish()
+                self._side.on_forward_end(scheduler_output)
         except (StepAborted, Unavailable):
             self.model_runner.execute_model_state = None
             self._side.aborted_steps += 1
@@ -233,6 +252,7 @@ class BorrowingScheduler(RolloutScheduler):
         """Build vLLM's scheduler over the worker's lane."""
         self._side = joined(vllm_config, BorrowedSide)
         super().__init__(self._side.lane, vllm_config=vllm_config, **parts)
+        self._side.on_forward_end = self.forward_ended
         # Borrowed blocks hold bits of serving's model, which can be NaN in this model's dtype.
         self.needs_kv_cache_zeroing = True
         self._quantum: Quantum | None = None

@@ -26,9 +26,10 @@ class _InFlight:
 class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     """A `Scheduler` on borrowed slabs.
 
-    A step pins the blocks of its requests from `schedule` to `update_from_output`, or to
-    `step_aborted` after a stop at its gate. When slabs are revoked, the requests with blocks in
-    them are preempted as in vLLM: they are queued again in front, with all their tokens.
+    A step pins the blocks of its requests from `schedule` to `forward_ended`, since sampling reads
+    no KV, or to `step_aborted` after a stop at its gate. When slabs are revoked, the requests with
+    blocks in them are preempted as in vLLM: they are queued again in front, with all their tokens.
+    A request that is preempted while its token is sampled still gets this token.
 
     vLLM calls the scheduler from one thread, and rose calls `give_up_slabs` from another; `_books`
     serialises the two.
@@ -84,7 +85,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Plan a step and pin the blocks that it reads and writes."""
-        with self._books:
+        with self._books, self.lane.planning():
             self._evacuate(self.lane.leaving())
             output = super().schedule(throttle_prefills)
             blocks = self._blocks_of(output.num_scheduled_tokens)
@@ -93,10 +94,15 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
                 self._in_flight[id(output)] = _InFlight(self.lane.pin(blocks), written)
             return output
 
+    def forward_ended(self, scheduler_output: SchedulerOutput) -> None:
+        """Unpin a step's blocks, because its model has run. Its sampling may take long."""
+        with self._books:
+            self._unpin(scheduler_output)
+
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:
-        """Accept the tokens of a step, and unpin its blocks."""
+        """Accept the tokens of a step, and unpin its blocks if they are still pinned."""
         with self._books:
             try:
                 outputs: dict[int, Any] = super().update_from_output(

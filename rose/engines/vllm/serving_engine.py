@@ -119,6 +119,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             "granted_s": reading.granted_s,
             "binding": None if reading.binding is None else reading.binding.sentence,
             "weights": getattr(self.weight_transfer_engine, "loaded", None),
+            "killed_borrowers": list(reading.kills),
             **({"observed": dict(seen.report())} if (seen := self._side.observation) else {}),
         }
 

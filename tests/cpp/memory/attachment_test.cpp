@@ -2,8 +2,10 @@
 #include "memory/attachment.h"
 
 #include <atomic>
+#include <chrono>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -77,4 +79,90 @@ TEST(books_balance_while_both_sides_are_at_work) {
   is_done.store(true);
   engine.join();
   CHECK(all.arbiter->check_invariants().ok());
+}
+
+namespace {
+
+// Waits until the arbiter has the slabs back, or for at most ten seconds.
+bool are_back(const TwoParties& all, std::int32_t slabs) {
+  const BootClock real;
+  for (const Nanoseconds end_ns = real.now_ns() + 10 * kSecond; real.now_ns() < end_ns;) {
+    CHECK(all.arbiter->sweep(all.rollout).ok());
+    if (all.arbiter->poll(all.revocation).take().returned == slabs) return true;
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST(attended_tenant_reports_while_its_engine_does_nothing) {
+  TwoParties all;
+  CHECK(all.tenant->attend(1'000'000).ok());
+  for (Nanoseconds seen_ns = 0, reports = 0; reports < 3;) {
+    const Nanoseconds now_ns = all.line->mailbox.report().heartbeat_ns;
+    if (now_ns != std::exchange(seen_ns, now_ns)) ++reports;
+    std::this_thread::yield();
+  }
+  CHECK(all.tenant->close().ok());
+  const Nanoseconds last_ns = all.line->mailbox.report().heartbeat_ns;
+  std::this_thread::sleep_for(std::chrono::milliseconds{20});
+  CHECK_EQ(all.line->mailbox.report().heartbeat_ns, last_ns);
+}
+
+TEST(closed_slab_leaves_without_the_engine_once_no_pin_holds_it) {
+  TwoParties all;
+  CHECK(all.grant(2));
+  CHECK(all.tenant->attend(kSecond).ok());
+  CHECK(all.tenant->look().ok());
+  CHECK(all.alloc(8));
+  const std::vector<BlockId> pinned(all.held.begin(), all.held.begin() + 1);
+  const PinId pin = all.blocks->pin_blocks(pinned).take();
+  all.revoke(2, all.serving);
+  CHECK(are_back(all, 1));
+  CHECK(all.blocks->unpin(pin).ok());
+  CHECK(are_back(all, 2));
+  CHECK(all.arbiter->check_invariants().ok());
+  // The engine finds the slabs at its next look. Their blocks can be freed, but not used.
+  CHECK_EQ(all.tenant->leaving().take().size(), 2);
+  CHECK_EQ(all.blocks->free_blocks(), 0);
+  CHECK_EQ(static_cast<int>(all.blocks->pin_blocks(pinned).status().code()),
+           static_cast<int>(Code::kUnavailable));
+  // A new loan of the same slabs waits until the engine has freed the lost blocks.
+  CHECK(all.arbiter->give_back(all.serving, 4).ok());
+  CHECK(all.grant(3));
+  CHECK(all.tenant->look().take().admitted <= 1);
+  all.free_all();
+  CHECK(all.tenant->look().ok());
+  CHECK_EQ(all.blocks->free_blocks(), 12);
+  CHECK_EQ(all.tenant->leaving().take().size(), 0);
+  CHECK(all.alloc(12));
+  all.free_all();
+}
+
+TEST(held_slabs_are_not_given_up) {
+  TwoParties all;
+  CHECK(all.grant(2));
+  CHECK(all.tenant->attend(1'000'000).ok());
+  CHECK(all.tenant->look().ok());
+  CHECK(all.alloc(8));
+  all.tenant->hold();
+  all.revoke(2, all.serving);
+  std::this_thread::sleep_for(std::chrono::milliseconds{50});
+  CHECK_EQ(all.arbiter->sweep(all.rollout).take(), 0);
+  const PinId pin = all.blocks->pin_blocks(all.held).take();
+  all.tenant->release();
+  std::this_thread::sleep_for(std::chrono::milliseconds{50});
+  CHECK_EQ(all.arbiter->sweep(all.rollout).take(), 0);
+  CHECK(all.blocks->unpin(pin).ok());
+  CHECK(are_back(all, 2));
+  all.free_all();
+}
+
+TEST(bell_reaches_the_engine_of_an_attended_tenant) {
+  TwoParties all;
+  CHECK(all.tenant->attend(kSecond).ok());
+  CHECK(all.grant(1));
+  CHECK(all.tenant->news(10 * kSecond).take().was_rung);
+  CHECK(!all.tenant->news(0).take().was_rung);
 }
