@@ -18,6 +18,7 @@ from rose.engines.victims import Progress, order_of_loss
 from rose.errors import InvalidArgument, RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor.device import CoServing
+from rose.executor.inputs import is_size, is_time_ms, require
 from rose.executor.revocation import Notice
 from rose.executor.rollout import Quantum, RolloutLane
 from rose.memory import KVSpace
@@ -109,6 +110,10 @@ class Borrower:
             Unavailable: the device stopped lending.
             InvalidArgument: a step was not run in a `with` block.
         """
+        require(isinstance(sequences, Collection), "sequences must be a collection", sequences)
+        for one in sequences:
+            require(isinstance(one, Sequence), "sequences must be made by `sequence`", one)
+        require(is_time_ms(timeout_ms), "timeout_ms must be at least 0", timeout_ms)
         while any(one.remaining for one in sequences):
             step = self._next_step(sequences, self._clock.now_ns() + timeout_ms * NS_PER_MS)
             if step is None:
@@ -282,6 +287,7 @@ class Sequence(Tokens):
         """
         if self.is_closed:
             raise InvalidArgument(f"{self.name} must be open to grow, but it is closed")
+        require(isinstance(tokens, int) and is_size(abs(tokens)), "tokens must be a number", tokens)
         wanted = self.tokens + tokens
         if tokens < 0 or wanted > self._borrower.tokens_max:
             raise InvalidArgument(

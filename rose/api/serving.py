@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from rose.api.tokens import Tokens
 from rose.errors import InvalidArgument, OutOfMemory
+from rose.executor.inputs import is_count, require
 from rose.executor.serving import ServingLane, StepBatch
 from rose.memory import KVSpace
 
@@ -53,6 +54,7 @@ class Serving:
         Raises:
             DeadlineExceeded: the step times vary too much for a bound.
         """
+        require(callable(run), "run must be a function", run)
         self.lane.warm_up(run)
 
     def probe(self, run: Callable[[StepBatch], None]) -> bool:
@@ -68,6 +70,7 @@ class Serving:
         Returns:
             Whether a step ran.
         """
+        require(callable(run), "run must be a function", run)
         batch = self.lane.probe_due()
         if batch is None:
             return False
@@ -98,12 +101,17 @@ class Serving:
             InvalidArgument: a request is closed, is named twice, or has fewer tokens left than the
                 step would compute.
         """
+        require(isinstance(decode, Iterable), "decode must list requests", decode)
+        require(isinstance(prefill, Mapping), "prefill must map requests to tokens", prefill)
         emitting = list(decode)
+        for one in (*emitting, *prefill):
+            require(isinstance(one, Request), "a step must be of requests", one)
         work = {request: request.remaining for request in emitting}
         if len(work) != len(emitting) or work.keys() & prefill.keys():
             raise InvalidArgument("decode and prefill together must name each request at most once")
         work |= prefill
         for request, tokens in work.items():
+            require(is_count(tokens), f"the tokens of {request.name} must be a number", tokens)
             if not 0 < tokens <= request.remaining:
                 if request.remaining == 0:
                     raise InvalidArgument(f"{request.name} has no tokens left to compute")
@@ -143,6 +151,7 @@ class Request(Tokens):
 
     def take_blocks(self, tokens: int) -> bool:
         """Take blocks for the first `tokens` tokens; return False if the pool has no room."""
+        require(is_count(tokens), "tokens must be an integer from 0 to 10^9", tokens)
         missing = self._missing_blocks(tokens)
         if missing > 0:
             ids = self._lane.alloc(missing) if self._lane.ensure(missing) else None

@@ -2,7 +2,7 @@
 
 from rose._core import BlockAllocator
 from rose.closing import Closing
-from rose.errors import InvalidArgument
+from rose.executor.inputs import is_count, require
 from rose.memory import KVSpace
 
 
@@ -14,8 +14,7 @@ class Tokens(Closing):
     """
 
     def __init__(self, kv: KVSpace, *, tokens: int) -> None:
-        if tokens < 0:
-            raise InvalidArgument(f"the number of tokens must be at least 0, got {tokens}")
+        require(is_count(tokens), "the number of tokens must be at least 0", tokens)
         self._kv = kv
         self.tokens = tokens
         """Number of tokens, computed or not."""

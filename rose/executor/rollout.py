@@ -12,8 +12,9 @@ from typing_extensions import Self
 
 from rose._core import CudaGraph, StreamGate, Verdict
 from rose.compute import BorrowerGate, Gpu
-from rose.errors import StepAborted, Unavailable
+from rose.errors import InvalidArgument, StepAborted, Unavailable
 from rose.events import Reason, Refusal
+from rose.executor.inputs import are_counts, is_count, is_size, is_time_ms, require
 from rose.executor.revocation import OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # One of these modules needs an extra of the package.
 _ASK_MS: Final = 5.0
 # A parked borrower wakes up this often to renew its leases; an opening gate wakes it by a futex.
 _LOOK_UP_MS: Final = 50.0
+_BLOCKS: Final = "blocks must be an integer from 0 to 10^9"
 
 
 @dataclass(slots=True)
@@ -133,6 +135,7 @@ class RolloutLane:
                 open.
         """
         del batch
+        require(is_time_ms(timeout_ms), "timeout_ms must be at least 0", timeout_ms)
         self._renew()
         if self._is_late():
             return Refusal(Reason.LATE)
@@ -201,6 +204,7 @@ class RolloutLane:
             InvalidArgument: the stream is not being captured.
             Unavailable: the lane's gates stop the host (see `has_stream_gates`).
         """
+        require(stream is None or is_size(stream), "stream must be a handle or None", stream)
         if self._has_gates:
             at = self.stream if stream is None else stream
             self._gate_of_graphs().insert(at or 0)
@@ -220,6 +224,7 @@ class RolloutLane:
             StepAborted, Unavailable: as in `gate`. After an abort the graph was not launched, or
                 has run to its end.
         """
+        require(isinstance(graph, CudaGraph), "graph must be a CudaGraph", graph)
         if not self._has_gates:
             graph.launch(self.stream or 0)
             return
@@ -250,6 +255,7 @@ class RolloutLane:
             InvalidArgument: the queue has no room for such a segment; the message has the number of
                 launches that fit.
         """
+        require(is_count(per_segment), "per_segment must be a number of launches", per_segment)
         if isinstance(self._gate, StreamGate):
             self._gate.set_launches(per_segment)
         self.runs_ahead = True
@@ -327,6 +333,7 @@ class RolloutLane:
         Raises:
             InvalidArgument: the length of `blocks` is not the number of groups.
         """
+        require(are_counts(blocks), "blocks must list one number of blocks per group", blocks)
         missing = self.groups.missing_slabs(blocks)
         if missing == 0:
             return True
@@ -344,6 +351,7 @@ class RolloutLane:
 
     def grow(self, blocks: int) -> Refusal | None:
         """Ensure `blocks` free blocks, with a grant if necessary; return a refusal or None."""
+        require(is_count(blocks), _BLOCKS, blocks)
         missing = blocks - self.kv.allocator.free_blocks
         if missing <= 0:
             return None
@@ -364,6 +372,7 @@ class RolloutLane:
         Returns:
             A ticket whose `commit` returns block ids, or a refusal.
         """
+        require(is_count(tokens), "tokens must be an integer from 0 to 10^9", tokens)
         blocks = self.kv.geometry.blocks_for(tokens)
         refusal = self.grow(blocks)
         if refusal is not None:
@@ -375,6 +384,7 @@ class RolloutLane:
 
     def alloc(self, blocks: int) -> list[int] | None:
         """Take `blocks` free blocks and return their ids; None if fewer are free."""
+        require(is_count(blocks), _BLOCKS, blocks)
         return self.kv.allocator.alloc(blocks)
 
     def planning(self) -> AbstractContextManager[None]:
@@ -395,6 +405,7 @@ class RolloutLane:
             Id of the pin, for `unpin`.
 
         Raises:
+            InvalidArgument: `blocks` has something else than ids of blocks in use.
             StepAborted: serving has taken one of the slabs; its blocks must be freed. Not within
                 `planning`, if the blocks of `leaving` slabs were freed there.
         """
@@ -402,9 +413,12 @@ class RolloutLane:
             return int(self.kv.allocator.pin(list(blocks)))
         except Unavailable as error:
             raise StepAborted(str(error)) from error
+        except TypeError as error:
+            raise InvalidArgument("blocks must be ids of blocks") from error
 
     def unpin(self, pin: int) -> None:
         """Release a pin. Empty slabs under revocation change owner before this returns."""
+        require(is_size(pin), "pin must be the id of a pin", pin)
         self.kv.allocator.unpin(pin)
 
     def slabs(self) -> list[int]:
@@ -428,6 +442,8 @@ class RolloutLane:
         Args:
             slabs: ids of slabs, in the order in which they are to be taken.
         """
+        is_sound = are_counts(slabs) and all(one < self._books.slab_count for one in slabs)
+        require(is_sound, "slabs must list ids of slabs", slabs)
         with self._reporting:
             self._loans.rank(slabs)
 

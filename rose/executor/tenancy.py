@@ -164,7 +164,8 @@ class Tenancy:
             self.tenant.evict()
 
     def mind_late(self, late_slabs: int) -> None:
-        """Note whether the core has killed the tenant's process, as it does if slabs are overdue."""
+        """Note the kill if the core, which watches for overdue slabs, has killed the process."""
+        del late_slabs
         self._note_kill()
 
     def _note_kill(self) -> None:
@@ -187,7 +188,7 @@ class Tenancy:
             return "it disconnected while its steps used slabs"
         silent_ms = (self._lender.clock.now_ns() - self.tenant.heartbeat_ns) / NS_PER_MS
         return (
-            f"its steps used {late.slabs_fenced} slabs {late.latency_ms:.0f} ms after serving took "
+            f"its steps still used slabs ({late.slabs_fenced}) {late.latency_ms:.0f} ms after serving took "
             f"them back, with a deadline of {self._lender.policy.revoke_ms:g} ms; cause: "
             f"{late.cause.value}; its last sign of life was {silent_ms:.0f} ms old"
         )

@@ -40,7 +40,6 @@ class Tenant:
                 self.geometry,
                 KVGeometry(1, block_tokens, bytes_per_token // 2, layout),
             ]
-        self.obeys = True
         self.demands = 0
         self.lock = threading.Lock()  # Guards `held`.
         self.step: threading.Thread | None = None
@@ -59,8 +58,7 @@ class Tenant:
     def on_revoke(self, demand) -> None:
         self.demands += 1
         demand.begin(())
-        if self.obeys:
-            self.evacuate()
+        self.evacuate()
 
     def evacuate(self) -> None:
         leaving = self.lane.leaving()
@@ -102,9 +100,6 @@ class Tenant:
 
     def rank(self, slabs: list[int]) -> None:
         self.lane.rank(slabs)
-
-    def disobey(self) -> None:
-        self.obeys = False
 
     def fill(self, value: int) -> None:
         size = self.lane.kv.geometry.block_bytes

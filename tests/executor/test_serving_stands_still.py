@@ -81,7 +81,7 @@ def test_a_stop_within_a_revocation_leaves_the_borrower_its_time(room: Room) -> 
 
 
 def test_a_borrower_that_is_late_after_a_stop_is_killed(room: Room) -> None:
-    room.borrower.do("disobey")
+    assert room.borrower.do("begin_step")  # It never comes to its gate.
     room.serving.process.stdin.write(f"{SLABS}\n")
     room.serving.process.stdin.flush()
     os.waitid(os.P_PID, room.serving.process.pid, os.WSTOPPED)
