@@ -30,6 +30,8 @@ from rose.traces import Trace
 # Duration of the generated trace at its profile's rate; long enough for any load.
 _GENERATED_S: Final = 7200.0
 _NOISE: Final = 0.1
+_SECONDS_MAX: Final = 86_400.0
+_VIRTUAL_OUTPUT_MAX: Final = 1 << 17  # tokens; no engine lets a request have more
 _SERVING_MODEL: Final = "tiny-qwen2"
 _ROLLOUT_MODEL: Final = "tiny-policy"
 _LEFT_OUT: Final = (
@@ -133,8 +135,8 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     try_folder(out)
     if seconds is None:
         seconds = 120.0 if virtual else 24.0
-    if not seconds > 0:
-        raise InvalidArgument(f"--seconds must be > 0, not {seconds:g}")
+    if not 0 < seconds <= _SECONDS_MAX:
+        raise InvalidArgument(f"--seconds must be above 0 and at most a day, not {seconds:g}")
     if noise is not None and not virtual:
         raise InvalidArgument("--noise needs --virtual: real engines have noise of their own")
     # Invalid targets are refused here, before anything runs.
@@ -155,6 +157,12 @@ def compare(  # noqa: PLR0917 (click passes options by name)
         output_max=None if virtual else 256,
         seed=seed,
     )
+    longest = int(trace.output_tokens.max(initial=0))
+    if virtual and longest > _VIRTUAL_OUTPUT_MAX:
+        raise InvalidArgument(
+            f"--virtual simulates every token of an output, so it must have at most "
+            f"{_VIRTUAL_OUTPUT_MAX} tokens, not {longest}; lower --length-scale"
+        )
     plan = RunPlan(
         schemes=schemes,
         loads=loads,

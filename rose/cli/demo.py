@@ -13,6 +13,7 @@ from rich.console import Console
 
 from rose._core import CudaDriver
 from rose.cli.machine import machine_card
+from rose.cli.ranges import FiniteRange
 from rose.cli.runs import ends_interrupt, load_trace, traffic_options, try_folder
 from rose.clock import BootClock
 from rose.compute import device_ordinal
@@ -82,7 +83,7 @@ _VOID_STATUS: Final = 3
 )
 @click.option(
     "--slowdown",
-    type=click.FloatRange(min=0, max=10),
+    type=FiniteRange(min=0, max=10),
     default=0.0,
     help="Share by which rollouts may slow running requests down; 0: idle time only.",
 )

@@ -2,6 +2,7 @@
 
 import click
 
+from rose.cli.ranges import FiniteRange
 from rose.cli.sockets import socket_option
 from rose.executor.messages import SetLimit
 from rose.executor.observing import ask_device
@@ -33,7 +34,7 @@ def off(socket_path: str) -> None:
 
 
 @lending.command()
-@click.argument("share", type=click.FloatRange(min=0, max=1))
+@click.argument("share", type=FiniteRange(min=0, max=1))
 @socket_option
 def limit(share: float, socket_path: str) -> None:
     """Lend at most SHARE of the pool, from 0 to 1."""

@@ -1,14 +1,17 @@
 """The `rose` command: loads subcommands on demand, and maps failures to exit statuses.
 
 Status 0 is success, 1 a negative answer of the command, 2 an error that the user can correct, 130
-an interrupt.
+an interrupt, 141 a closed pipe at stdout.
 """
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Final
+from typing import Final, TextIO
 
 import click
 
@@ -17,6 +20,14 @@ from rose.errors import InternalError, RoseError
 
 _EXIT_MENDABLE: Final = 2
 _EXIT_INTERRUPTED: Final = 130
+_EXIT_CLOSED_PIPE: Final = 141  # as a shell reports SIGPIPE
+# Errors without a file name that the user can correct: of a disk, of descriptors, of memory.
+_EXHAUSTED: Final = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    }
+)
 
 # Name: (location, help line). The help imports no command, so it is quick and works when a package
 # of a command is missing.
@@ -133,38 +144,76 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # File names may not be valid text.
         sys.stdout.reconfigure(errors="backslashreplace")
+    status = _run(sys.argv[1:] if arguments is None else list(arguments))
+    lost = _flush(sys.stdout)
+    if lost is not None and status not in {_EXIT_MENDABLE, _EXIT_CLOSED_PIPE}:
+        status = _world_failed(lost)
+    _flush(sys.stderr)
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     try:
-        status = cli.main(
-            args=None if arguments is None else list(arguments),
-            prog_name="rose",
-            standalone_mode=False,
-        )
+        # Not `cli.main`, which ends with status 1 when stdout is a closed pipe.
+        with cli.make_context("rose", arguments) as context:
+            status = cli.invoke(context)
     except InternalError:
         raise
     except RoseError as error:
         return _refuse(str(error))
+    except click.exceptions.Exit as end:
+        return end.exit_code
     except click.ClickException as error:
         return _refuse(_usage_sentence(error))
-    except click.Abort as abort:
-        if isinstance(abort.__cause__, EOFError):  # click treats any EOFError as an interrupt.
-            raise abort.__cause__ from None
-        return _EXIT_INTERRUPTED
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
         return _refuse(f"{package} is not installed; install rose-rl[{_EXTRAS[package]}]")
-    except OSError as error:
-        if error.filename is None:
+    except ImportError as error:
+        if not (error.path or "").endswith(".so"):
             raise
-        return _refuse(f"{error.filename}: {error.strerror}")
+        return _refuse(str(error))  # A library of a package could not be loaded.
+    except MemoryError:
+        return _refuse("this process may not have more memory")
+    except OSError as error:
+        return _world_failed(error)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich ends the program itself.
+            return _EXIT_CLOSED_PIPE
+        raise
     return status if isinstance(status, int) else 0
 
 
+def _world_failed(error: OSError) -> int:
+    """Return the status of a failure of the system, after one sentence; raise any other error."""
+    if isinstance(error, BrokenPipeError):
+        return _EXIT_CLOSED_PIPE
+    if error.filename is None and error.errno not in _EXHAUSTED:
+        raise error
+    place = "" if error.filename is None else f"{error.filename}: "
+    return _refuse(f"{place}{error.strerror}")
+
+
+def _flush(stream: TextIO | None) -> OSError | None:
+    """Write what was printed, and return the error. After it, the flush at exit cannot fail."""
+    if stream is None:  # It was closed before the program started.
+        return None
+    try:
+        stream.flush()
+    except OSError as error:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+        return error
+    return None
+
+
 def _refuse(sentence: str) -> int:
-    print(f"rose: {' '.join(sentence.split())}", file=sys.stderr)
+    with suppress(OSError):  # stderr may be full or closed too.
+        print(f"rose: {' '.join(sentence.split())}", file=sys.stderr)
     return _EXIT_MENDABLE
 
 

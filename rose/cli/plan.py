@@ -18,6 +18,7 @@ from rose.cli.plan_numbers import (
     Setting,
     make_plan,
 )
+from rose.cli.ranges import FiniteRange
 from rose.demo.numbers import size_text
 from rose.errors import InvalidArgument
 from rose.memory import AttentionGroup
@@ -40,8 +41,8 @@ _KV_DTYPES: Final = {
 _TOKENS: Final = click.IntRange(1, 1 << 22)
 _BURST: Final = click.IntRange(0, 1000)
 _REQUESTS: Final = click.IntRange(0, 1_000_000)
-_RATE: Final = click.FloatRange(0, 1e8)
-_GIB: Final = click.FloatRange(0, 1 << 20)
+_RATE: Final = FiniteRange(0, 1e8)
+_GIB: Final = FiniteRange(0, 1 << 20)
 
 
 @click.command()
@@ -79,7 +80,7 @@ _GIB: Final = click.FloatRange(0, 1 << 20)
 @click.option("--burst-requests", type=_BURST, default=1, help="Requests that arrive together.")
 @click.option(
     "--revoke-ms",
-    type=click.FloatRange(0, 1e6),
+    type=FiniteRange(0, 1e6),
     default=50.0,
     help="T: longest time of a revocation.",
 )

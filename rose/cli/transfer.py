@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from rich.console import Console
 
+from rose.cli.ranges import FiniteRange
 from rose.cli.runs import read_named, write_output
 from rose.cli.transfer_plan import Planned, print_planned
 from rose.errors import InvalidArgument
@@ -48,13 +49,13 @@ def transfer() -> None:
 )
 @click.option(
     "--density",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=0.01,
     help="Share of the elements that an update changes.",
 )
 @click.option(
     "--bytes-per-change",
-    type=click.FloatRange(0, 64),
+    type=FiniteRange(0, 64),
     default=1.5,
     help="Bytes per changed element on the wire; a tile never takes more than its full size.",
 )

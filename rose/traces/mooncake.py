@@ -7,7 +7,6 @@ process with a known count. Other timestamps are used unchanged.
 """
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -90,4 +89,4 @@ def _tokens(path: Path, line: int, key: str, value: object) -> int:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)

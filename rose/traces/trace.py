@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rose.errors import InvalidArgument
 
-TOKENS_MAX: Final = 1 << 31
+TOKENS_MAX: Final = 1 << 24
 """Most tokens in a request; a larger number is damaged, since no model has such a context."""
 
 
@@ -113,7 +113,7 @@ class Trace:
         """Multiply all lengths by `scale`, rounding up, then limit them to the maxima (tokens).
 
         Raises:
-            InvalidArgument: the scale or a limit is not positive.
+            InvalidArgument: the scale or a limit is not positive, or a length exceeds `TOKENS_MAX`.
         """
         if not 0 < scale < math.inf:
             raise InvalidArgument(f"length scale is {scale}, give a number above 0")
@@ -166,7 +166,11 @@ def _scaled_tokens(
 ) -> npt.NDArray[np.int64]:
     if limit is not None and limit < 1:
         raise InvalidArgument(f"a limit of {limit} tokens leaves no request; give at least 1")
-    # The float product is limited before the conversion, which could overflow.
-    most = TOKENS_MAX if limit is None else min(limit, TOKENS_MAX)
-    scaled: npt.NDArray[np.float64] = np.clip(np.ceil(tokens * scale), 1, most)
+    longest = float(tokens.max(initial=1)) * scale
+    if not longest <= TOKENS_MAX:
+        raise InvalidArgument(
+            f"a length scale of {scale:g} makes a request of {longest:g} tokens, but a request "
+            f"must have at most {TOKENS_MAX}"
+        )
+    scaled: npt.NDArray[np.float64] = np.clip(np.ceil(tokens * scale), 1, limit)
     return scaled.astype(np.int64)

@@ -48,7 +48,13 @@ def test_lengths_are_scaled_up_to_whole_tokens_and_cut():
     scaled = trace.with_lengths(scale=0.25, prompt_max=200, output_max=1)
     assert scaled.prompt_tokens.tolist() == [1, 3, 25, 200]
     assert scaled.output_tokens.tolist() == [1, 1, 1, 1]
-    assert trace.with_lengths(scale=1e300).prompt_tokens.max() <= 1 << 31
+
+
+@pytest.mark.parametrize("scale", [1e5, 1e23, 1e308])
+def test_a_scale_that_makes_a_request_longer_than_any_context_is_refused(scale):
+    trace = make(prompt=(1, 10, 100, 1000), output=(1, 3, 5, 7))
+    with pytest.raises(InvalidArgument, match="must have at most 16777216"):
+        trace.with_lengths(scale=scale, prompt_max=200, output_max=1)
 
 
 def test_arrays_are_copied_and_read_only():

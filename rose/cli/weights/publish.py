@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.tiling import Tiling, tiling_of
+from rose.cli.ranges import FiniteRange
 from rose.cli.runs import progress, read_named
 from rose.cli.weights.options import (
     PATH,
@@ -271,7 +272,7 @@ def read_plan(path: Path) -> Plan:
 @click.option("--link", "encoding", type=click.Choice(ENCODINGS), default="gap")
 @click.option("--threads", type=click.IntRange(1, 64), default=2)
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX)
-@click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
+@click.option("--keep-gib", type=FiniteRange(min=0.01), default=BYTES_MAX / GIB)
 @weight_options
 def publish(
     *,

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from rose.cli.ranges import FiniteRange
 from rose.cli.weights.options import (
     PATH,
     Events,
@@ -172,7 +173,7 @@ def subscription_of(plan: Plan, cluster: str, name: str) -> Subscription:
     "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan from `rose transfer plan --plan`."
 )
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX)
-@click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
+@click.option("--keep-gib", type=FiniteRange(min=0.01), default=BYTES_MAX / GIB)
 @weight_options
 def relay(
     *,

@@ -19,7 +19,7 @@ _MONTH_S: Final = 30 * 86_400.0
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Factor: TypeAlias = Annotated[float, Meta(gt=0, le=1000)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=_MONTH_S)]
-SomeSeconds: TypeAlias = Annotated[float, Meta(gt=0, le=_MONTH_S)]
+SomeSeconds: TypeAlias = Annotated[float, Meta(ge=1e-6, le=_MONTH_S)]
 SomeMilliseconds: TypeAlias = Annotated[float, Meta(gt=0, le=_MONTH_S * 1000)]
 Gpus: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
 Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 22)]

@@ -20,7 +20,7 @@ BAD = [
     ("name", "  ", "expected `str` matching regex"),
     ("model", "Qwen9-8B", "no model 'Qwen9-8B'"),
     ("versions", 0, "expected `int` >= 1"),
-    ("horizon_s", 0, "expected `float` > 0.0"),
+    ("horizon_s", 0, "expected `float` >= 1e-06"),
     ("horizon_s", 10**400, "number out of range"),
     ("seeds", [], "the list is empty"),
     ("seeds", [1, 1], "but one is listed twice"),
