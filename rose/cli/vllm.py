@@ -123,7 +123,10 @@ def rollout(model: str, options: Sequence[str], attach: str) -> None:
     server at SOCKET first.
     """
     check_supported(_version())
-    ledger, _ = ask_device(attach, AskLedger(), timeout_s=_PATIENCE_S)
+    try:
+        ledger, _ = ask_device(attach, AskLedger(), timeout_s=_PATIENCE_S)
+    except Unavailable as refusal:
+        raise Unavailable(f"{refusal}: start the server that lends first") from refusal
     if any(one.is_live and one.name != "serving" for one in ledger.partitions()):
         raise Unavailable(
             f"the device at {attach} lends to another borrower: stop that borrower first, or "

@@ -120,7 +120,9 @@ def test_a_borrower_needs_somebody_who_listens(
     started: Started, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["vllm", "rollout", "model", "--attach", str(tmp_path / "nobody")]) == 2
-    assert "nobody" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nobody" in said
+    assert said.endswith("start the server that lends first\n")
     assert not started.command
 
 

@@ -258,7 +258,8 @@ class LendingScheduler(ServingScheduler):
         """
         if self._is_ending:
             self._end_probes()
-            self._device.close()
+            with self.lane.safety:
+                self._device.close()
             return bool(super().has_requests())
         if super().has_requests():
             return True
@@ -272,7 +273,8 @@ class LendingScheduler(ServingScheduler):
             super(ServingScheduler, self).add_request(probe)
         if self._is_new and not self._probes.is_warming_up:
             self._is_new = False
-            _report_targets(self._device)
+            with self.lane.safety:
+                _report_targets(self._device)
         return bool(super().has_requests())
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
