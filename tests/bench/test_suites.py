@@ -51,7 +51,7 @@ def test_a_program_runs_under_sanitizers(built: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)  # the limit of a suite, and the time to stop it
+@pytest.mark.timeout(3900)  # the limit of a suite, and the time to stop it
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_suite_runs(repo: Path, tmp_path: Path, suite: str) -> None:
     path = tmp_path / f"{suite}.json"
