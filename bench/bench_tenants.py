@@ -159,7 +159,7 @@ class LoadedLoan(Loan):
         """Return the p99 of `count` revocations at random moments of a segment."""
         window = []
         for _ in range(count):
-            self._await_work()
+            self.await_work()
             time.sleep(self._rng.random() * SEGMENT_NS * 1e-9)
             began_ns = time.perf_counter_ns()
             revocation = self.revoke(LOAD_DEADLINE_MS)
@@ -173,7 +173,8 @@ class LoadedLoan(Loan):
         self.samples.extend(window)
         return quantile(window, 0.99)
 
-    def _await_work(self) -> None:
+    def await_work(self) -> None:
+        """Wait until the borrower uses every granted slab."""
         end_s = time.monotonic() + NOTICE_S
         while idle := sum(one.used == 0 for one in self.arbiter.candidates(self.rollout)):
             check(time.monotonic() < end_s, f"the borrower used none of {idle} granted slabs")

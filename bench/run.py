@@ -34,9 +34,9 @@ from rose.whole_file import write_whole  # noqa: E402
 
 LOG_WIDTH: Final = 140
 
-# Time limits of a suite: several times the longest on two quiet cores, so that only a benchmark
+# Time limits of a suite: ten times the longest on two quiet cores, so that only a benchmark
 # that hangs exceeds them. With --full the engines of the frontier run for two hours.
-LIMIT_S: Final = 1800.0
+LIMIT_S: Final = 3600.0
 FULL_LIMIT_S: Final = 8 * 3600.0
 _STOP_S: Final = 30.0  # for the fixtures of an interrupted benchmark to stop their processes
 

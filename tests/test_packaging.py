@@ -20,7 +20,7 @@ from tests.building.project import BUILD
 from tests.checkpoints.made import write_safetensors
 from tests.slo.conftest import write_log
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_COMPILER = "rose: no C++20 compiler: '{}' {} (install g++ >= 11 or set CXX)"

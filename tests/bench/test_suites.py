@@ -8,9 +8,11 @@ from typing import Final
 
 import pytest
 
+from bench.bench_tenants import LoadedLoan
 from bench.document import NOT_REACHED, UNFINISHED
 from bench.rows import CONTROL, faults
 from bench.suites import files_of, suites
+from rose._core import Grant
 from tests.bench.test_bench import bench
 from tests.cpp.conftest import run
 from tests.cpp.rooms import PROGRAMS, build, folder_of
@@ -50,8 +52,18 @@ def test_a_program_runs_under_sanitizers(built: Path, name: str) -> None:
     assert len(done.stdout.split()) == words
 
 
+def test_a_borrower_uses_slabs_that_arrive_during_its_step() -> None:
+    loan = LoadedLoan()
+    try:
+        loan.await_work()
+        assert isinstance(loan.arbiter.grant(loan.rollout, 4, ttl_ns=10**12), Grant)
+        loan.await_work()
+    finally:
+        loan.borrower.end()
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(2400)  # the limit of a suite, and the time to stop it
+@pytest.mark.timeout(3900)  # the limit of a suite, and the time to stop it
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_suite_runs(repo: Path, tmp_path: Path, suite: str) -> None:
     path = tmp_path / f"{suite}.json"

@@ -184,7 +184,7 @@ def test_real_engines_without_a_second_core_are_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # eight engines, in turns, whatever else the machine does
+@pytest.mark.timeout(1800)  # eight engines, in turns, whatever else the machine does
 def test_real_engines_run_rivals_and_rose_on_the_same_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

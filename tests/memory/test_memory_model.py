@@ -370,7 +370,7 @@ TestMemoryMachine.settings = settings(stateful_step_count=40)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(7200)  # half an hour on a busy machine
 def test_a_million_random_operations_do_what_the_model_does() -> None:
     many = settings(max_examples=10_000, stateful_step_count=100)
     run_state_machine_as_test(MemoryMachine, settings=many)
