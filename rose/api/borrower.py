@@ -18,7 +18,7 @@ from rose.engines.victims import Progress, order_of_loss
 from rose.errors import InvalidArgument, RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor.device import CoServing
-from rose.executor.inputs import is_size, is_time_ms, require
+from rose.executor.inputs import is_integer, is_time_ms, require
 from rose.executor.revocation import Notice
 from rose.executor.rollout import Quantum, RolloutLane
 from rose.memory import KVSpace
@@ -287,7 +287,7 @@ class Sequence(Tokens):
         """
         if self.is_closed:
             raise InvalidArgument(f"{self.name} must be open to grow, but it is closed")
-        require(isinstance(tokens, int) and is_size(abs(tokens)), "tokens must be a number", tokens)
+        require(is_integer(tokens), "tokens must be an integer", tokens)
         wanted = self.tokens + tokens
         if tokens < 0 or wanted > self._borrower.tokens_max:
             raise InvalidArgument(

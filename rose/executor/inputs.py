@@ -20,8 +20,13 @@ def is_count(value: object) -> bool:
     return isinstance(value, Integral) and 0 <= int(value) <= _COUNT_MAX
 
 
+def is_integer(value: object) -> bool:
+    """Return True for an integer of 64 bits."""
+    return isinstance(value, Integral) and -(1 << 63) <= int(value) < 1 << 63
+
+
 def is_size(value: object) -> bool:
-    """Return True for a number of bytes, or a handle, of up to 63 bits."""
+    """Return True for a number or a handle of up to 63 bits, at least 0."""
     return isinstance(value, Integral) and 0 <= int(value) < 1 << 63
 
 
@@ -40,6 +45,6 @@ def require(is_sound: object, rule: str, value: object) -> None:
     if is_sound:
         return
     # Other values may be long, or fail to show themselves.
-    is_short = value is None or type(value) is float or (type(value) is int and is_size(abs(value)))
+    is_short = value is None or type(value) is float or is_integer(value)
     shown = str(value) if is_short else f"a value of type {type(value).__name__}"
     raise InvalidArgument(f"{rule}, got {shown}")

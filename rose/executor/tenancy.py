@@ -188,9 +188,9 @@ class Tenancy:
             return "it disconnected while its steps used slabs"
         silent_ms = (self._lender.clock.now_ns() - self.tenant.heartbeat_ns) / NS_PER_MS
         return (
-            f"its steps still used slabs ({late.slabs_fenced}) {late.latency_ms:.0f} ms after serving took "
-            f"them back, with a deadline of {self._lender.policy.revoke_ms:g} ms; cause: "
-            f"{late.cause.value}; its last sign of life was {silent_ms:.0f} ms old"
+            f"its steps still used slabs ({late.slabs_fenced}) {late.latency_ms:.0f} ms after "
+            f"serving took them back, with a deadline of {self._lender.policy.revoke_ms:g} ms; "
+            f"cause: {late.cause.value}; its last sign of life was {silent_ms:.0f} ms old"
         )
 
     def is_alive(self) -> bool:

@@ -163,7 +163,7 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         self._warm_sampler()
         return int(self.cache_config.kv_cache_memory_bytes)
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def _warm_sampler(self) -> None:
         """Compile vLLM's sampler before attaching: this takes seconds, and would be in a step.
 

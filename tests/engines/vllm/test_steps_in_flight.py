@@ -118,6 +118,19 @@ def test_a_step_that_ends_delivers_the_tokens_of_requests_that_were_preempted_in
         )
 
 
+def test_slabs_leave_while_tokens_are_sampled_and_the_tokens_are_delivered(vllm, log_path) -> None:
+    with Pair(vllm, log_path, slabs=SLABS, request_tokens=64, revoke_ms=20_000.0) as pair:
+        fill(vllm, pair)
+        plan = pair.borrower.schedule()
+        pair.borrower.forward_ended(plan)
+        pair.device.lender.take_back(held(pair))
+        assert held(pair) == 0
+        vllm.run(pair.borrower, plan)
+        assert {vllm.tokens_of[name] for name in plan.num_scheduled_tokens} == {2}
+        pair.finish()
+        assert set(pair.tokens_of.values()) == {TOKENS}
+
+
 def test_slabs_that_were_revoked_unasked_are_emptied_before_the_next_step(vllm, log_path) -> None:
     with Pair(vllm, log_path, slabs=SLABS, request_tokens=64) as pair:
         fill(vllm, pair)
