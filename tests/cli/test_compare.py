@@ -133,7 +133,8 @@ _BAD: Final = (
     (("--out", "o" * 300), "File name too long"),
 )
 _BAD_VIRTUAL: Final = (
-    (("--seconds", "1e9"), "lower --seconds or --load"),
+    (("--seconds", "1e9"), "--seconds must be above 0 and at most a day, not 1e+09"),
+    (("--seconds", "80000"), "lower --seconds or --load"),
     (("--schemes", "alone_again"), "--schemes alone_again"),
     (("--noise", "-1"), "noise=-1.0"),
     (("--noise", "1e308"), "noise=1e+308) must be at most 3"),
