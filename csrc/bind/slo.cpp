@@ -2,6 +2,7 @@
 #include <pybind11/native_enum.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -73,7 +74,10 @@ bool append_step(CertificateLog& log, const Forecast& forecast, double actual_ms
 }
 
 bool append_revoke_begun(CertificateLog& log, std::int64_t deadline_ns, std::uint32_t slabs) {
-  return log.append(slo::RevokeBegunRecord{.deadline_ns = deadline_ns, .slabs = slabs, .zero = 0});
+  CertificateLog::Section section{log};
+  // The caller read its clock earlier, so a short deadline may have passed.
+  return section.append(slo::RevokeBegunRecord{
+      .deadline_ns = std::max(deadline_ns, section.now_ns()), .slabs = slabs, .zero = 0});
 }
 
 void bind_log(py::module_& module) {

@@ -125,7 +125,7 @@ _BAD: Final = (
     (("--without", "luck"), "--without luck is not a mechanism of rose: use gate"),
     (("--tpot-ms", "0"), "tpot_ms must be above 0 and at most 9e12, got 0.0"),
     (("--ttft-ms", "-1"), "ttft_ms must be above 0 and at most 9e12, got -1.0"),
-    (("--seconds", "0"), "--seconds must be > 0, not 0"),
+    (("--seconds", "0"), "--seconds must be above 0 and at most a day, not 0"),
     (("--length-scale", "0"), "length scale is 0"),
     (("--seed", "-1"), "seed is -1"),
     (("--out", "file"), "--out file is a file: name a folder"),
@@ -133,7 +133,8 @@ _BAD: Final = (
     (("--out", "o" * 300), "File name too long"),
 )
 _BAD_VIRTUAL: Final = (
-    (("--seconds", "1e9"), "lower --seconds or --load"),
+    (("--seconds", "1e9"), "--seconds must be above 0 and at most a day, not 1e+09"),
+    (("--seconds", "80000"), "lower --seconds or --load"),
     (("--schemes", "alone_again"), "--schemes alone_again"),
     (("--noise", "-1"), "noise=-1.0"),
     (("--noise", "1e308"), "noise=1e+308) must be at most 3"),

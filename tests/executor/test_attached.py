@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -20,8 +21,7 @@ from rose._core import HostGate, Process
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import CoServing
 from rose.executor.channel import Channel
-from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, decode, encode
-from rose.executor.observing import ask_device
+from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, Rejected, decode, encode
 from rose.whole_file import lock
 from tests.executor.conftest import ROLLOUT_KV, SERVING_KV, SLAB, SLABS, Rig
 from tests.waiting import LONG_S, wait_for
@@ -544,8 +544,14 @@ def test_a_forked_child_that_closes_its_copy_leaves_the_socket_to_its_parent(rig
 
 def test_another_user_gets_a_sentence(rig: RemoteRig, monkeypatch) -> None:
     monkeypatch.setattr(Channel, "peer", lambda _: (os.getpid(), 4321))
-    with pytest.raises(Unavailable, match="user 4321 may not use a device of user"):
-        ask_device(rig.path, AskLedger(), timeout_s=LONG_S)
+    with Channel.connect(rig.path, timeout_s=LONG_S) as channel:
+        channel.send(AskLedger())
+        hung_up = select.poll()
+        hung_up.register(channel, select.POLLRDHUP)
+        assert hung_up.poll(LONG_S * 1000)
+        answer, _ = channel.receive(timeout_s=LONG_S)
+    assert isinstance(answer, Rejected)
+    assert "user 4321 may not use a device of user" in answer.sentence
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])

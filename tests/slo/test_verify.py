@@ -175,12 +175,12 @@ def test_a_revocation_that_may_take_longer_than_t_is_a_violation(log_path: Path)
     assert any("the deadline is in 51.0 ms" in one for one in forge(log_path, records))
 
 
-@pytest.mark.parametrize("deadline_ns", [0, -1, 49_000_000, -(1 << 63)])
-def test_a_revocation_from_before_the_log_is_a_violation(log_path: Path, deadline_ns) -> None:
+@pytest.mark.parametrize("deadline_ns", [0, -1, -(1 << 63)])
+def test_a_revocation_that_is_late_from_its_beginning_is_a_violation(log_path, deadline_ns) -> None:
     records = split(log_path)
     at = first(records, REVOKE_BEGUN)
     records[at] = put(records[at], 24, "q", deadline_ns)
-    assert any(f"deadline_ns is {deadline_ns}, but" in one for one in forge(log_path, records))
+    assert any("REVOKE_BEGUN: the deadline is in -" in one for one in forge(log_path, records))
 
 
 def test_a_revocation_of_more_slabs_than_there_are_is_a_violation(log_path: Path) -> None:
