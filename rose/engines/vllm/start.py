@@ -7,7 +7,8 @@ options, whatever their spelling and whether they come from a file, so rose need
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from rose.engines.vllm.settings import KEY, check_config
@@ -39,7 +40,7 @@ def start(plan: Mapping[str, Any]) -> None:
     check_version()
     defaults = plan["defaults"]
     add_options, validate = ServeSubcommand.subparser_init, ServeSubcommand.validate
-    create = EngineArgs.create_engine_config
+    read, create = EngineArgs.from_cli_args.__func__, EngineArgs.create_engine_config
 
     def with_defaults(self: Any, subparsers: Any) -> Any:
         parser = add_options(self, subparsers)
@@ -48,20 +49,22 @@ def start(plan: Mapping[str, Any]) -> None:
 
     def validated(self: Any, args: Namespace) -> None:
         take_settings(args, plan)
-        validate(self, args)
+        with _in_one_sentence():
+            validate(self, args)
+
+    def found(cls: type, args: Namespace) -> Any:
+        with _in_one_sentence():
+            return read(cls, args)
 
     def checked(self: Any, *parts: Any, **options: Any) -> Any:
-        try:
+        with _in_one_sentence():
             config = create(self, *parts, **options)
-        except (ValueError, OSError) as refusal:
-            raise InvalidArgument(
-                f"vLLM rejects the model or an option: {_sentence(refusal)}"
-            ) from refusal
         check_config(config)
         return config
 
     ServeSubcommand.subparser_init = with_defaults
     ServeSubcommand.validate = validated
+    EngineArgs.from_cli_args = classmethod(found)
     EngineArgs.create_engine_config = checked
     command.main()
 
@@ -82,10 +85,16 @@ def take_settings(args: Namespace, plan: Mapping[str, Any]) -> None:
     args.additional_config = {**additional, KEY: plan["settings"]}
 
 
-def _sentence(refusal: Exception) -> str:
-    """Return the reason of a refusal by vLLM without pydantic's frame around it."""
-    errors = getattr(refusal, "errors", None)
-    return str(errors()[0]["msg"] if callable(errors) else refusal)
+@contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """Raise what vLLM or its model hub rejects as `InvalidArgument`."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as refusal:
+        # pydantic puts a frame around the reason.
+        errors = getattr(refusal, "errors", None)
+        reason = errors()[0]["msg"] if callable(errors) else refusal
+        raise InvalidArgument(f"vLLM rejects the model or an option: {reason}") from refusal
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.error import HTTPError
 import pytest
 
 import rose
-from bench.vllm_servers import KV_BYTES, PYTHON, Server, Talk, prompts
+from bench.vllm_servers import KV_BYTES, PYTHON, ROOT, Server, Talk, prompts
 from rose._core import HostGate
 from rose.cli.main import main
 from rose.slo.verify import verify_log
@@ -207,9 +208,12 @@ def test_without_the_file_of_the_socket_both_go_on(pair: Pair) -> None:
     kept.rename(pair.socket)
 
 
-def test_a_second_borrower_is_refused(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["vllm", "rollout", "another", "--attach", str(pair.socket)]) == 2
-    assert "lends to another borrower" in capsys.readouterr().err
+def test_a_second_borrower_is_refused(pair: Pair) -> None:
+    options = ("rollout", "another", "--attach", str(pair.socket))
+    command = [str(PYTHON), "-m", "rose.cli.main", "vllm", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "lends to another borrower" in done.stderr
 
 
 def test_a_signal_ends_the_log_and_the_socket(pair: Pair, tmp_path: Path) -> None:

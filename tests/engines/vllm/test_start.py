@@ -125,6 +125,12 @@ class Command:
         self.refusal: Exception | None = None
 
         class EngineArgs:
+            @classmethod
+            def from_cli_args(cls, args: argparse.Namespace) -> Any:
+                if args.model == "no/model":
+                    raise OSError("no/model is not a folder")
+                return cls()
+
             def create_engine_config(_args) -> Any:  # noqa: N805 (self is the command)
                 if self.refusal is not None:
                     raise self.refusal
@@ -155,7 +161,7 @@ class Command:
             command.subparser_init(parser.add_subparsers())
             self.args = parser.parse_args()
             command.validate(self.args)
-            EngineArgs().create_engine_config()
+            EngineArgs.from_cli_args(self.args).create_engine_config()
             self.started = self.args
 
         parts: dict[str, dict[str, Any]] = {
@@ -176,8 +182,8 @@ class Command:
         cli.main = sys.modules["vllm.entrypoints.cli.main"]  # type: ignore[attr-defined]
         self._monkeypatch = monkeypatch
 
-    def run(self, *options: str) -> int:
-        arguments = ["vllm", json.dumps(PLAN), "serve", "some/model", *options]
+    def run(self, *options: str, model: str = "some/model") -> int:
+        arguments = ["vllm", json.dumps(PLAN), "serve", model, *options]
         self._monkeypatch.setattr(sys, "argv", arguments)
         return start.main()
 
@@ -221,6 +227,13 @@ def test_what_rose_cannot_do_is_refused_before_the_engine(
     assert said.startswith("rose: ")
     assert why in said
     assert said.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_is_one_sentence(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.run(model="no/model") == 2
+    assert capsys.readouterr().err.endswith("or an option: no/model is not a folder\n")
 
 
 def test_what_vllm_rejects_is_one_sentence(
