@@ -110,6 +110,16 @@ ROSE_DEVICE Masks compare(const Eight<T>& now, const Eight<T>& old, const Bar& b
   return masks;
 }
 
+// Writes a warp's part of the digest's change. All lanes call this.
+ROSE_DEVICE void put_sums(const DigestSum& of_thread, u64* sums) {
+  const u64 first = sum_of_warp(of_thread.first);
+  const u64 second = sum_of_warp(of_thread.second);
+  if (threadIdx.x % kWarp == 0) {
+    sums[0] = first;
+    sums[1] = second;
+  }
+}
+
 // Fills the masks, and sums up the change of the shadow's digest.
 template <typename T, typename Shared>
 ROSE_DEVICE void fill_masks(const DeltaPackParams& params, const PackBlock& block, Shared& shared) {
@@ -143,12 +153,7 @@ ROSE_DEVICE void fill_masks(const DeltaPackParams& params, const PackBlock& bloc
       replace_in_digest(sum, old, after, params.first_index + at, params.seed);
     }
   }
-  const u64 first = sum_of_warp(sum.first);
-  const u64 second = sum_of_warp(sum.second);
-  if (threadIdx.x % kWarp == 0) {
-    shared.sums[threadIdx.x / kWarp][0] = first;
-    shared.sums[threadIdx.x / kWarp][1] = second;
-  }
+  put_sums(sum, shared.sums[threadIdx.x / kWarp]);
 }
 
 // The `Source` for change_write.h: the changes of a block that is being packed.
@@ -466,9 +471,9 @@ template <u32 kBlock>
 struct ListShared {
   static constexpr u32 kWarps = kBlock / kElementsOfThread / kWarp;
   // Number of changes that a warp's list can hold: 4 % of the warp's 4,096 elements in blocks of
-  // 64 Ki elements, and 12 % in blocks of 16 Ki, which are for denser deltas. Longer lists would
-  // cost occupancy.
-  static constexpr u32 kListed = kBlock == kBlockMax ? 184 : 512;
+  // 64 Ki elements, and 10 % in blocks of 16 Ki, which are for denser deltas. Longer lists would
+  // cost occupancy, first on sm_80, whose multiprocessors have the least shared memory.
+  static constexpr u32 kListed = kBlock == kBlockMax ? 184 : 432;
   static constexpr u32 kWindowWords = kWarps * sizeof(WordQueue) / sizeof(u32);
 
   union {
@@ -477,6 +482,7 @@ struct ListShared {
   };
   ChangeList<kListed> lists[kWarps];
   PlanShared planned;
+  u64 sums[kWarps][2];  // change of the digest, by warp
 
   // All sections of a block fit into the window: a change takes at most 7 bits for its position, 1
   // for its sign, 2 for its rank and 15 for its magnitude. Each section is padded to a whole word.
@@ -559,6 +565,8 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
   const u32 warp = threadIdx.x / kWarp;
   ListState state;
   list_part(params, shared, state);
+  // The sums wait in shared memory, because no register could hold them until the end.
+  put_sums(state.sum, shared.list.sums[warp]);
 
   // Numbers of changes, of changes with a size other than 1, and of warps whose list is too short.
   constexpr u32 kFarAt = 20;
@@ -620,7 +628,9 @@ ROSE_DEVICE bool pack_listed(const DeltaPackFlatParams& params, FlatShared<kBloc
   u32* payload = params.arena + planned.offset;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < entry.words; i += blockDim.x) payload[i] = window[i];
-  if (array.digest != nullptr) add_atomically(state.sum, array.digest);
+  if (array.digest != nullptr && lane < 2) {
+    atomic_add(&array.digest[lane], shared.list.sums[warp][lane]);
+  }
   return true;
 }
 

@@ -20,7 +20,7 @@ constexpr u32 kAgeMax = 255;
 // Payloads lie in the arena in the order of the table. The last offset is the number of words that
 // all blocks need. If the arena has no room for a block, this block and all later blocks with
 // changes become kDeferred: their words are reserved, but no payload is written, and their shadows
-// and ages do not change. If a reader treats kDeferred as EMPTY, the result is always the complete
+// and ages do not change. With EMPTY in place of kDeferred, the result is always the complete
 // delta from the old to the new shadow. Another pack with a new arena and the same threshold packs
 // the deferred blocks, but ages the elements of the other blocks once more. With an arena of 0
 // words the kernel only measures.

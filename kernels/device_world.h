@@ -19,6 +19,7 @@ struct DeviceWorld {
   __device__ void store(std::uint32_t* word, std::uint32_t value) const {
     asm volatile("st.release.sys.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
   }
+  __device__ void add_one(std::uint32_t* word) const { atomicAdd(word, 1); }
   __device__ std::uint64_t now_ns() const {
     std::uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

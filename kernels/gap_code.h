@@ -10,8 +10,8 @@ constexpr u32 kEmpty = 0;
 constexpr u32 kGap = 1;
 constexpr u32 kRaw = 2;
 constexpr u32 kBitmap = 3;
-// Never on a wire: delta_pack found no room in the arena and did not change the block's shadow. A
-// reader treats the block as EMPTY, and the next pack finds all its changes again.
+// Never on a wire: delta_pack found no room in the arena and did not change the block's shadow, so
+// the next pack finds all its changes again. Readers refuse such a block as corrupt.
 constexpr u32 kDeferred = 15;
 
 struct Entry {

@@ -52,6 +52,18 @@ ROSE_HD void await_turn(const GateParams& gate, World& world) {
   }
 }
 
+// Time limit of meet(). Longer than the self-test of gates waits for a kernel.
+constexpr std::uint64_t kMeetNs = 40'000'000;
+
+// Returns when `count` CTAs have called this, so all of them are on the device at once, or after
+// kMeetNs. `arrived` is 0 at first.
+template <class World>
+ROSE_HD void meet(std::uint32_t* arrived, std::uint32_t count, World& world) {
+  const std::uint64_t from_ns = world.now_ns();
+  world.add_one(arrived);
+  while (world.load(arrived) < count && world.now_ns() - from_ns < kMeetNs) world.pause();
+}
+
 // Counts the segment. Only the borrower's stream writes `passed`, one gate after the other.
 template <class World>
 ROSE_HD void count_segment(const GateParams& gate, World& world) {

@@ -17,6 +17,7 @@ from bench.gpu.weights import CHANGED_SHARE, Versions, arena_words_of, two_versi
 from bench.paired import Pairs
 from bench.rows import Peer
 from rose.errors import check
+from rose.units import ceil_div
 
 COUNT: Final = 500_000_000
 TOPK_COUNT: Final = 1 << 27
@@ -191,14 +192,18 @@ def digests(report: Report, cuda: Any, versions: Versions, gb_s: float) -> None:
         report.add("digest_share_of_copy", share_of_copy(moved_bytes, ms, gb_s), "ratio")
 
 
+def tensor_size(count: int) -> int:
+    """Return the size of a tensor of a model, in elements: whole blocks, so all are aligned."""
+    return ceil_div(ceil_div(count, TENSORS), BLOCK_ELEMENTS) * BLOCK_ELEMENTS
+
+
 def models(report: Report, cuda: Any, versions: Versions) -> None:
     """The public functions on a model: from tensors to deltas in host memory, and back."""
     import torch
 
     from rose.transfer import delta_apply, delta_pack
-    from rose.units import ceil_div
 
-    size = ceil_div(versions.count, TENSORS)
+    size = tensor_size(versions.count)
 
     def tensors(flat: Any) -> dict[int, Any]:
         return dict(enumerate(flat.split(size)))

@@ -1,12 +1,19 @@
 // The watchdog for Python. It records in the certificate log each segment that it lets through.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "bind/clock.h"
 #include "bind/status.h"
+#include "bind/stream.h"
+#include "bind/unlocked.h"
 #include "compute/watchdog.h"
 #include "slo/certificate_log.h"
+#include "slo/serving_state.h"
 
 namespace rose::bind {
 
@@ -38,6 +45,19 @@ std::shared_ptr<Watchdog> create_watchdog(std::shared_ptr<HostGate> gate,
                                     ns_of_ms(after_ms, "after_ms"));
 }
 
+void watch(Watchdog& watchdog, const std::shared_ptr<driver::Device>& device,
+           const std::vector<std::uintptr_t>& streams,
+           const std::shared_ptr<slo::ServingState>& state) {
+  compute::ServingWork work{.device = device, .streams = {}, .progress = [state] {
+                              const slo::TokenTimes& times = state->token_times();
+                              if (state->pending() == 0) return std::uint64_t{0};
+                              return 1 + times.first.quantiles().count +
+                                     times.later.quantiles().count;
+                            }};
+  for (const std::uintptr_t one : streams) work.streams.push_back(stream_of(one));
+  watchdog.watch(std::move(work));
+}
+
 }  // namespace
 
 void bind_watchdog(py::module_& module) {
@@ -46,10 +66,14 @@ void bind_watchdog(py::module_& module) {
                                                   py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&create_watchdog), py::arg("gate").none(false), py::kw_only(),
            py::arg("log") = py::none(), py::arg("after_ms"), py::arg("clock") = py::none())
+      .def("watch", &watch, py::kw_only(), py::arg("device").none(false), py::arg("streams"),
+           py::arg("state").none(false))
       // The watchdog's lock is never held during a wait, so these calls keep the GIL.
       .def("enter", &Watchdog::enter)
       .def("leave", &Watchdog::leave)
-      .def("look", &Watchdog::look)
+      // A look may query serving's streams, and the driver may then wait for a lock.
+      .def("look", [](Watchdog& self) { return unlocked([&] { return self.look(); }); })
+      .def_property_readonly("undeclared", &Watchdog::undeclared)
       .def_property_readonly("is_declared", &Watchdog::is_declared);
 }
 

@@ -124,7 +124,10 @@ class Trial {
     const auto found = library_->kernel("probe_kernel");
     if (!found.ok()) return found.status();
     kernel_ = found.value();
-    return {};
+    const auto whole = library_->kernel("whole_device_kernel");
+    if (!whole.ok()) return whole.status();
+    whole_ = whole.value();
+    return library_->allow_shared(whole_, device_->facts().shared_bytes_max);
   }
 
   // Streams share hardware connections within their priority class. The borrower's stream is in the
@@ -172,20 +175,48 @@ class Trial {
 
   Status look_at_serving(KindProbe& out) noexcept {
     for (const auto& [name, stream] : streams_) {
-      auto event = driver::Event::create(device_, false);
-      if (!event.ok()) return event.status();
       const Nanoseconds from_ns = now_ns();
-      ROSE_TRY(run_in(stream, *event.value()));
-      const auto waited = wait_done(*event.value(), from_ns, kAliasNs);
+      const auto waited = time_of([&](driver::Event& after) { return run_in(stream, after); });
       if (!waited.ok()) return waited.status();
-      out.alias_us = std::max(out.alias_us, us_of(waited.value().value_or(kAliasNs)));
+      out.alias_us = std::max(out.alias_us, us_of(waited.value().value_or(now_ns() - from_ns)));
       if (!waited.value()) {
-        keep_code();
         return Status::unavailable("a parked borrower stalls serving streams: " + name +
                                    " made no progress while the borrower's stream waited");
       }
     }
-    return {};
+    return kernel_ == nullptr ? Status{} : look_at_whole_device();
+  }
+
+  // Kernels that take a whole multiprocessor per CTA must have all of them at once: a cooperative
+  // one would wait for serving to become idle, and serving for it.
+  Status look_at_whole_device() noexcept {
+    const driver::DeviceFacts& facts = device_->facts();
+    const driver::Grid grid{.blocks = static_cast<unsigned>(facts.multiprocessors),
+                            .shared_bytes = static_cast<unsigned>(facts.shared_bytes_max)};
+    const CUstream stream = streams_.front().second;
+    const auto waited = time_of([&](driver::Event& after) {
+      ROSE_TRY(library_->launch(whole_, grid, stream));
+      return after.record(stream);
+    });
+    if (!waited.ok()) return waited.status();
+    if (waited.value()) return {};
+    return Status::unavailable(
+        "a parked borrower keeps a part of a multiprocessor: a serving kernel that needs the "
+        "shared memory of all " +
+        std::to_string(facts.multiprocessors) + " did not run at once");
+  }
+
+  // Time of what `launch` puts into a stream in front of the event; nothing if it takes longer than
+  // kAliasNs.
+  template <typename Launch>
+  Result<std::optional<Nanoseconds>> time_of(const Launch& launch) noexcept {
+    auto event = driver::Event::create(device_, false);
+    if (!event.ok()) return event.status();
+    const Nanoseconds from_ns = now_ns();
+    ROSE_TRY(launch(*event.value()));
+    auto waited = wait_done(*event.value(), from_ns, kAliasNs);
+    if (waited.ok() && !waited.value()) keep_code();
+    return waited;
   }
 
   // Keeps the code of a kernel that is still in a stalled stream until the process ends, because
@@ -214,6 +245,7 @@ class Trial {
   std::unique_ptr<driver::Event> behind_;
   std::shared_ptr<const driver::KernelLibrary> library_;
   CUkernel kernel_{nullptr};
+  CUkernel whole_{nullptr};
   std::unique_ptr<driver::Stream> plain_;
   std::vector<std::pair<std::string, CUstream>> streams_;  // each with its name in a refusal
   // Declared last, so destroyed first: its destructor lets parked work finish.

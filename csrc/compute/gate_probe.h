@@ -48,8 +48,9 @@ struct GateProbe {
 //   - the driver accepts the gate,
 //   - the gate holds without credit and while closed, and an opening releases it,
 //   - launches behind the gate return,
-//   - and a waiting borrower delays no kernel in serving's streams (in a build without device code:
-//     no event).
+//   - a waiting borrower delays no kernel in serving's streams (in a build without device code: no
+//     event),
+//   - and a kernel that needs all shared memory of every multiprocessor runs at once beside it.
 // Call this before serving starts, with idle streams and nothing else on the device. The call takes
 // at most a second, and every refusal has a reason. The call leaves nothing behind unless a kind is
 // stuck; then no other kind is tested.

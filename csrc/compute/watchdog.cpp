@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "driver/stream.h"
+
 namespace rose::compute {
 
 namespace {
@@ -11,6 +13,8 @@ namespace {
 constexpr Nanoseconds kNothingToDoNs = std::numeric_limits<Nanoseconds>::max();
 // Period of looks at a forced opening, which is withdrawn once its segment has started.
 constexpr Nanoseconds kTakeBackNs = 1'000'000;
+// Longest time between two looks at serving's streams: ten looks must see them idle.
+constexpr Nanoseconds kStreamLookNs = Watchdog::kUndeclaredNs / 10;
 
 }  // namespace
 
@@ -21,8 +25,7 @@ Watchdog::Watchdog(std::shared_ptr<HostGate> gate, std::shared_ptr<ForcedLog> lo
 void Watchdog::enter() noexcept {
   const std::scoped_lock lock{mutex_};
   if (declared_.fetch_add(1) != 0) return;
-  still_since_ns_ = clock_->now_ns();
-  seen_passed_ = gate_->passed();
+  begin_standstill();
 }
 
 void Watchdog::leave() noexcept {
@@ -32,19 +35,46 @@ void Watchdog::leave() noexcept {
 }
 
 Nanoseconds Watchdog::look() noexcept {
+  // Reads the driver before the lock, which serving's thread may need.
+  const std::uint64_t progress = !is_declared() && is_stuck() && work_ ? work_->progress() : 0;
+  const bool is_undeclared = progress != 0 && is_idle();
   const std::scoped_lock lock{mutex_};
-  if (!is_declared()) return kNothingToDoNs;
-  if (is_forced_ && gate_->passed() != forced_passed_) take_back();
+  const bool has_call = is_declared();
   const Nanoseconds now_ns = clock_->now_ns();
-  if (!is_stuck() || gate_->passed() != seen_passed_) {
-    still_since_ns_ = now_ns;
-    seen_passed_ = gate_->passed();
+  if (is_forced_) {
+    const bool is_old = !has_call && now_ns - forced_at_ns_ >= kUndeclaredNs;
+    if (gate_->passed() != forced_passed_ || is_old) take_back();
   }
-  const Nanoseconds left_ns = after_ns_ - (now_ns - still_since_ns_);
-  if (left_ns > 0) return is_forced_ ? std::min(left_ns, kTakeBackNs) : left_ns;
-  still_since_ns_ = now_ns;
+  const bool is_due = has_call || is_undeclared;
+  if (!is_due || !is_stuck() || gate_->passed() != seen_passed_ || progress != seen_progress_) {
+    begin_standstill();
+    seen_progress_ = progress;
+  }
+  if (!is_due) return is_forced_ ? kTakeBackNs : kNothingToDoNs;
+  const Nanoseconds left_ns = (has_call ? after_ns_ : kUndeclaredNs) - (now_ns - still_since_ns_);
+  if (left_ns > 0) {
+    if (is_forced_) return std::min(left_ns, kTakeBackNs);
+    return has_call ? left_ns : std::min(left_ns, kStreamLookNs);
+  }
+  begin_standstill();
   force();
+  if (is_forced_ && !has_call) undeclared_.fetch_add(1);
   return kTakeBackNs;
+}
+
+void Watchdog::begin_standstill() noexcept {
+  still_since_ns_ = clock_->now_ns();
+  seen_passed_ = gate_->passed();
+}
+
+// Returns true if all of serving's streams were seen idle. A failed query is no evidence.
+bool Watchdog::is_idle() const noexcept {
+  return std::ranges::all_of(work_->streams, [&](CUstream stream) {
+    const Result<bool> captures = driver::is_capturing(*work_->device, stream);
+    if (!captures.ok() || captures.value()) return false;
+    const Result<bool> idle = driver::is_idle(*work_->device, stream);
+    return idle.ok() && idle.value();
+  });
 }
 
 // Returns true if a step holds the device, and no segment of the step runs or may start. On a
@@ -66,6 +96,7 @@ void Watchdog::force() noexcept {
   is_forced_ = true;
   forced_epoch_ = epoch;
   forced_passed_ = passed;
+  forced_at_ns_ = clock_->now_ns();
   closed_because_ = gate_->close_reason();
 }
 

@@ -45,8 +45,14 @@ constexpr int kAttributeComputeMajor = 75;
 constexpr int kAttributeComputeMinor = 76;
 constexpr int kAttributeWaitValueNor = 123;
 constexpr int kAttributeStreamMemOps64 = 122;
+constexpr int kAttributeSharedBytesMax = 97;
+constexpr int kAttributeMps = 133;
 constexpr int kAttributeVirtualMemory = 102;
 constexpr int kAttributePosixFdHandles = 103;
+
+struct DeviceUuid {  // CUuuid
+  char bytes[16];
+};
 
 // Memory.
 constexpr int kAllocationPinned = 1;        // CU_MEM_ALLOCATION_TYPE_PINNED
@@ -110,9 +116,12 @@ struct BatchMemOpNodeParams {  // CUDA_BATCH_MEM_OP_NODE_PARAMS_v1
 };
 
 // Kernels.
-constexpr int kModulesEager = 1;  // CU_MODULE_EAGER_LOADING
+constexpr int kModulesEager = 1;         // CU_MODULE_EAGER_LOADING
+constexpr int kFunctionSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 // Graphs.
+// CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH
+constexpr unsigned long long kGraphFreesAtLaunch = 1;
 constexpr int kCaptureGlobal = 0;
 constexpr int kCaptureThreadLocal = 1;
 constexpr int kCaptureRelaxed = 2;

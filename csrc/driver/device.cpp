@@ -19,12 +19,28 @@ Result<DeviceOrdinal> handle_of(const Driver& driver, int ordinal) noexcept {
   return handle;
 }
 
+// Returns a UUID as CUDA_VISIBLE_DEVICES has it, without its prefix "GPU-" or "MIG-".
+std::string text_of(const DeviceUuid& uuid) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    const auto byte = static_cast<unsigned char>(uuid.bytes[i]);
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
 Result<DeviceFacts> facts_of(const Driver& driver, DeviceOrdinal handle, int ordinal) noexcept {
   std::array<char, 256> name{};
   ROSE_TRY(ROSE_CU(driver, cuDeviceGetName, name.data(), static_cast<int>(name.size()), handle));
   DeviceFacts facts;
   facts.ordinal = ordinal;
   facts.name = name.data();
+  DeviceUuid uuid{};
+  ROSE_TRY(ROSE_CU(driver, cuDeviceGetUuid, &uuid, handle));
+  facts.uuid = text_of(uuid);
   const auto attribute = [&](int which, int& out) noexcept {
     return ROSE_CU(driver, cuDeviceGetAttribute, &out, which, handle);
   };
@@ -37,6 +53,12 @@ Result<DeviceFacts> facts_of(const Driver& driver, DeviceOrdinal handle, int ord
   ROSE_TRY(attribute(kAttributeComputeMajor, facts.compute_major));
   ROSE_TRY(attribute(kAttributeComputeMinor, facts.compute_minor));
   ROSE_TRY(attribute(kAttributeMultiprocessors, facts.multiprocessors));
+  ROSE_TRY(attribute(kAttributeSharedBytesMax, facts.shared_bytes_max));
+  int mps = 0;
+  // Some drivers of CUDA 12 do not know this attribute.
+  const Answer answer = driver.entries().cuDeviceGetAttribute(&mps, kAttributeMps, handle);
+  if (answer != kInvalidValue) ROSE_TRY(driver.status("cuDeviceGetAttribute", answer));
+  facts.uses_mps = mps != 0;
   ROSE_TRY(predicate(kAttributeVirtualMemory, facts.has_virtual_memory));
   ROSE_TRY(predicate(kAttributePosixFdHandles, facts.has_posix_fd_handles));
   ROSE_TRY(predicate(kAttributeStreamMemOps64, facts.has_stream_mem_ops_64));

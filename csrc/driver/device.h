@@ -16,15 +16,19 @@ namespace rose::driver {
 struct DeviceFacts {
   int ordinal{0};
   std::string name;
+  std::string uuid;  // 32 hexadecimal digits with hyphens; of the MIG instance, if it is one
   int compute_major{0};
   int compute_minor{0};
   int multiprocessors{0};
+  int shared_bytes_max{0};  // largest shared memory of a CTA
+  bool uses_mps{false};     // this process is a client of the Multi-Process Service
   bool has_virtual_memory{false};
   bool has_posix_fd_handles{false};
   bool has_stream_mem_ops_64{false};
   bool has_wait_value_nor{false};
 };
 
+// InvalidArgument for an unknown ordinal.
 Result<DeviceFacts> device_facts(const Driver& driver, int ordinal) noexcept;
 
 // Retains the primary context during its lifetime. Any thread may use it; hold a Current during

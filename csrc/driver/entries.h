@@ -17,6 +17,7 @@
   X(cuDeviceGetCount, 2000, kRequired, (int*))                                                    \
   X(cuDeviceGet, 2000, kRequired, (DeviceOrdinal*, int))                                          \
   X(cuDeviceGetName, 2000, kRequired, (char*, int, DeviceOrdinal))                                \
+  X(cuDeviceGetUuid, 11040, kRequired, (DeviceUuid*, DeviceOrdinal))                              \
   X(cuDeviceGetAttribute, 2000, kRequired, (int*, int, DeviceOrdinal))                            \
   X(cuDevicePrimaryCtxRetain, 7000, kRequired, (CUcontext*, DeviceOrdinal))                       \
   X(cuDevicePrimaryCtxRelease, 11000, kRequired, (DeviceOrdinal))                                 \
@@ -64,6 +65,7 @@
   X(cuLibraryUnload, 12000, kRequired, (CUlibrary))                                               \
   X(cuLibraryGetKernel, 12000, kRequired, (CUkernel*, CUlibrary, const char*))                    \
   X(cuKernelGetFunction, 12000, kRequired, (CUfunction*, CUkernel))                               \
+  X(cuKernelSetAttribute, 12000, kRequired, (int, int, CUkernel, DeviceOrdinal))                  \
   X(cuLaunchKernel, 4000, kRequired,                                                              \
     (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,  \
      void**, void**))                                                                             \

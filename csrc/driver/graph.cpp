@@ -96,7 +96,8 @@ Result<std::unique_ptr<Graph>> Graph::instantiate(DevicePtr device, CUgraph capt
   const Current current{*device};
   ROSE_TRY(current.status());
   CUgraphExec executable = nullptr;
-  ROSE_TRY(ROSE_CU(device->driver(), cuGraphInstantiateWithFlags, &executable, captured, 0));
+  ROSE_TRY(ROSE_CU(device->driver(), cuGraphInstantiateWithFlags, &executable, captured,
+                   kGraphFreesAtLaunch));
   return std::unique_ptr<Graph>{new Graph{device, captured, executable, false}};
 }
 

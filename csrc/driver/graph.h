@@ -23,7 +23,8 @@ Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
 class Graph {
  public:
   // Instantiates a captured graph, such as torch's raw_cuda_graph(). The graph's owner must keep it
-  // during this object's lifetime.
+  // during this object's lifetime. Memory that the graph allocates and does not free, as torch's
+  // cudaMallocAsync allocator does, is freed at its next launch.
   static Result<std::unique_ptr<Graph>> instantiate(DevicePtr device, CUgraph captured) noexcept;
   // The thread that issues the work calls begin_capture(stream) and end_capture(stream). Other
   // threads, such as serving's, may call anything in the meantime. After an invalidated capture

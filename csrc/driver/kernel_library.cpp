@@ -48,6 +48,13 @@ Result<CUkernel> KernelLibrary::kernel(const char* name) const noexcept {
   return kernel;
 }
 
+Status KernelLibrary::allow_shared(CUkernel kernel, int size_bytes) const noexcept {
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  return ROSE_CU(device_->driver(), cuKernelSetAttribute, kFunctionSharedBytes, size_bytes, kernel,
+                 device_->handle());
+}
+
 Status KernelLibrary::launch_raw(CUkernel kernel, Grid grid, CUstream stream,
                                  void** arguments) const noexcept {
   const Current current{*device_};

@@ -46,6 +46,9 @@ class KernelLibrary {
   // Loads the kernel onto the device; call it before serving starts.
   Result<CUkernel> kernel(const char* name) const noexcept;
 
+  // Allows launches of `kernel` with up to `size_bytes` of dynamic shared memory.
+  Status allow_shared(CUkernel kernel, int size_bytes) const noexcept;
+
   // Passes `arguments` by value; their types must match the kernel's exactly.
   template <typename... Arguments>
   Status launch(CUkernel kernel, Grid grid, CUstream stream,

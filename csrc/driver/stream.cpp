@@ -18,6 +18,19 @@ Result<bool> is_ready(const Driver& driver, const char* call, Answer answer) noe
   return true;
 }
 
+// A smaller number runs first.
+int number_of(StreamPriority priority, const Device::PriorityRange& range) noexcept {
+  switch (priority) {
+    case StreamPriority::kLowest:
+      return range.lowest;
+    case StreamPriority::kAboveLowest:
+      return std::max(range.lowest - 1, range.highest);
+    case StreamPriority::kHighest:
+      break;
+  }
+  return range.highest;
+}
+
 }  // namespace
 
 // ---- streams
@@ -25,8 +38,7 @@ Result<bool> is_ready(const Driver& driver, const char* call, Answer answer) noe
 Result<std::unique_ptr<Stream>> Stream::create(DevicePtr device, StreamPriority priority) noexcept {
   const Result<Device::PriorityRange> range = device->priority_range();
   if (!range.ok()) return range.status();
-  const int number =
-      priority == StreamPriority::kHighest ? range.value().highest : range.value().lowest;
+  const int number = number_of(priority, range.value());
   const Current current{*device};
   ROSE_TRY(current.status());
   CUstream stream = nullptr;
@@ -49,12 +61,7 @@ Result<int> Stream::priority() const noexcept {
   return number;
 }
 
-Result<bool> Stream::is_idle() const noexcept {
-  const Current current{*device_};
-  ROSE_TRY(current.status());
-  const Driver& driver = device_->driver();
-  return is_ready(driver, "cuStreamQuery", driver.entries().cuStreamQuery(stream_));
-}
+Result<bool> Stream::is_idle() const noexcept { return driver::is_idle(*device_, stream_); }
 
 Status Stream::wait(Nanoseconds timeout_ns) const noexcept {
   const BootClock clock;
@@ -79,6 +86,27 @@ Status Stream::copy_from_host(DevicePointer to, std::span<const std::byte> from)
   const Current current{*device_};
   ROSE_TRY(current.status());
   return ROSE_CU(device_->driver(), cuMemcpyHtoDAsync, to, from.data(), from.size(), stream_);
+}
+
+Result<bool> is_idle(const Device& device, CUstream stream) noexcept {
+  const Current current{device};
+  ROSE_TRY(current.status());
+  const Driver& driver = device.driver();
+  return is_ready(driver, "cuStreamQuery", driver.entries().cuStreamQuery(stream));
+}
+
+Result<bool> is_capturing(const Device& device, CUstream stream) noexcept {
+  const Current current{device};
+  ROSE_TRY(current.status());
+  int status = kCaptureStatusNone;
+  std::uint64_t id = 0;
+  CUgraph graph = nullptr;
+  const CUgraphNode* last = nullptr;
+  const GraphEdge* edges = nullptr;
+  std::size_t last_count = 0;
+  ROSE_TRY(ROSE_CU(device.driver(), cuStreamGetCaptureInfo, stream, &status, &id, &graph, &last,
+                   &edges, &last_count));
+  return status != kCaptureStatusNone;
 }
 
 // ---- events

@@ -14,7 +14,10 @@ namespace rose::driver {
 // Streams with a lower priority number run first. Serving gets the highest priority; 0, the default
 // of all streams, is the lowest. Never use a stream of torch's pools: torch reuses its streams
 // after 32.
-enum class StreamPriority { kLowest, kHighest };
+//
+// Streams share hardware connections within their priority. rose's copies and fills between the
+// tenants have a priority of their own, so that they never queue behind a parked borrower.
+enum class StreamPriority { kLowest, kAboveLowest, kHighest };
 
 // Owns one non-blocking stream. Any thread.
 class Stream {
@@ -43,6 +46,12 @@ class Stream {
   DevicePtr device_;
   CUstream stream_;
 };
+
+// True if all work enqueued in `stream` so far is done. Never waits. The stream must not be
+// capturing: the query would invalidate the capture.
+Result<bool> is_idle(const Device& device, CUstream stream) noexcept;
+// True if the stream is being captured. Unavailable before CUDA 12.3.
+Result<bool> is_capturing(const Device& device, CUstream stream) noexcept;
 
 // Owns one event, which completes when the work that preceded its record() in the stream is done.
 // Any thread may use it.

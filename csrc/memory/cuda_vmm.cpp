@@ -45,7 +45,9 @@ Result<std::unique_ptr<CudaVmm>> CudaVmm::create(driver::DevicePtr device) noexc
   ROSE_TRY(ROSE_CU(device->driver(), cuMemGetAllocationGranularity, &granularity_bytes, &properties,
                    driver::kGranularityRecommended));
   ROSE_CHECK(granularity_bytes > 0, "the driver's granularity is 0 bytes");
-  return std::unique_ptr<CudaVmm>{new CudaVmm{device, granularity_bytes}};
+  auto stream = driver::Stream::create(device, driver::StreamPriority::kAboveLowest);
+  if (!stream.ok()) return stream.status();
+  return std::unique_ptr<CudaVmm>{new CudaVmm{device, granularity_bytes, stream.take()}};
 }
 
 Status CudaVmm::check_size(std::size_t size_bytes) const noexcept {
@@ -105,31 +107,13 @@ void CudaVmm::unmap(VaRange range) noexcept {
 }
 
 Status CudaVmm::clear(VaRange range) noexcept {
-  Result<std::unique_ptr<driver::Stream>> stream =
-      driver::Stream::create(device_, driver::StreamPriority::kLowest);
-  if (!stream.ok()) return stream.status();
-  return fill_with_zeros(*stream.value(), range);
-}
-
-Status CudaVmm::fill_with_zeros(const driver::Stream& stream, VaRange range) noexcept {
   {
     const Current current{*device_};
     ROSE_TRY(current.status());
     ROSE_TRY(ROSE_CU(device_->driver(), cuMemsetD32Async, pointer_of(range.base), 0,
-                     range.size_bytes / sizeof(std::uint32_t), stream.get()));
+                     range.size_bytes / sizeof(std::uint32_t), stream_->get()));
   }
-  return stream.wait(kClearNs);
-}
-
-Status CudaVmm::scrub(VaRange range) noexcept {
-  const std::lock_guard lock{scrubbing_};
-  if (scrub_stream_ == nullptr) {
-    Result<std::unique_ptr<driver::Stream>> stream =
-        driver::Stream::create(device_, driver::StreamPriority::kLowest);
-    if (!stream.ok()) return stream.status();
-    scrub_stream_ = stream.take();
-  }
-  return fill_with_zeros(*scrub_stream_, range);
+  return stream_->wait(kClearNs);
 }
 
 Result<FileDescriptor> CudaVmm::export_fd(PageHandle handle) noexcept {

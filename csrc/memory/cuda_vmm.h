@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "driver/device.h"
@@ -31,24 +30,25 @@ class CudaVmm final : public PageBackend {
   Status map(std::byte* at, PageHandle handle) noexcept override;
   void unmap(VaRange range) noexcept override;
   Status clear(VaRange range) noexcept override;
-  Status scrub(VaRange range) noexcept override;
+  Status scrub(VaRange range) noexcept override { return clear(range); }
   Result<FileDescriptor> export_fd(PageHandle handle) noexcept override;
   // The driver does not report the size of imported memory, so a `size_bytes` that is too large
   // only fails in map().
   Result<PageHandle> import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept override;
 
  private:
-  CudaVmm(driver::DevicePtr device, std::size_t granularity_bytes) noexcept
-      : device_{std::move(device)}, granularity_bytes_{granularity_bytes} {}
+  CudaVmm(driver::DevicePtr device, std::size_t granularity_bytes,
+          std::unique_ptr<driver::Stream> stream) noexcept
+      : device_{std::move(device)},
+        granularity_bytes_{granularity_bytes},
+        stream_{std::move(stream)} {}
   Status check_size(std::size_t size_bytes) const noexcept;
-  // Returns after the zeros are written.
-  Status fill_with_zeros(const driver::Stream& stream, VaRange range) noexcept;
 
   driver::DevicePtr device_;
   std::size_t granularity_bytes_;
-
-  std::mutex scrubbing_;  // guards the stream, which the first scrub() creates
-  std::unique_ptr<driver::Stream> scrub_stream_;
+  // Fills memory with zeros. It exists before the self-test of gates, and has a priority of its
+  // own: a fill behind a parked borrower would wait for serving.
+  std::unique_ptr<driver::Stream> stream_;
 };
 
 }  // namespace rose::memory

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "driver/stream.h"
 
 namespace rose::transfer {
 
@@ -242,6 +243,12 @@ Status DeviceCodec::delta_pack(std::span<const kernels::DeltaPackParams> arrays,
                                CUstream stream) const noexcept {
   for (const kernels::DeltaPackParams& one : arrays) ROSE_TRY(check_pack(one));
   ROSE_TRY(check_table(arrays));
+  // A replay would find the table and the counter of blocks as the first launch left them.
+  const Result<bool> captures = driver::is_capturing(*libraries_.delta_pack->device(), stream);
+  if (captures.ok() && captures.value()) {
+    return Status::invalid_argument(
+        "delta_pack cannot be captured into a graph, because a replay would not reset its table");
+  }
   kernels::DeltaPackFlatParams flat{};
   const kernels::DeltaPackParams* first = nullptr;  // first array in `flat`
   std::uint64_t blocks = 0;                         // delta blocks of the arrays in `flat`

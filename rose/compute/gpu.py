@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rose._core import (
     CudaDevice,
+    CudaDriver,
     CudaStream,
     GateChoice,
     GateKind,
@@ -72,6 +73,39 @@ class Gpu:
             serving=CudaStream.create(device, highest=True),
             rollout=CudaStream.create(device, highest=False),
         )
+
+    @classmethod
+    def of_serving(cls, uuid: str) -> "Gpu":
+        """Open the GPU on which serving runs in another process, whatever its ordinal is here.
+
+        Raises:
+            Unavailable: this process does not see the GPU, is a client of MPS, or as in `open`.
+        """
+        driver = CudaDriver.open()
+        seen = [driver.facts(ordinal).uuid for ordinal in range(driver.device_count())]
+        if uuid not in seen:
+            raise Unavailable(
+                f"serving's GPU has UUID {uuid}, but this process sees {', '.join(seen)}: set "
+                "CUDA_VISIBLE_DEVICES here to serving's GPU"
+            )
+        gpu = cls.open(seen.index(uuid))
+        gpu.check_other_process()
+        return gpu
+
+    def check_other_process(self) -> None:
+        """Raise if serving and a borrower in another process cannot share this GPU.
+
+        Raises:
+            Unavailable: this process is a client of MPS.
+        """
+        if self.device.facts.uses_mps:
+            # The work of all clients belongs to the server of MPS. So the end of a killed borrower
+            # does not prove that its kernels ended, and may damage serving's context.
+            raise Unavailable(
+                f"{self.device.name} runs under MPS, where a borrower in another process cannot be "
+                "stopped safely: stop nvidia-cuda-mps-control, or add the borrower to serving's "
+                "process with CoServing.rollout"
+            )
 
     def probe(
         self,

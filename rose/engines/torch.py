@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rose._core import CudaGraph
+from rose._core import CudaDevice, CudaGraph
 from rose.errors import InvalidArgument
 from rose.executor import RolloutLane
 from rose.memory import DeviceArray, KVArray
@@ -141,13 +142,40 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
     return run
 
 
+class _NoRandomNumbers(TorchDispatchMode):  # type: ignore[misc]
+    """While active, refuses operators that draw random numbers in this thread."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Check an operator, then run it."""
+        del types
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and _has_dropout(func, args, kwargs):
+            raise InvalidArgument(
+                f"{func} draws random numbers, and RolloutLane.launch would repeat the same ones "
+                "at every launch: draw outside the graph, after the step"
+            )
+        return func(*args, **kwargs)
+
+
+def _has_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return False for a call of attention, which is tagged as random, without dropout."""
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[at] if at < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given)
+    return True
+
+
 @contextmanager
 def captured_gates(
     rollout: RolloutLane, model: nn.Module, *, every: float, stream: int | None = None
 ) -> Iterator[None]:
     """Add gates to the CUDA graph captured in this block, between the decoder layers of `model`.
 
-    No other thread may run the model during the block.
+    No other thread may run the model during the block. The graph must not draw random numbers: a
+    launch by rose does not renew their seed and offset, as `torch.cuda.CUDAGraph.replay` does.
 
     Args:
         rollout: lane that will launch the graph.
@@ -156,7 +184,8 @@ def captured_gates(
         stream: handle of the stream under capture; None for the lane's stream.
 
     Raises:
-        InvalidArgument: `every` is invalid, or the model has no layers to gate.
+        InvalidArgument: `every` is invalid, the model has no layers to gate, or an operator in this
+            block draws random numbers.
         Unavailable: the lane's gates stop the host, so a graph cannot contain them; see
             `RolloutLane.has_stream_gates`.
     """
@@ -166,7 +195,8 @@ def captured_gates(
 
     handles = [one.register_forward_pre_hook(add) for one in _gated_modules(model, every)]
     try:
-        yield
+        with _NoRandomNumbers():
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -192,6 +222,21 @@ def as_tensor(array: KVArray, device: torch.device) -> torch.Tensor:
     if isinstance(array, DeviceArray):
         return torch.as_tensor(array, device=device)
     return torch.from_numpy(array)
+
+
+def check_device(lane: CudaDevice | None, model: torch.device) -> None:
+    """Check that a model is on the GPU of its lane.
+
+    Raises:
+        InvalidArgument: the model is on another device.
+    """
+    if lane is None or (model.type == "cuda" and model.index in {None, lane.ordinal}):
+        return
+    uuid = lane.driver.facts(model.index).uuid if model.type == "cuda" else None
+    raise InvalidArgument(
+        f"the lane is on cuda:{lane.ordinal} (UUID {lane.facts.uuid}), and the model is on {model}"
+        f"{f' (UUID {uuid})' if uuid else ''}: move the model"
+    )
 
 
 def stream_of(handle: int, device: torch.device) -> torch.cuda.Stream:

@@ -7,7 +7,7 @@ from typing import Final
 
 from rose._core import Attachment, CudaDevice, HostGate, MappedWindow, PoolExport
 from rose.closing import Closing
-from rose.compute import Gpu, device_ordinal, tested_gate
+from rose.compute import Gpu, tested_gate
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.executor.attached_loans import AttachedLoans
 from rose.executor.channel import Channel, close_all
@@ -63,7 +63,8 @@ class AttachedDevice(Closing):
         Raises:
             InvalidArgument: called twice or after `close`, or the device rejects the geometry or
                 the limit.
-            Unavailable: the device lends to another borrower, or stopped lending.
+            Unavailable: the device lends to another borrower, or stopped lending; or this process
+                does not see serving's GPU, or uses it through MPS.
         """
         if self._is_closed:
             raise InvalidArgument("this device is closed: attach again")
@@ -75,7 +76,7 @@ class AttachedDevice(Closing):
         with ExitStack() as undo:
             undo.callback(close_all, descriptors)
             named = _by_name(welcome, descriptors)
-            gpu = _open_gpu(welcome.device)
+            gpu = None if welcome.device == "cpu" else Gpu.of_serving(welcome.device)
             attachment, window = self._open(welcome, named, gpu.device if gpu else None)
             host_gate = HostGate.attach(named["gate"][0])
             kv = KVGroups(
@@ -187,8 +188,3 @@ def _by_name(welcome: Welcome, descriptors: list[int]) -> dict[str, list[int]]:
     if missing:
         raise CorruptData(f"Welcome must come with a descriptor named '{missing[0]}'")
     return named
-
-
-def _open_gpu(device: str) -> Gpu | None:
-    ordinal = device_ordinal(device)
-    return None if ordinal is None else Gpu.open(ordinal)

@@ -195,7 +195,8 @@ class CoServing(Closing):
                 package set it themselves.
             serving_streams: handles of the CUDA streams that serving uses besides the stream of its
                 lane, such as streams for copies or collectives. The borrower's gate must not delay
-                these streams.
+                these streams. While a request is live and serving's streams are idle, rose assumes
+                that serving waits for the device (`ServingLane.undeclared_waits`).
 
         Raises:
             InvalidArgument: called before `serving` or twice, the geometry wastes too much of a
@@ -218,6 +219,7 @@ class CoServing(Closing):
         gate, self.gate_choice = tested_gate(
             gpu, self.gate, window=GATE_WINDOW, streams=serving_streams
         )
+        parts.serving.watch(serving_streams)
         limit_slabs = min(limit_bytes // self.arbiter.slab_bytes, self.arbiter.slab_count)
         partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=limit_slabs)
         lane = RolloutLane(
@@ -294,13 +296,15 @@ class CoServing(Closing):
         self._check_geometry(hello.geometry)
         self._check_lends()
         gpu = self._opened.gpu
+        if gpu is not None:
+            gpu.check_other_process()
         tenancy = Tenancy(
             hello,
             process,
             lender=self.lender,
             header_index=BORROWER,
             isolation=self._opened.isolation,
-            device="cpu" if gpu is None else f"cuda:{gpu.device.ordinal}",
+            device="cpu" if gpu is None else gpu.device.facts.uuid,
         )
         self.lender.lend_to(tenancy)
         return tenancy

@@ -13,7 +13,7 @@ from msgspec import Meta
 from rose.errors import CorruptData
 from rose.memory import KVGeometry
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 # Larger than every message.
 MESSAGE_BYTES_MAX: Final = 1 << 20
 # The kernel's limit for one message. A pool of 140 GiB in objects of 1 GiB needs 140.
@@ -49,7 +49,7 @@ class Welcome:
     """The device admits the tenant. The message also carries file descriptors.
 
     Args:
-        device: "cpu" or "cuda:<n>".
+        device: "cpu", or the UUID of serving's GPU. An ordinal may differ between processes.
         partition: id of the tenant's partition.
         header_index: index of the tenant's own header slab.
         slab_bytes: size of a slab.

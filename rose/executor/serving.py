@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -317,7 +317,9 @@ class ServingLane:
         Examples are a free, a graph capture, the first launch of a kernel and a device-wide
         synchronisation. Such a call waits for the borrower's step, which waits at a gate while
         serving is busy: a deadlock. So after each `WATCHDOG_MS` without progress of a declared
-        call, a parked step may run one more segment. Declarations may overlap.
+        call, a parked step may run one more segment. Declarations may overlap. If the borrower
+        runs in this process, an undeclared call is detected too, after 100 ms per segment, from
+        idle streams of serving while a request is live.
         """
         is_declared = False
         with self.safety:
@@ -329,6 +331,27 @@ class ServingLane:
             with self.safety:
                 if is_declared:
                     self._watchdog.leave()
+
+    def watch(self, streams: Sequence[int]) -> None:
+        """On a GPU, detect calls that wait for the whole device although they are not declared.
+
+        Args:
+            streams: handles of serving's streams besides `stream`.
+        """
+        if self._gpu is not None:
+            self._watchdog.watch(
+                device=self._gpu.device,
+                streams=[self._gpu.serving.handle, *streams],
+                state=self._state,
+            )
+
+    @property
+    def undeclared_waits(self) -> int:
+        """Segments that rose let through because serving seemed to wait in an undeclared call.
+
+        Such a call should be declared: see `blocking`.
+        """
+        return int(self._watchdog.undeclared)
 
     def begin_step(self, step: ServingStep) -> None:
         """Lend the slack of the batch, then wait until serving has the device.

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+# Kind of a block that did not fit the arena, in the lowest four bits of its entry.
+DEFERRED: Final = 15
 # Largest age. The age of an element counts the consecutive packs that did not send it.
 AGE_MAX: Final = 255
 
@@ -13,8 +15,8 @@ class PackedBlocks:
 
     Args:
         row: (2 * blocks + n,) int32, the table, with one u64 for each block, and then the arena,
-            which begins with the payload. Kind 15 in the table marks a deferred block: the block
-            did not fit the arena, and its shadow is unchanged.
+            which begins with the payload. `DEFERRED` marks a block that did not fit the arena, and
+            whose shadow is unchanged; then all later blocks with changes are deferred, too.
         ends: (blocks + 1,) int64, start of each block's payload in the arena, in words, and the end
             of the last payload, which lies beyond the arena if blocks were deferred.
         digest: (2,) int64, digest of the shadow after packing; (2 * n,) for n shadows.

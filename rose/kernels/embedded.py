@@ -20,6 +20,8 @@ from rose.units import ceil_div
 # Bins of the top-k histogram: one per key, and one for due changes.
 _BINS: Final = (1 << 15) + 1
 _MASK64: Final = (1 << 64) - 1
+_ELEMENTS_OF_WORD: Final = 8  # elements of the tensors per word of the arena
+_ARENA_WORDS_MIN: Final = 1 << 16  # any delta of two blocks of 16 bits
 _NUMBER_BYTES: Final = 8  # size of a number in a table or a digest
 
 
@@ -61,7 +63,8 @@ class EmbeddedCodec:
                 packs that did not send the element's change. A deferred block keeps its ages. None
                 to ignore ages.
             age_limit: age at which a change is sent whatever its key.
-            arena_words: room for the payload, in words; None for enough room for any delta.
+            arena_words: room for the payload, in words. None: with ages enough for any delta, else
+                a word per 8 elements, and then a dense delta has deferred blocks.
             base_digest: (2,) int64, the digest of `shadow`; None to compute it.
 
         Raises:
@@ -69,6 +72,9 @@ class EmbeddedCodec:
                 contiguous.
         """
         base = self.digest(shadow) if base_digest is None else base_digest
+        if arena_words is None and ages is not None:
+            # Packing deferred blocks again would age the other elements twice.
+            arena_words = _words_of_any_delta([new])
         packed, newest = _room_for([new], base, block_elements, arena_words)
         self._pack(
             [new],
@@ -83,7 +89,13 @@ class EmbeddedCodec:
         return packed
 
     def delta_pack_all(
-        self, new: Sequence[Any], shadow: Sequence[Any], *, block_elements: int, base_digests: Any
+        self,
+        new: Sequence[Any],
+        shadow: Sequence[Any],
+        *,
+        block_elements: int,
+        base_digests: Any,
+        arena_words: int | None = None,
     ) -> PackedBlocks:
         """Pack several tensors of one GPU into one arena, without a copy or a wait in between.
 
@@ -95,11 +107,12 @@ class EmbeddedCodec:
             shadow: the old elements, changed in place.
             block_elements: 65,536 or 16,384.
             base_digests: (tensors, 2) int64, the digests of the shadows.
+            arena_words: room for the payload, in words; None for a word per 8 elements.
 
         Returns:
             The blocks of all tensors, in their order.
         """
-        packed, newest = _room_for(new, base_digests, block_elements, None)
+        packed, newest = _room_for(new, base_digests, block_elements, arena_words)
         self._pack(new, shadow, packed, newest, block_elements=block_elements)
         return packed
 
@@ -326,14 +339,17 @@ def _width_of(bits: Any) -> int:
 def _room_for(
     tensors: Sequence[Any], base_digests: Any, block_elements: int, arena_words: int | None
 ) -> tuple[PackedBlocks, Any]:
-    """Allocate packed blocks, by default with room for any delta.
+    """Allocate packed blocks.
 
     Returns:
         The packed blocks, and the number of the last block that a CTA has taken, () int64.
     """
     if arena_words is None:
-        # A RAW block has as many words as its elements, and no block is larger.
-        arena_words = sum(ceil_div(one.numel() * _width_of(one), 32) for one in tensors)
+        # A delta with 10 % changes fits. Room for any delta would take as much memory as the
+        # weights, from a device that also serves.
+        elements = sum(one.numel() for one in tensors)
+        arena_words = max(ceil_div(elements, _ELEMENTS_OF_WORD), _ARENA_WORDS_MIN)
+        arena_words = min(arena_words, _words_of_any_delta(tensors))
     blocks = sum(ceil_div(one.numel(), block_elements) for one in tensors)
     device = tensors[0].device
     # The kernels expect -1 in every number. Without blocks no kernel runs, so the only number that
@@ -345,6 +361,11 @@ def _room_for(
         digest=base_digests.flatten().clone(),
     )
     return packed, numbers[0]
+
+
+def _words_of_any_delta(tensors: Sequence[Any]) -> int:
+    # A RAW block has as many words as its elements, and no block is larger.
+    return sum(ceil_div(one.numel() * _width_of(one), 32) for one in tensors)
 
 
 def _check_table(like: Any, block_elements: int, entries: Any, offsets: Any) -> None:

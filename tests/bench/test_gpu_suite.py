@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu import parts, run
+from bench.gpu import parts, run, suite_codec, suite_codec_large
 from bench.gpu.children import Deadline, Ending, last_line, python, run_child, shorten
 from bench.gpu.parts import Findings, GpuTests, Suite
 from bench.gpu.report import Cannot, Report, read_rows
@@ -40,6 +40,15 @@ def command(repo: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def test_tensors_of_a_model_are_aligned_and_large_bars_are_shares() -> None:
+    assert suite_codec.tensor_size(suite_codec.COUNT) % suite_codec.BLOCK_ELEMENTS == 0
+    assert {name: bar.at_least for name, bar in suite_codec_large.BARS.items()} == {
+        "pack_gap_7p6b_share_of_copy": 0.75,
+        "apply_gap_7p6b_share_of_copy": 0.6,
+    }
+    assert set(suite_codec_large.BARS) <= set(suite_codec_large.ROWS)
 
 
 # ---- the command

@@ -43,6 +43,36 @@ def test_borrower_of_another_process_gets_no_kernel_gate(fake: Fake) -> None:
     assert isinstance(gate, SynchronousGate)
 
 
+UUID = "47474747-4747-4747-4747-4747474747"  # of the fake's GPUs, but the last byte
+
+
+@in_child(FAKECUDA_DEVICES="3", FAKECUDA_UUIDS="7,5,6")
+def test_servings_gpu_is_found_by_its_uuid(fake: Fake) -> None:
+    for ordinal, last in enumerate(("07", "05", "06")):
+        gpu = Gpu.of_serving(UUID + last)
+        assert (gpu.device.ordinal, gpu.device.facts.uuid) == (ordinal, UUID + last)
+    assert fake.faults() == []
+
+
+@in_child(FAKECUDA_DEVICES="2", FAKECUDA_UUIDS="7,5")
+def test_gpu_that_this_process_does_not_see_is_refused_with_all_uuids(fake: Fake) -> None:
+    with pytest.raises(Unavailable) as caught:
+        Gpu.of_serving(UUID + "06")
+    assert str(caught.value) == (
+        f"serving's GPU has UUID {UUID}06, but this process sees {UUID}07, {UUID}05: set "
+        "CUDA_VISIBLE_DEVICES here to serving's GPU"
+    )
+    assert fake.live() == []
+
+
+@in_child(FAKECUDA_ATTRIBUTES="133=1")
+def test_borrower_of_another_process_is_refused_under_mps(fake: Fake) -> None:
+    with pytest.raises(Unavailable, match="runs under MPS"):
+        Gpu.of_serving(UUID + "00")
+    assert Gpu.open(0).device.facts.uses_mps
+    assert fake.faults() == []
+
+
 def refuse(fake: Fake, connections: int) -> None:
     gpu = Gpu.open(0)
     with running(fake):

@@ -1,12 +1,19 @@
 """Gates inside a torch module: where they are, and whom they stop."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from rose.engines.torch import captured_gates, decoder_layers, gate_layers, gated_graph
+from rose.engines.torch import (
+    captured_gates,
+    check_device,
+    decoder_layers,
+    gate_layers,
+    gated_graph,
+)
 from rose.errors import InvalidArgument
 
 
@@ -90,6 +97,46 @@ def test_capture_gets_the_gates_of_a_step_and_leaves_none_in_the_module(
         raise RuntimeError
     model(torch.zeros(1, 4))
     assert (len(lane.captured), lane.gates) == (gates, 0)
+
+
+def test_capture_refuses_random_numbers() -> None:
+    def attend(dropout_p: float) -> None:
+        one = torch.zeros(1, 2, 4, 8)
+        nn.functional.scaled_dot_product_attention(one, one, one, dropout_p=dropout_p)
+
+    draws = [
+        lambda: torch.rand(3),
+        lambda: torch.ones(3).multinomial(1),
+        lambda: torch.ones(3).exponential_(),
+        lambda: nn.Dropout(0.5)(torch.ones(3)),
+        lambda: attend(0.5),
+    ]
+    for draw in draws:
+        with (
+            captured_gates(Lane(), Model(2), every=1),
+            pytest.raises(InvalidArgument, match="draws random numbers"),
+        ):
+            draw()
+    with captured_gates(Lane(), Model(2), every=1):
+        attend(0.0)
+        nn.Dropout(0.5).eval()(torch.ones(3))
+    torch.rand(3)
+
+
+def test_model_must_be_on_the_gpu_of_its_lane() -> None:
+    facts = SimpleNamespace(uuid="of the other")
+    lane = SimpleNamespace(
+        ordinal=1,
+        facts=SimpleNamespace(uuid="of the lane"),
+        driver=SimpleNamespace(facts=lambda _: facts),
+    )
+    for one in ("cuda", "cuda:1"):
+        check_device(lane, torch.device(one))
+    check_device(None, torch.device("cpu"))
+    with pytest.raises(InvalidArgument, match=r"UUID of the lane.*UUID of the other"):
+        check_device(lane, torch.device("cuda:0"))
+    with pytest.raises(InvalidArgument, match="the model is on cpu"):
+        check_device(lane, torch.device("cpu"))
 
 
 def test_lane_on_a_cpu_launches_no_graph() -> None:

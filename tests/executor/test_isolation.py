@@ -193,11 +193,11 @@ def test_scrub_that_fails_ends_the_tenancy_and_serving_goes_on(
 class GpuRig:
     """Serving on GPU 0, and a borrower of the same process that attaches at a socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "cuda:0") -> None:
         self.folder = TemporaryDirectory()
         path = Path(self.folder.name) / "device.sock"
         self.device = CoServing.open(
-            "cuda:0",
+            name,
             pool_bytes=(gpu.SLABS + 2) * gpu.SLAB,
             slab_bytes=gpu.SLAB,
             isolation="mapped",
@@ -232,6 +232,34 @@ class GpuRig:
 
 def names(fake: Fake) -> list[str]:
     return [line.split("(")[0] for line in fake.log()]
+
+
+@in_child(FAKECUDA_DEVICES="2", FAKECUDA_UUIDS="5,6")
+def test_borrower_opens_servings_gpu(fake: Fake) -> None:
+    rig = GpuRig("cuda:1")
+    assert rig.rollout.device is not None
+    assert rig.rollout.device.ordinal == 1
+    assert rig.rollout.device.facts.uuid.endswith("4706")
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child(FAKECUDA_ATTRIBUTES="133=1")
+def test_no_borrower_attaches_under_mps(fake: Fake) -> None:
+    with pytest.raises(Unavailable, match="Fake GPU 0 runs under MPS"):
+        GpuRig()
+    assert fake.faults() == []
+
+
+@in_child()
+def test_slab_is_scrubbed_on_a_stream_that_the_gates_test_saw(fake: Fake) -> None:
+    rig = GpuRig()
+    streams = fake.calls("cuStreamCreateWithPriority")
+    priorities = [line for line in fake.log() if line.startswith("cuStreamCreateWithPriority")]
+    assert any(", -1)" in line for line in priorities), priorities
+    gpu.wait_for(lambda: rig.rollout.ensure(32))
+    assert fake.calls("cuStreamCreateWithPriority") == streams
+    rig.close()
 
 
 @in_child()

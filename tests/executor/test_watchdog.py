@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rose._core import CloseReason, RecordKind
+from rose._core import CloseReason, CudaEvent, RecordKind
 from rose.errors import Unavailable
 from rose.executor import wiring
 from tests.executor.conftest import Rig
@@ -98,6 +98,9 @@ def test_segments_in_a_stream_are_let_go_for_a_declared_call(fake: Fake) -> None
         patch.setattr(wiring, "WATCHDOG_MS", WATCHDOG_MS)
         rig = GpuRig()
     stream = rig.rollout.stream
+    gpu = rig.device._opened.gpu
+    assert gpu is not None
+    work = CudaEvent.create(gpu.device, has_timing=False)
 
     def left() -> int:
         fake.pump()  # a stream of the fake goes on when it is looked at
@@ -107,12 +110,38 @@ def test_segments_in_a_stream_are_let_go_for_a_declared_call(fake: Fake) -> None
         fake.hold(stream)
         rig.rollout.gate()  # its gate lies in the stream, unseen
         rig.serving.arrived("a", prompt_tokens=8)
+        fake.hold(gpu.serving.handle)
+        work.record(gpu.serving.handle)  # stands for a long step of serving
         fake.release(stream)
         threading.Event().wait(LONG_ENOUGH_S)
         assert left() > 0
         with rig.serving.blocking():
             wait_for(lambda: left() == 0)
         assert rig.device.gate.stats().forced_opens == 1
+    assert rig.serving.undeclared_waits == 0
+    rig.serving.finished("a")
+    fake.release(gpu.serving.handle)
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child()
+def test_undeclared_wait_of_serving_ends(fake: Fake) -> None:
+    rig = GpuRig()
+    stream = rig.rollout.stream
+
+    def left() -> int:
+        fake.pump()
+        return fake.pending(stream)
+
+    with rig.step():
+        fake.hold(stream)
+        rig.rollout.gate()
+        rig.serving.arrived("a", prompt_tokens=8)
+        fake.release(stream)
+        wait_for(lambda: left() == 0)  # as a cudaFree of serving would
+    assert rig.serving.undeclared_waits == rig.device.gate.stats().forced_opens > 0
+    assert rig.device.lender.log.count(RecordKind.FORCED) == rig.serving.undeclared_waits
     rig.serving.finished("a")
     rig.close()
     assert fake.faults() == []

@@ -32,7 +32,8 @@ using FakeKernel = void (*)(const std::uint64_t* arguments, unsigned count, void
   X(is_fail_pending, int, ())                                                                    \
   X(missing, void, (const char* name))                                                           \
   /* To be set before the driver is opened; also FAKECUDA_DEVICES, _VERSION, _MISSING (names     \
-     with commas), _FAIL (name@nth=code) and _ATTRIBUTES (number=value with commas). */          \
+     with commas), _UUIDS (last bytes, with commas), _FAIL (name@nth=code) and _ATTRIBUTES       \
+     (number=value with commas). */                                                              \
   X(set_devices, void, (int count))                                                              \
   X(set_version, void, (int version))                                                            \
   X(set_attribute, void, (int attribute, int value))                                             \

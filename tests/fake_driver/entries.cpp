@@ -136,6 +136,15 @@ Answer cuDeviceGetName(char* name, int size, DeviceOrdinal device) {
   return kSuccess;
 }
 
+Answer cuDeviceGetUuid(DeviceUuid* uuid, DeviceOrdinal device) {
+  if (!is_device(device)) return kInvalidDevice;
+  const auto at = static_cast<std::size_t>(device);
+  const std::vector<int>& set = world().uuids;
+  for (char& byte : uuid->bytes) byte = 'G';
+  uuid->bytes[15] = static_cast<char>(at < set.size() ? set[at] : device);
+  return kSuccess;
+}
+
 Answer cuDeviceGetAttribute(int* value, int attribute, DeviceOrdinal device) {
   if (!is_device(device)) return kInvalidDevice;
   if (const int* set = find(world().attributes, attribute)) {
@@ -151,6 +160,12 @@ Answer cuDeviceGetAttribute(int* value, int attribute, DeviceOrdinal device) {
       break;
     case kAttributeMultiprocessors:
       *value = kMultiprocessors;
+      break;
+    case kAttributeSharedBytesMax:
+      *value = kSharedBytesMax;
+      break;
+    case kAttributeMps:
+      *value = 0;
       break;
     default:
       *value = 1;  // it can
@@ -584,6 +599,17 @@ std::vector<std::uint64_t> copy_arguments(const std::string& kernel, void** argu
   return copied;
 }
 
+Answer cuKernelSetAttribute(int attribute, int value, CUkernel handle, DeviceOrdinal device) {
+  Kernel* kernel = find(world().kernels, handle);
+  if (kernel == nullptr) return unknown("kernel", handle);
+  if (!is_device(device)) return kInvalidDevice;
+  if (attribute != kFunctionSharedBytes || value < 0 || value > kSharedBytesMax) {
+    return kInvalidValue;
+  }
+  kernel->shared_bytes_max = value;
+  return kSuccess;
+}
+
 Answer cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                       CUstream stream, void** arguments, void** extra) {
@@ -593,6 +619,7 @@ Answer cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, uns
   const std::uint64_t blocks = std::uint64_t{grid_x} * grid_y * grid_z;
   const std::uint64_t threads = std::uint64_t{block_x} * block_y * block_z;
   if (blocks == 0 || threads == 0 || threads > 1024 || extra != nullptr) return kInvalidValue;
+  if (shared > static_cast<unsigned>(kernel->shared_bytes_max)) return kInvalidValue;
   if (!kernel->is_loaded) {
     world().fault("kernel " + kernel->name + " is loaded by its first launch", kSuccess);
   }
@@ -793,7 +820,7 @@ Answer cuGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph handle,
                                    unsigned long long flags) {
   const Graph* graph = find(world().graphs, handle);
   if (graph == nullptr) return unknown("graph", handle);
-  if (graph->is_captured || graph->is_body || flags != 0) return kInvalidValue;
+  if (graph->is_captured || graph->is_body || flags > kGraphFreesAtLaunch) return kInvalidValue;
   Executable made{graph->nodes, graph->at_launch};
   for (Node& node : made.nodes) {
     auto* nested = std::get_if<Nested>(&node.work);

@@ -60,6 +60,7 @@ World::World() {
   each_setting("FAKECUDA_ATTRIBUTES", [&](const std::string& one) {
     attributes[std::stoi(one)] = std::stoi(one.substr(one.find('=') + 1));
   });
+  each_setting("FAKECUDA_UUIDS", [&](const std::string& one) { uuids.push_back(std::stoi(one)); });
   each_setting("CUDA_LAUNCH_BLOCKING",
                [&](const std::string& one) { is_launch_blocking = one != "0"; });
   each_setting("CUDA_MODULE_LOADING", [&](const std::string& one) { is_eager = one == "EAGER"; });

@@ -23,6 +23,7 @@ using namespace rose::driver;
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
 constexpr unsigned kMultiprocessors = 132;
+constexpr int kSharedBytesMax = 227 << 10;  // of a CTA that may have more than 48 KiB
 constexpr int kHighestPriority = -5;
 // A poll that goes on for minutes shall not fill memory.
 constexpr std::size_t kLogLines = 200'000;
@@ -119,6 +120,7 @@ struct Kernel {
   CUlibrary library{nullptr};
   std::string name;
   bool is_loaded{false};
+  int shared_bytes_max{48 << 10};
 };
 struct Allocation {
   int fd{-1};
@@ -177,6 +179,7 @@ class World {
   bool is_eager{false};            // CUDA_MODULE_LOADING
   unsigned blocked{0};             // threads that wait in a launch
   std::map<int, int> attributes;
+  std::vector<int> uuids;  // last byte of each device's UUID; of the others its ordinal
   std::set<std::string> missing;
   Failure failure;
   std::map<std::string, std::vector<std::size_t>> argument_sizes;

@@ -1,7 +1,8 @@
 """Read the machine code of kernels: blocks, loops, scoreboards, and what a multiprocessor holds.
 
-nvcc compiles a source for sm_90 and nvdisasm prints it, from the toolkit or from Triton's package.
-How often an instruction runs comes from `sass_run`, which executes the machine code on a CPU.
+nvcc compiles a source for one device and nvdisasm prints it, from the toolkit or from Triton's
+package. How often an instruction runs comes from `sass_run`, which executes the machine code for
+sm_90 on a CPU.
 """
 
 import functools
@@ -20,11 +21,11 @@ import pytest
 from tests.building.project import NVCC
 from tests.kernels.on_cpu import ROOT
 
-# Of compute capability 9.0, per multiprocessor.
+# Per multiprocessor of each device that we build for.
 WARPS: Final = 64
 CTAS: Final = 32
 REGISTERS: Final = 65_536
-SHARED_BYTES: Final = 233_472
+SHARED_BYTES: Final = {80: 167_936, 90: 233_472, 100: 233_472}
 RESERVED_BYTES: Final = 1_024  # per CTA
 
 _LINE: Final = re.compile(
@@ -61,6 +62,7 @@ class Kernel:
     """The machine code of one kernel, and what ptxas says of it."""
 
     name: str
+    architecture: int
     code: tuple[Instruction, ...]
     labels: Mapping[str, int]
     registers: int
@@ -73,7 +75,8 @@ class Kernel:
         # Registers are given to a warp in units of 256, shared memory in units of 128 bytes.
         of_warp = -(-self.registers * 32 // 256) * 256
         shared = -(-self.shared_bytes // 128) * 128 + RESERVED_BYTES
-        ctas = min(CTAS, WARPS // warps, REGISTERS // (of_warp * warps), SHARED_BYTES // shared)
+        room = SHARED_BYTES[self.architecture] // shared
+        ctas = min(CTAS, WARPS // warps, REGISTERS // (of_warp * warps), room)
         return ctas * warps / WARPS
 
     def blocks(self) -> list[range]:
@@ -162,13 +165,20 @@ def nvcc_version() -> str:
 
 
 @functools.cache
-def compiled(source: Path, into: Path) -> dict[str, Kernel]:
-    """Compile a source for sm_90 and return its kernels by name."""
+def compiled(source: Path, into: Path, architecture: int) -> dict[str, Kernel]:
+    """Compile a source for a device and return its kernels by name."""
     assert NVCC
     disassemble = disassembler()
     assert disassemble
-    cubin = into / f"{source.stem}.cubin"
-    flags = ["-cubin", "-arch=sm_90", "-std=c++20", "-O3", "-Xptxas=-v", f"-I{ROOT / 'kernels'}"]
+    cubin = into / f"{source.stem}.{architecture}.cubin"
+    flags = [
+        "-cubin",
+        f"-arch=sm_{architecture}",
+        "-std=c++20",
+        "-O3",
+        "-Xptxas=-v",
+        f"-I{ROOT / 'kernels'}",
+    ]
     log = _output(NVCC, *flags, str(source), "-o", str(cubin))
     text = _output(disassemble, "-c", "-hex", str(cubin))
     uses = {name: tuple(int(one or 0) for one in rest) for name, *rest in _USE.findall(log)}
@@ -183,7 +193,9 @@ def compiled(source: Path, into: Path) -> dict[str, Kernel]:
             else:
                 code.append(_instruction(match["text"], int(match["at"], 16), match["control"]))
         stores, loads, registers, shared = uses[name]
-        kernels[name] = Kernel(name, tuple(code), labels, registers, shared, stores + loads)
+        kernels[name] = Kernel(
+            name, architecture, tuple(code), labels, registers, shared, stores + loads
+        )
     return kernels
 
 

@@ -208,6 +208,35 @@ def test_packs_are_fetched_as_the_host_packs_them(codec: Any, case: Case) -> Non
     assert (nothing.changed, len(nothing.payload)) == (0, 0)
 
 
+@pytest.mark.parametrize("room", [1, 700, 30_000])
+def test_blocks_without_room_are_packed_again(
+    codec: Any, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(embedded, "_ARENA_WORDS_MIN", room)
+    monkeypatch.setattr(embedded, "_ELEMENTS_OF_WORD", 1 << 30)
+    wants = [answer(Case(BLOCK, 40_961, share, 0.2)) for share in (0.05, 0.9, 0.02)]
+    shadows = [one.old.copy() for one in wants]
+    found = GpuBackend(codec).delta_pack_all(
+        [tensor(one.new) for one in wants],
+        [tensor(one) for one in shadows],
+        block_elements=BLOCK,
+        base_digests=[None] * len(wants),
+    )
+    for want, delta, shadow in zip(wants, found, shadows, strict=True):
+        expected = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+        assert delta.to_bytes() == expected.to_bytes()
+        assert np.array_equal(shadow, want.new)
+
+
+def test_arena_has_a_word_for_eight_elements() -> None:
+    like = torch.zeros(1 << 22, dtype=torch.int16)
+    base = torch.zeros(2, dtype=torch.int64)
+    packed, _ = embedded._room_for([like], base, BLOCK, None)
+    assert packed.arena.numel() == like.numel() // 8
+    small, _ = embedded._room_for([like[:BLOCK]], base, BLOCK, None)
+    assert small.arena.numel() == BLOCK // 2
+
+
 @each_case
 def test_device_refuses_what_the_host_refuses(codec: Any, case: Case) -> None:
     rng = np.random.default_rng(case.width)

@@ -40,7 +40,13 @@ def test_arbiter_keeps_its_device(fake: Fake) -> None:
         device = CudaDevice.open(0)
         arbiter = create(device)
         del device
-        assert fake.live() == ["contexts 1", "handles 4", "reservations 1", "mappings 4"]
+        assert fake.live() == [
+            "contexts 1",
+            "handles 4",
+            "reservations 1",
+            "mappings 4",
+            "streams 1",
+        ]
         del arbiter
 
 

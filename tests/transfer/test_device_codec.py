@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rose._core import CudaDevice, CudaStream, DeviceCodec, embedded_kernels
+from rose._core import CudaDevice, CudaGraph, CudaStream, DeviceCodec, embedded_kernels
 from rose.errors import InvalidArgument, Unavailable
 from tests.fake_driver import Fake, in_child
 
@@ -218,3 +218,29 @@ def test_columns_of_unequal_lengths_are_refused(fake: Fake) -> None:
     with pytest.raises(InvalidArgument, match="pass one value per array: got 1 for 2 arrays"):
         codec.delta_pack(**arguments)
     assert fake.kernels() == []
+
+
+@in_child()
+def test_pack_is_not_captured(fake: Fake) -> None:
+    device = CudaDevice.open(0)
+    codec = create_codec(device)
+    if codec is None:
+        return
+    stream = CudaStream.create(device, highest=False)
+    CudaGraph.begin_capture(device, stream.handle)
+    with pytest.raises(InvalidArgument, match="delta_pack cannot be captured into a graph"):
+        codec.delta_pack(**CALLS["flat_pack"][1], stream=stream.handle)
+    CudaGraph.end_capture(device, stream.handle)
+    assert fake.kernels() == []
+
+
+@in_child()
+def test_graph_of_torch_frees_what_it_allocated_when_it_is_launched_again(fake: Fake) -> None:
+    device = CudaDevice.open(0)
+    stream = CudaStream.create(device, highest=False)
+    CudaGraph.begin_capture(device, stream.handle)
+    graph = CudaGraph.end_capture(device, stream.handle)
+    again = CudaGraph.instantiate(device, graph.handle)
+    again.launch(stream.handle)
+    made = [line for line in fake.log() if line.startswith("cuGraphInstantiateWithFlags")]
+    assert [line.split(")")[0].split(", ")[-1] for line in made] == ["0", "1"], made

@@ -16,7 +16,7 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from rose.clock import BootClock, Clock
 from rose.engines.lane import KVLane
-from rose.engines.torch import gate_layers
+from rose.engines.torch import check_device, gate_layers
 from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import (
     SlabCache,
@@ -449,7 +449,11 @@ def rollout_engine(
             weights stay in place.
         arena: arena for the activations of the forward pass, sealed by `warm_up`; None: the forward
             pass allocates without a limit.
+
+    Raises:
+        InvalidArgument: the model is not on the lane's GPU.
     """
+    check_device(lane.device, model.device)
     manager = _manager(model, config)
     cache = _slab_cache(lane, manager, config)
     wake: threading.Event = manager._wake_up_loop

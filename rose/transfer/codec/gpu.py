@@ -4,7 +4,7 @@ A `Delta` lies in pinned host memory, so a call that returns a delta waits for t
 are merged on the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rose import _core
 from rose.errors import CorruptData, InternalError, InvalidArgument, check
-from rose.kernels.blocks import PackedBlocks
+from rose.kernels.blocks import DEFERRED, PackedBlocks
 from rose.kernels.gpu import on_gpu_of, on_host
 from rose.kernels.streams import on_stream
 from rose.transfer.codec.backend import AGE_LIMIT, about, check_all
@@ -31,8 +31,10 @@ class GpuBackend:
     """The embedded CUDA kernels, or the Triton twins in a build without them.
 
     All work is queued on one stream. A call waits for that stream if it returns a host value or
-    applies a delta that is not marked as checked; other calls wait for nothing. Packing
-    temporarily takes as much memory as the weights.
+    applies a delta that is not marked as checked; other calls wait for nothing. Packing by the
+    embedded kernels temporarily takes half a byte per element, and with ages or by the Triton twins
+    as much memory as the weights. If a dense delta does not fit, its later blocks are packed by
+    another launch.
     """
 
     def __init__(self, codec: "EmbeddedCodec | TritonCodec", stream: Any = None) -> None:
@@ -55,17 +57,22 @@ class GpuBackend:
         """Pack on the device, and copy the result to the host."""
         _check_apart(new, shadow)
         with on_stream(self._stream, new.device):
-            base = self._bases([shadow], [base_digest])
-            packed = self._codec.delta_pack(
-                new,
-                shadow,
-                block_elements=block_elements,
-                threshold=_least(threshold, new),
-                ages=ages,
-                age_limit=age_limit,
-                base_digest=base[0],
-            )
-            return self._fetched(packed, [new], _pairs(base), block_elements)[0]
+            least = _least(threshold, new)
+
+            def pack(bases: Any, **room: int) -> PackedBlocks:
+                return self._codec.delta_pack(
+                    new,
+                    shadow,
+                    block_elements=block_elements,
+                    threshold=least,
+                    ages=ages,
+                    age_limit=age_limit,
+                    base_digest=bases[0],
+                    **room,
+                )
+
+            bases = self._bases([shadow], [base_digest])
+            return _packed(pack, [new], bases, block_elements)[0]
 
     def delta_pack_all(
         self,
@@ -83,11 +90,13 @@ class GpuBackend:
         for one, other in zip(new, shadow, strict=True):
             _check_apart(one, other)
         with on_stream(self._stream, new[0].device):
-            bases = self._bases(shadow, base_digests)
-            packed = self._codec.delta_pack_all(
-                new, shadow, block_elements=block_elements, base_digests=bases
-            )
-            return self._fetched(packed, new, _pairs(bases), block_elements)
+
+            def pack(bases: Any, **room: int) -> PackedBlocks:
+                return self._codec.delta_pack_all(
+                    new, shadow, block_elements=block_elements, base_digests=bases, **room
+                )
+
+            return _packed(pack, new, self._bases(shadow, base_digests), block_elements)
 
     def _bases(self, shadow: Sequence[Any], known: Sequence[tuple[int, int] | None]) -> Any:
         """Return the shadows' digests, (tensors, 2) on the device; unknown digests are computed."""
@@ -203,31 +212,6 @@ class GpuBackend:
         with on_stream(self._stream, bits.device):
             return _pairs(self._codec.digest(bits))[0]
 
-    def _fetched(
-        self,
-        packed: PackedBlocks,
-        tensors: Sequence[Any],
-        base_digests: Sequence[tuple[int, int]],
-        block_elements: int,
-    ) -> list[Delta]:
-        """Return the deltas of tensors that were packed together."""
-        words = int(packed.words)
-        fits = words <= packed.arena.numel()
-        check(fits, "a block was deferred although the arena fits any delta")
-        table = 2 * packed.blocks
-        row = on_host(packed.row[: table + words])
-        entries, payload = row[:table].view(np.uint64), row[table:].view(np.uint32)
-        deltas, digests = [], _pairs(packed.digest)
-        for one, base, after in zip(tensors, base_digests, digests, strict=True):
-            mine = entries[: ceil_div(one.numel(), block_elements)]
-            size = int(_sizes(mine).sum())
-            width = 8 * one.element_size()
-            deltas.append(
-                Delta(one.numel(), block_elements, width, mine, payload[:size], base, after)
-            )
-            entries, payload = entries[len(mine) :], payload[size:]
-        return deltas
-
     def _verify(
         self, weights: Sequence[Any], deltas: Sequence[Delta], names: Sequence[str], *, undo: bool
     ) -> None:
@@ -240,6 +224,47 @@ class GpuBackend:
                     raise CorruptData(
                         f"the weights are not {_start(undo=undo)}: nothing was changed"
                     )
+
+
+def _packed(
+    pack: Callable[..., PackedBlocks], tensors: Sequence[Any], bases: Any, block_elements: int
+) -> list[Delta]:
+    """Pack tensors together, and return their deltas.
+
+    Args:
+        pack: function that packs the tensors; it takes the digests of their shadows, and the room
+            for the payload.
+        tensors: the fresh elements.
+        bases: (tensors, 2) int64, the digests of the shadows.
+        block_elements: elements of a block.
+    """
+    packed = pack(bases)
+    entries, payload = _fetched(packed)
+    missing = int(packed.words) - len(payload)
+    if missing:
+        # The shadows of the first blocks are up to date, so only the deferred blocks have changes.
+        packed = pack(packed.digest.view(-1, 2), arena_words=missing)
+        late, rest = _fetched(packed)
+        check(len(rest) == missing, "a block was deferred although the arena fits the delta")
+        entries = np.where(entries & np.uint64(0xF) == DEFERRED, late, entries)
+        payload = np.concatenate([payload, rest])
+    deltas = []
+    for one, base, after in zip(tensors, _pairs(bases), _pairs(packed.digest), strict=True):
+        mine = entries[: ceil_div(one.numel(), block_elements)]
+        size = int(_sizes(mine).sum())
+        width = 8 * one.element_size()
+        deltas.append(Delta(one.numel(), block_elements, width, mine, payload[:size], base, after))
+        entries, payload = entries[len(mine) :], payload[size:]
+    return deltas
+
+
+def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+    """Copy the table and the payload of the blocks that are not deferred to the host."""
+    table, words = 2 * packed.blocks, int(packed.words)
+    if words > packed.arena.numel():  # deferred blocks have no words in the table
+        words = int(_sizes(on_host(packed.row[:table]).view(np.uint64)).sum())
+    row = on_host(packed.row[: table + words])
+    return row[:table].view(np.uint64), row[table:].view(np.uint32)
 
 
 def _start(*, undo: bool) -> str:

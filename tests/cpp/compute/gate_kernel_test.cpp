@@ -196,3 +196,20 @@ TEST(no_segment_starts_between_a_close_and_the_next_opening) {
   device.join();
   CHECK_EQ(gate->overdue(), 0);
 }
+
+TEST(ctas_end_at_once_only_if_all_are_on_the_device) {
+  struct World {
+    std::uint32_t load(const std::uint32_t* word) { return *word; }
+    void add_one(std::uint32_t* word) { ++*word; }
+    std::uint64_t now_ns() { return now; }
+    void pause() { now += 1'000'000; }
+    std::uint64_t now{0};
+  };
+  std::uint32_t arrived = 0;
+  World first;
+  kernels::meet(&arrived, 2, first);
+  CHECK_EQ(first.now, kernels::kMeetNs);
+  World second;
+  kernels::meet(&arrived, 2, second);
+  CHECK_EQ(second.now, 0);
+}

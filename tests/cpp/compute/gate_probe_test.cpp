@@ -282,6 +282,33 @@ TEST(streams_are_tested_with_a_kernel) {
          << reinterpret_cast<std::uintptr_t>(one->get());
     CHECK(ran.find(line.str()) != std::string::npos);
   }
+  CHECK(ran.find("whole_device_kernel grid 132 1 1 block 1 1 1 shared 232448") !=
+        std::string::npos);
+}
+
+// The fake holds serving's stream once its four streams have run a kernel each, as a device does
+// for a kernel that finds no free multiprocessor.
+TEST(parked_borrower_that_keeps_a_part_of_a_multiprocessor_is_refused) {
+  struct Holding {
+    CUstream stream;
+    int left{4};
+  };
+  Rig rig;
+  Holding holding{rig.serving[0]->get()};
+  fake().on_kernel(
+      "probe_kernel",
+      [](const std::uint64_t*, unsigned, void* context) {
+        auto* what = static_cast<Holding*>(context);
+        if (--what->left == 0) fake().hold(what->stream);
+      },
+      &holding);
+  const GateProbe probe = rig.probe();
+  CHECK(!probe.memop.is_usable);
+  CHECK_EQ(probe.memop.why,
+           "a parked borrower keeps a part of a multiprocessor: a serving kernel that needs the "
+           "shared memory of all 132 did not run at once");
+  CHECK_EQ(probe.choice.kind, GateKind::kHost);
+  fake().release(rig.serving[0]->get());
 }
 
 // As under CUDA_LAUNCH_BLOCKING or a profiler: nothing but an opening frees the host thread.

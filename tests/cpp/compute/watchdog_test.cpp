@@ -1,17 +1,24 @@
 #include "compute/watchdog.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "check.h"
 #include "compute/creditor.h"
+#include "compute/fake_device.h"
+#include "driver/graph.h"
+#include "driver/stream.h"
 
 using namespace rose;
 using namespace rose::compute;
+using rose::test::fake;
 
 namespace {
 
@@ -59,7 +66,124 @@ struct Scene {
   Watchdog watchdog{gate, written, clock, kAfterNs};
 };
 
+// A scene in which serving's streams are on a device, and the watchdog knows them.
+struct DeviceScene : Scene {
+  DeviceScene() {
+    watchdog.watch({.device = device,
+                    .streams = {streams[0]->get(), streams[1]->get()},
+                    .progress = [this] { return progress; }});
+  }
+  ~DeviceScene() {
+    fake().release(streams[0]->get());
+    fake().release(streams[1]->get());
+  }
+
+  // Time passes, and the creditor looks as often as it was asked to.
+  void pass_time(Nanoseconds by) {
+    for (const Nanoseconds end_ns = clock->now_ns() + by; clock->now_ns() < end_ns;) {
+      clock->advance(std::min<Nanoseconds>(end_ns - clock->now_ns(), 5'000'000));
+      (void)watchdog.look();
+    }
+  }
+
+  void launch(int stream) {
+    event = driver::Event::create(device, false).take();
+    fake().hold(streams[stream]->get());
+    CHECK(event->record(streams[stream]->get()).ok());
+  }
+
+  std::uint64_t progress{1};
+  driver::DevicePtr device{driver::Device::open(driver::Driver::open().take(), 0).take()};
+  std::array<std::unique_ptr<driver::Stream>, 2> streams{
+      driver::Stream::create(device, driver::StreamPriority::kHighest).take(),
+      driver::Stream::create(device, driver::StreamPriority::kHighest).take()};
+  std::unique_ptr<driver::Event> event;
+};
+
+constexpr Nanoseconds kIdleNs = Watchdog::kUndeclaredNs;
+
 }  // namespace
+
+TEST(undeclared_wait_lets_one_segment_through_each_time) {
+  DeviceScene scene;
+  scene.pass_time(kIdleNs);  // the first look starts the time
+  CHECK_EQ(scene.watchdog.undeclared(), 0);
+  for (std::uint64_t forced = 1; forced <= 3; ++forced) {
+    scene.pass_time(kIdleNs);
+    CHECK_EQ(scene.watchdog.undeclared(), forced);
+    CHECK_EQ(scene.written->all.size(), forced);
+    scene.expect_one_segment();
+    scene.pass_time(10'000'000);
+    CHECK(!scene.gate->is_open());
+  }
+  CHECK_EQ(scene.gate->stats().forced_opens, 3);
+}
+
+TEST(long_step_of_serving_is_no_undeclared_wait) {
+  for (const int stream : {0, 1}) {
+    DeviceScene scene;
+    scene.launch(stream);
+    scene.pass_time(20 * kIdleNs);
+    CHECK_EQ(scene.watchdog.undeclared(), 0);
+    fake().release(scene.streams[stream]->get());
+    scene.pass_time(2 * kIdleNs);
+    CHECK_EQ(scene.watchdog.undeclared(), 1);
+  }
+}
+
+TEST(serving_that_emits_tokens_or_has_no_request_waits_for_nothing) {
+  DeviceScene scene;
+  for (int i = 0; i < 40; ++i) {
+    scene.pass_time(kIdleNs / 2);
+    ++scene.progress;
+  }
+  scene.progress = 0;
+  scene.pass_time(20 * kIdleNs);
+  CHECK_EQ(scene.watchdog.undeclared(), 0);
+  CHECK(scene.written->all.empty());
+}
+
+TEST(stream_under_capture_is_never_queried) {
+  DeviceScene scene;
+  const CUstream stream = scene.streams[1]->get();
+  CHECK(driver::Graph::begin_capture(*scene.device, stream).ok());
+  scene.pass_time(20 * kIdleNs);
+  CHECK_EQ(scene.watchdog.undeclared(), 0);
+  CHECK(driver::Graph::end_capture(scene.device, stream).ok());
+  scene.pass_time(2 * kIdleNs);
+  CHECK_EQ(scene.watchdog.undeclared(), 1);
+}
+
+TEST(undeclared_opening_that_nobody_takes_is_withdrawn) {
+  DeviceScene scene;
+  scene.pass_time(2 * kIdleNs);
+  CHECK_EQ(scene.watchdog.undeclared(), 1);
+  CHECK(scene.gate->is_open());
+  scene.progress = 0;
+  scene.pass_time(kIdleNs);
+  CHECK(!scene.gate->is_open());
+  CHECK(!scene.gate->try_pass().has_value());
+}
+
+TEST(declared_call_asks_the_driver_nothing) {
+  DeviceScene scene;
+  scene.watchdog.enter();
+  const unsigned before = fake().calls("cuStreamQuery");
+  scene.pass_time(kAfterNs);
+  CHECK_EQ(fake().calls("cuStreamQuery"), before);
+  scene.expect_one_segment();
+  CHECK_EQ(scene.watchdog.undeclared(), 0);
+  scene.watchdog.leave();
+}
+
+TEST(failed_query_is_no_evidence) {
+  DeviceScene scene;
+  for (int i = 0; i < 40; ++i) {
+    fake().fail("cuStreamQuery", 1, 719);
+    scene.pass_time(5'000'000);
+  }
+  CHECK_EQ(scene.watchdog.undeclared(), 0);
+}
 
 TEST(nothing_is_let_through_outside_a_declaration) {
   Scene scene;

@@ -81,7 +81,10 @@ Status use_library() {
   TAKE(stream, Stream::create(device, StreamPriority::kLowest));
   TAKE(library, KernelLibrary::create(device, Fatbin{"scale", kCode}));
   TAKE(kernel, library->kernel("scale_kernel"));
-  return library->launch(kernel, {.blocks = 2, .threads = 32}, stream->get(), 7, 8.0F);
+  constexpr int kShared = 200 << 10;
+  ROSE_TRY(library->allow_shared(kernel, kShared));
+  return library->launch(kernel, {.blocks = 2, .threads = 32, .shared_bytes = kShared},
+                         stream->get(), 7, 8.0F);
 }
 
 Status fill_capture(const Device& device, CUstream stream, std::span<MemoryOperation> operations,

@@ -25,7 +25,8 @@ TEST(pool_is_one_range_of_device_memory) {
     const Pool pool = Pool::create(CudaVmm::create(device).take(), {kPage, 3, 1}, 2 * kPage).take();
     CHECK(!pool.is_on_host());
     CHECK_EQ(pool.size_bytes(), 4 * kPage);
-    CHECK_EQ(std::string{fake().live()}, "contexts 1\nhandles 2\nreservations 1\nmappings 2\n");
+    CHECK_EQ(std::string{fake().live()},
+             "contexts 1\nhandles 2\nreservations 1\nmappings 2\nstreams 1\n");
     for (std::size_t slab = 0; slab < 4; ++slab) word(pool, slab * kPage / 4) = 7;
   }
   check_clean();
@@ -190,7 +191,8 @@ TEST(device_pool_is_attached_with_the_same_bytes) {
     for (std::size_t slab = 0; slab < 4; ++slab) {
       CHECK_EQ(word(other, slab * kPage / 4), 7 + slab);
     }
-    CHECK_EQ(std::string{fake().live()}, "contexts 1\nhandles 4\nreservations 2\nmappings 4\n");
+    CHECK_EQ(std::string{fake().live()},
+             "contexts 1\nhandles 4\nreservations 2\nmappings 4\nstreams 2\n");
   }
   check_clean();
 }
@@ -207,7 +209,8 @@ TEST(host_memory_is_no_device_pool) {
         Pool::create(std::make_unique<HostMemfd>(), {kPage, 1, 0}).take().share().take();
     CHECK_EQ(says(Pool::attach(CudaVmm::create(device).take(), std::move(host)).status()),
              "the pool is memory of the host, but this process maps memory of a device");
-    CHECK_EQ(std::string{fake().live()}, "contexts 1\nhandles 1\nreservations 1\nmappings 1\n");
+    CHECK_EQ(std::string{fake().live()},
+             "contexts 1\nhandles 1\nreservations 1\nmappings 1\nstreams 1\n");
   }
   check_clean();
 }
