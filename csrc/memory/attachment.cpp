@@ -76,6 +76,7 @@ Attachment::Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbo
 Attachment::~Attachment() { static_cast<void>(close()); }
 
 Status Attachment::close() noexcept {
+  if (!owner_.is_here()) return {};  // The slabs belong to the parent.
   is_closed_.store(true);
   const Result<std::int32_t> given = give_idle();
   return given.ok() ? Status{} : given.status();

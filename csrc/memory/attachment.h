@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/owned_thread.h"
 #include "base/process.h"
 #include "memory/block_allocator.h"
 #include "memory/ledger.h"
@@ -140,6 +141,7 @@ class Attachment final : private SlabDoor {
 
   mutable std::mutex blocks_;  // the lock of all groups; also guards seen_news_
   std::uint64_t seen_news_{0};
+  const Owner owner_;
   std::atomic<bool> is_closed_{false};
 
   std::mutex slabs_;  // guards all members below
