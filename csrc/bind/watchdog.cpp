@@ -5,6 +5,7 @@
 
 #include "bind/clock.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "compute/watchdog.h"
 #include "slo/certificate_log.h"
 
@@ -42,8 +43,7 @@ std::shared_ptr<Watchdog> create_watchdog(std::shared_ptr<HostGate> gate,
 
 void bind_watchdog(py::module_& module) {
   // The watchdog may be the last owner of the log, and ~CertificateLog joins a thread.
-  py::class_<Watchdog, std::shared_ptr<Watchdog>>(module, "Watchdog",
-                                                  py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<Watchdog, std::shared_ptr<Watchdog>>(module, "Watchdog")
       .def(py::init(&create_watchdog), py::arg("gate").none(false), py::kw_only(),
            py::arg("log") = py::none(), py::arg("after_ms"), py::arg("clock") = py::none())
       // The watchdog's lock is never held during a wait, so these calls keep the GIL.
