@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from rose._core import Process
+from rose.closing import Once
 from rose.errors import DeadlineExceeded, RoseError, Unavailable
 from rose.executor.channel import Channel, check_path, close_all
 from rose.executor.messages import (
@@ -120,6 +121,7 @@ class Listener:
         self._parting: Tenancy | None = None  # disconnected, and may still hold slabs
         self._silent: dict[Channel, None] = {}  # oldest first
         self._server, self._lock = _listen(Path(self.path))
+        self._once = Once()
         self._wake, self._stop = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, self._meet)
@@ -272,10 +274,10 @@ class Listener:
 
     def close(self) -> None:
         """Disconnect, remove the socket, and join the thread. Idempotent."""
-        if self._stop < 0:
-            return
+        self._once(self._close)
+
+    def _close(self) -> None:
         os.close(self._stop)  # The other end of the pipe becomes readable.
-        self._stop = -1
         if self._thread is not threading.current_thread():
             self._thread.join()
         for channel in list(self._silent):
