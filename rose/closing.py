@@ -1,8 +1,13 @@
-"""Support for `with` statements."""
+"""Closing of objects that own threads, sockets or files."""
 
+import os
+import threading
+from collections.abc import Callable
 from types import TracebackType
 
 from typing_extensions import Self
+
+from rose.errors import Unavailable
 
 
 class Closing:
@@ -24,3 +29,35 @@ class Closing:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Once:
+    """Closes an object once: `def close(self): self._once(self._close)`.
+
+    Any thread may call it. Every call returns after the first one has ended, unless it comes from
+    within the first one. In a forked child it does nothing, because the object's threads do not
+    exist there, and its sockets and shared memory belong to the parent.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # Held while the object is closed.
+        self.has_begun = False
+
+    def check_here(self, what: str) -> None:
+        """Raise in a forked child.
+
+        Raises:
+            Unavailable: the parent of this process opened `what`.
+        """
+        if self._pid != os.getpid():
+            raise Unavailable(f"a forked child cannot use {what} that its parent opened")
+
+    def __call__(self, close: Callable[[], None]) -> None:
+        """Run `close`, unless it was run before; its exception is raised to this caller only."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if not self.has_begun:
+                self.has_begun = True
+                close()

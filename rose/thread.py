@@ -1,8 +1,15 @@
-"""Threads whose failures are reported."""
+"""Threads whose failures are reported, and pools of threads."""
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Thread(threading.Thread):
@@ -44,3 +51,83 @@ class Thread(threading.Thread):
                 self._on_failure(self.failure)
             # A reference to an ended thread must not keep alive what its functions refer to.
             del self._work, self._on_failure
+
+
+class ThreadPool(Executor):
+    """Runs calls on daemon threads, so that no call delays the end of the program.
+
+    `concurrent.futures.ThreadPoolExecutor` waits for its calls before the program ends, even after
+    an uncaught exception, and then raises in every thread that submits another.
+
+    Args:
+        threads_max: number of calls that run at the same time; further calls wait.
+        name: name of the threads.
+    """
+
+    def __init__(self, threads_max: int, name: str) -> None:
+        self._threads_max, self._name = threads_max, name
+        self._changed = threading.Condition()  # Guards the fields below.
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._threads: list[Thread] = []
+        self._idle = 0
+        self._is_closed = False
+
+    def submit(self, work: Callable[..., T], /, *arguments: Any) -> Future[T]:  # type: ignore[override]
+        """Run a call as soon as a thread is free; arguments are positional only.
+
+        Raises:
+            RuntimeError: the pool was shut down, as `ThreadPoolExecutor` reports it.
+        """
+        future: Future[T] = Future()
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("the thread pool was shut down")
+            self._waiting.append((future, partial(work, *arguments)))
+            if len(self._waiting) > self._idle and len(self._threads) < self._threads_max:
+                thread = Thread(self._run, name=self._name, on_failure=lambda _: None)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Refuse further calls, and join the threads when the submitted calls have ended.
+
+        Args:
+            wait: whether to wait for the threads.
+            cancel_futures: whether to cancel calls that no thread has started yet.
+        """
+        with self._changed:
+            self._is_closed = True
+            left = list(self._waiting) if cancel_futures else []
+            if cancel_futures:
+                self._waiting.clear()
+            self._changed.notify_all()
+        for future, _ in left:
+            future.cancel()
+        for thread in self._threads if wait else ():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                self._idle -= 1
+                if not self._waiting:
+                    return
+                future, call = self._waiting.popleft()
+            _answer(future, call)
+            del future, call  # An idle thread must not keep a result alive.
+
+
+def _answer(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    with suppress(Exception):  # The caller gets it from the future.
+        try:
+            future.set_result(call())
+        finally:
+            error = sys.exc_info()[1]
+            if error is not None:
+                future.set_exception(error)

@@ -20,7 +20,7 @@ from rose.node.lending import LendingLoop
 from rose.node.session import Session
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import WorkerKind, WorkerLost
-from rose.thread import Thread
+from rose.thread import Thread, ThreadPool
 from rose.transfer import VersionLog
 from rose.transfer.manifest import Signing
 from rose.transfer.publishing.merger import MergerThread
@@ -69,6 +69,53 @@ def test_an_owner_that_fails_too_is_shown(monkeypatch: pytest.MonkeyPatch) -> No
     one.start()
     one.join(WAIT_S)
     assert [type(error) for error in shown] == [Broken]
+
+
+# ---- pools of threads ----------------------------------------------------------------------------
+
+
+def test_a_pool_runs_as_many_calls_at_once_as_it_has_threads() -> None:
+    pool = ThreadPool(3, "rose-test")
+    together = threading.Barrier(3)
+    calls = [pool.submit(together.wait, WAIT_S) for _ in range(6)]
+    assert sorted(one.result(WAIT_S) for one in calls) == [0, 0, 1, 1, 2, 2]
+    threads = [one for one in threading.enumerate() if one.name == "rose-test"]
+    assert len(threads) <= 3
+    assert all(one.daemon for one in threads)
+    pool.shutdown()
+    assert not any(one.is_alive() for one in threads)
+
+
+def test_a_failed_call_costs_the_pool_nothing() -> None:
+    with ThreadPool(1, "rose-test") as pool:
+        failing = pool.submit(broken)
+        assert pool.submit(lambda: 7).result(WAIT_S) == 7
+        with pytest.raises(Broken):
+            failing.result(WAIT_S)
+
+
+def test_a_shut_pool_ends_what_was_submitted_and_refuses_more() -> None:
+    pool = ThreadPool(1, "rose-test")
+    may_end = threading.Event()
+    running, waiting = pool.submit(may_end.wait, WAIT_S), pool.submit(lambda: 7)
+    pool.shutdown(wait=False)
+    with pytest.raises(RuntimeError, match="shut down"):
+        pool.submit(lambda: 8)
+    may_end.set()
+    assert (running.result(WAIT_S), waiting.result(WAIT_S)) == (True, 7)
+    pool.shutdown()
+
+
+def test_a_pool_cancels_calls_that_wait_for_a_thread() -> None:
+    pool = ThreadPool(1, "rose-test")
+    has_begun, may_end = threading.Event(), threading.Event()
+    running = pool.submit(lambda: (has_begun.set(), may_end.wait(WAIT_S)))
+    waiting = pool.submit(lambda: 7)
+    assert has_begun.wait(WAIT_S)
+    pool.shutdown(wait=False, cancel_futures=True)
+    may_end.set()
+    assert waiting.cancelled()
+    assert running.result(WAIT_S) == (None, True)
 
 
 # ---- the threads of a device ---------------------------------------------------------------------

@@ -62,8 +62,8 @@ def check(function: Check) -> Check:
 # --- which way Python imports go ------------------------------------------------------------------
 
 GROUND: Final = (
-    "closing",
     "errors",
+    "closing",
     "units",
     "clock",
     "config",
@@ -340,6 +340,10 @@ CPP_BANNED: Final = [
     (CALL + r"(f?printf|puts|rand|srand)\s*\(", "has no place in the core; return the value"),
     (r"\b(std::c(?:out|err|log))\b", "has no place in the core; return the text"),
     (r"\.\s*(detach)\s*\(\s*\)", "leaves a thread behind; join it in the class that started it"),
+    (
+        r"\b(gil_scoped_\w+|release_gil_before_calling_\w+|PyGILState_\w+|Py_BEGIN_ALLOW_\w+)\b",
+        "ends the process if the interpreter finalises meanwhile; use csrc/bind/unlocked.h",
+    ),
     (r"\b(std::random_device)\b", "cannot be replayed; take a seed as an argument"),
 ]
 
@@ -658,6 +662,15 @@ PLANTED: Final = [
     ("cpp_says_nothing_banned", "csrc/base/x.cpp", "thread.detach();", 1),
     ("cpp_says_nothing_banned", "csrc/slo/x.cpp", "std::random_device seed;", 1),
     ("cpp_says_nothing_banned", "csrc/slo/x.cpp", "// why\nthrow 1;", 2),
+    ("cpp_says_nothing_banned", "csrc/bind/x.cpp", "\nconst py::gil_scoped_release unlocked;", 2),
+    ("cpp_says_nothing_banned", "csrc/bind/x.cpp", "py::gil_scoped_acquire gil;", 1),
+    (
+        "cpp_says_nothing_banned",
+        "csrc/bind/x.cpp",
+        'py::class_<X>(m, "X", py::release_gil_before_calling_cpp_dtor())',
+        1,
+    ),
+    ("cpp_says_nothing_banned", "csrc/bind/x.cpp", "Py_BEGIN_ALLOW_THREADS", 1),
     ("headers_are_guarded", "csrc/slo/x.h", "int f();", 1),
     ("nothing_is_left_over", "rose/x.py", "x = 1\n# TODO: later", 2),
     ("nothing_is_left_over", "csrc/base/x.h", "// TODO(somebody) later", 1),
@@ -715,6 +728,7 @@ CLEAN: Final = [
     ("cpp_says_nothing_banned", "csrc/base/x.cpp", "static_assert(sizeof(int) == 4);"),
     ("cpp_says_nothing_banned", "csrc/base/x.cpp", '// never throw, abort()\nf("exit(1)");'),
     ("cpp_says_nothing_banned", "csrc/bind/x.cpp", "throw py::value_error();"),
+    ("cpp_says_nothing_banned", "csrc/bind/x.cpp", "const GilReleased released;"),
     ("cpp_says_nothing_banned", "csrc/base/x.cpp", "std::snprintf(text, sizeof text, format);"),
     ("headers_are_guarded", "csrc/slo/x.h", "#pragma once"),
     ("nothing_is_left_over", "rose/x.py", "# TODO(#12): when there is a GPU"),

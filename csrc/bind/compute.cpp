@@ -1,4 +1,5 @@
 // HostGate for Python.
+#include <fcntl.h>
 #include <pybind11/native_enum.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -8,6 +9,7 @@
 
 #include "bind/clock.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "compute/host_gate.h"
 
 namespace rose::bind {
@@ -25,7 +27,7 @@ std::shared_ptr<HostGate> create_gate(std::uint32_t first_segment, std::shared_p
 }
 
 std::shared_ptr<HostGate> attach_gate(int fd, std::shared_ptr<Clock> clock) {
-  const int copy = ::dup(fd);
+  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (copy < 0) raise(Status::invalid_argument("fd " + std::to_string(fd) + " is not open"));
   return take(HostGate::attach(FileDescriptor{copy}, clock_or_boot(std::move(clock))));
 }
@@ -34,7 +36,7 @@ std::shared_ptr<HostGate> attach_gate(int fd, std::shared_ptr<Clock> clock) {
 Verdict pass_gate(HostGate& gate, double timeout_ms) {
   if (const auto verdict = gate.try_pass()) return *verdict;
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-  const py::gil_scoped_release release;
+  const GilReleased released;
   return gate.pass(timeout_ns);
 }
 
@@ -46,7 +48,7 @@ py::object wait_parked(HostGate& gate, double timeout_ms) {
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
   std::optional<Nanoseconds> waited_ns;
   {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     waited_ns = gate.wait_parked(timeout_ns);
   }
   return waited_ns ? py::cast(ms_of(*waited_ns)) : py::none();

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "base/histogram.h"
 #include "bind/clock.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "compute/creditor.h"
 #include "compute/slack_lender.h"
 #include "slo/quantum.h"
@@ -192,8 +192,6 @@ class CertifiedCreditor {
   void close_for_step() noexcept {
     gate_->close(gate_->is_open() ? CloseReason::kStep : gate_->close_reason());
   }
-  // Number of serving's threads in before_step(), including those that are about to return.
-  std::atomic<int>& lending() noexcept { return lending_; }
 
  private:
   static constexpr Nanoseconds kStartNs = 1'000'000;
@@ -206,7 +204,6 @@ class CertifiedCreditor {
   std::shared_ptr<CertifiedPolicy> slack_policy_;
   Creditor creditor_;
   compute::SlackLender slack_;
-  std::atomic<int> lending_{0};
 };
 
 std::shared_ptr<ServingState> create_state(std::shared_ptr<CertificateLog> log,
@@ -311,8 +308,7 @@ void bind_creditor(py::module_& module) {
       .finalize();
 
   // The state may be the last owner of the log, and ~CertificateLog joins a thread.
-  py::class_<ServingState, std::shared_ptr<ServingState>>(module, "ServingState",
-                                                          py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<ServingState, std::shared_ptr<ServingState>>(module, "ServingState")
       .def(py::init(&create_state), py::arg("log").none(false), py::kw_only(),
            py::arg("gate") = py::none())
       .def("arrived", &ServingState::arrived, py::kw_only(), py::arg("tokens"),
@@ -355,7 +351,7 @@ void bind_creditor(py::module_& module) {
       .def_readonly("until_ns", &compute::Offer::until_ns);
 
   // ~Creditor joins its thread. The thread never takes the GIL, and the join must not hold the GIL.
-  py::class_<CertifiedCreditor>(module, "Creditor", py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<CertifiedCreditor>(module, "Creditor")
       .def(py::init(&create_creditor), py::arg("gate").none(false), py::arg("state").none(false),
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),
            py::arg("largest_step"), py::arg("largest_chunk"), py::arg("segment_prior_ms"),
@@ -363,8 +359,7 @@ void bind_creditor(py::module_& module) {
            py::arg("watchdog") = py::none(), py::arg("clock") = py::none())
       .def("start", [](CertifiedCreditor& self) { check(self.start()); })
       .def(
-          "stop", [](CertifiedCreditor& self) { self.stop(); },
-          py::call_guard<py::gil_scoped_release>())
+          "stop", [](CertifiedCreditor& self) { self.stop(); }, gil_released())
       .def("notify", [](CertifiedCreditor& self) { self.creditor().notify(); })
       .def("certify", &CertifiedCreditor::certify)
       .def("look", [](CertifiedCreditor& self) { return self.creditor().look(); })
@@ -381,19 +376,11 @@ void bind_creditor(py::module_& module) {
           [](CertifiedCreditor& self, const Batch& batch, const std::vector<std::uint32_t>& slots) {
             const auto committed = batch_of(batch, slots);
             if (!self.lends_slack()) return static_cast<double>(self.before_step(committed)) / 1e6;
-            self.lending().fetch_add(1);
-            Nanoseconds lent_ns = 0;
-            {
-              const py::gil_scoped_release release;
-              lent_ns = self.before_step(committed);
-            }
-            self.lending().fetch_sub(1);
+            const Nanoseconds lent_ns = unlocked([&] { return self.before_step(committed); });
             return static_cast<double>(lent_ns) / 1e6;
           },
           py::arg("batch") = py::none(), py::arg("slots") = std::vector<std::uint32_t>{})
       .def("close_for_step", &CertifiedCreditor::close_for_step)
-      .def_property_readonly("is_lending",
-                             [](CertifiedCreditor& self) { return self.lending().load() != 0; })
       .def(
           "granted",
           [](const CertifiedCreditor& self, HarvestMode mode) {

@@ -175,8 +175,7 @@ void device_digest(const DeviceCodec& codec, Address bits, std::uint64_t width, 
 }  // namespace
 
 void bind_device_codec(py::module_& module) {
-  py::class_<DeviceCodec, std::shared_ptr<DeviceCodec>>(module, "DeviceCodec",
-                                                        py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<DeviceCodec, std::shared_ptr<DeviceCodec>>(module, "DeviceCodec")
       .def_static("create", &create_codec, py::arg("device").none(false))
       .def("delta_pack", &device_delta_pack, py::kw_only(), py::arg("bits"), py::arg("shadow"),
            py::arg("width"), py::arg("count"), py::arg("entries"), py::arg("offsets"),

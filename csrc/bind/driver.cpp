@@ -57,8 +57,6 @@ std::vector<std::string> embedded_kernels() {
   return names;
 }
 
-using release_gil = py::release_gil_before_calling_cpp_dtor;
-
 void bind_devices(py::module_& m) {
   py::class_<DeviceFacts>(m, "DeviceFacts")
       .def_readonly("ordinal", &DeviceFacts::ordinal)
@@ -73,7 +71,7 @@ void bind_devices(py::module_& m) {
       .def_readonly("has_stream_mem_ops_64", &DeviceFacts::has_stream_mem_ops_64)
       .def_readonly("has_wait_value_nor", &DeviceFacts::has_wait_value_nor);
 
-  py::class_<Driver, std::shared_ptr<Driver>>(m, "CudaDriver", release_gil())
+  UnlockedClass<Driver, std::shared_ptr<Driver>>(m, "CudaDriver")
       .def_static("open", &open_driver)
       .def_property_readonly("version", &Driver::version)
       .def("device_count",
@@ -87,7 +85,7 @@ void bind_devices(py::module_& m) {
           },
           py::arg("ordinal"));
 
-  py::class_<Device, std::shared_ptr<Device>>(m, "CudaDevice", release_gil())
+  UnlockedClass<Device, std::shared_ptr<Device>>(m, "CudaDevice")
       .def_static("open", &open_device, py::arg("ordinal"), py::kw_only(),
                   py::arg("driver") = py::none())
       .def_property_readonly("name", [](const Device& self) { return self.facts().name; })
@@ -109,7 +107,7 @@ void bind_devices(py::module_& m) {
 }
 
 void bind_streams(py::module_& m) {
-  py::class_<Stream>(m, "CudaStream", release_gil())
+  UnlockedClass<Stream>(m, "CudaStream")
       .def_static(
           "create",
           [](const std::shared_ptr<Device>& device, bool highest) {
@@ -140,7 +138,7 @@ void bind_streams(py::module_& m) {
           },
           py::arg("to"), py::arg("host").noconvert());
 
-  py::class_<Event>(m, "CudaEvent", release_gil())
+  UnlockedClass<Event>(m, "CudaEvent")
       .def_static(
           "create",
           [](const std::shared_ptr<Device>& device, bool has_timing) {
@@ -164,7 +162,7 @@ void bind_streams(py::module_& m) {
 }
 
 void bind_graphs(py::module_& m) {
-  py::class_<Graph>(m, "CudaGraph", release_gil())
+  UnlockedClass<Graph>(m, "CudaGraph")
       .def_static(
           "begin_capture",
           [](const std::shared_ptr<Device>& device, std::uintptr_t stream) {

@@ -33,7 +33,7 @@ Result<MappedWindow> make(PoolShape shape, const std::shared_ptr<driver::Device>
 
 void bind_mapped_window(py::module_& m) {
   using Self = MappedWindow;
-  py::class_<Self> window(m, "MappedWindow", py::release_gil_before_calling_cpp_dtor());
+  UnlockedClass<Self> window(m, "MappedWindow");
   window
       .def_static(
           "create",
@@ -60,7 +60,7 @@ void bind_mapped_window(py::module_& m) {
           py::arg("slab"), py::kw_only(), py::arg("fd"))
       .def(
           "give", [](Self& self, SlabId slab) { check(self.give(slab)); }, py::arg("slab"))
-      .def("sweep", &Self::sweep, py::arg("at_most"), py::call_guard<py::gil_scoped_release>());
+      .def("sweep", &Self::sweep, py::arg("at_most"), gil_released());
   window.def_property_readonly("held", &Self::held)
       .def_property_readonly("leaving", &Self::leaving);
   bind_bytes_of<Self>(window);

@@ -15,6 +15,7 @@
 #include "bind/clock.h"
 #include "bind/pool.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "memory/arbiter.h"
 
 namespace rose::bind {
@@ -71,7 +72,7 @@ std::shared_ptr<Arbiter> create_arbiter(std::size_t slab_bytes, std::int32_t sla
                      clock_or_boot(std::move(clock)),
                      std::move(observer)};
   const auto make = [&] {
-    const py::gil_scoped_release unlocked;  // mapping a device's memory may wait for the driver
+    const GilReleased released;  // mapping a device's memory may wait for the driver
     return make_arbiter(std::move(parts));
   };
   return take(make());
@@ -157,7 +158,7 @@ void bind_arbiter(py::module_& m) {
   py::class_<memory::Admission>(m, "Admission");
   using Self = Arbiter;
   // Releasing a device's memory may wait for the driver.
-  py::class_<Self, std::shared_ptr<Self>>(m, "Arbiter", py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<Self, std::shared_ptr<Self>>(m, "Arbiter")
       .def_static("create", &create_arbiter, py::kw_only(), py::arg("slab_bytes"),
                   py::arg("slab_count"), py::arg("header_slabs"), py::arg("clock") = py::none(),
                   py::arg("observer") = py::none(),
@@ -192,7 +193,7 @@ void bind_arbiter(py::module_& m) {
           "clean",
           [](Self& a, PartitionId id, SlabId slab) {
             const auto clean = [&] {
-              const py::gil_scoped_release unlocked;
+              const GilReleased released;
               return a.clean(id, slab);
             };
             return take(clean());
@@ -302,7 +303,7 @@ void bind_arbiter(py::module_& m) {
           [](Self& a, memory::RevocationId id, Nanoseconds timeout_ns) {
             // Another Python thread may have to free the blocks for which this call waits.
             const auto wait = [&] {
-              const py::gil_scoped_release unlocked;
+              const GilReleased released;
               return a.wait(id, timeout_ns);
             };
             return take(wait());
@@ -326,7 +327,7 @@ void bind_arbiter(py::module_& m) {
           },
           py::arg("partition"), py::kw_only(), py::arg("taking") = 0)
       .def("listen", &Self::listen, py::arg("seen"), py::kw_only(), py::arg("timeout_ns"),
-           py::call_guard<py::gil_scoped_release>())
+           gil_released())
       .def("ring", &Self::ring)
       .def("snapshot", &Self::snapshot)
       .def("check_invariants", [](const Self& a) { check(a.check_invariants()); });

@@ -14,6 +14,7 @@
 
 #include "bind/pool.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "memory/cuda_vmm.h"
 #include "memory/faulty.h"
 #include "memory/host_memfd.h"
@@ -81,7 +82,7 @@ std::unique_ptr<Pool> attach_pool(const PoolExport& from, const std::shared_ptr<
       make_export(fds_of(from), from.sizes, shape.slab_bytes, shape.slab_count, shape.header_slabs,
                   from.is_on_host);
   const auto map = [&]() -> Result<Pool> {
-    const py::gil_scoped_release unlocked;  // mapping a device's memory may wait for the driver
+    const GilReleased released;  // mapping a device's memory may wait for the driver
     Result<std::unique_ptr<memory::PageBackend>> backend =
         create_backend(device, fail_backend_call);
     if (!backend.ok()) return backend.status();
@@ -109,7 +110,7 @@ void bind_pool(py::module_& m) {
                              [](const PoolExport& e) { return e.shape.header_slabs; })
       .def_readonly("is_on_host", &PoolExport::is_on_host);
   // Releasing a device's memory may wait for the driver.
-  py::class_<Pool> pool(m, "Pool", py::release_gil_before_calling_cpp_dtor());
+  UnlockedClass<Pool> pool(m, "Pool");
   pool.def_static("attach", &attach_pool, py::arg("source"), py::kw_only(),
                   py::arg("device") = py::none(), py::arg("fail_backend_call") = 0)
       .def("share", &share);

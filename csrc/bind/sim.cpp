@@ -1,7 +1,6 @@
 // The simulator of a cluster for Python: arrays in, arrays out.
 //
 // rose/sim/cluster/simulate.py has checked the inputs.
-#include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -15,6 +14,7 @@
 #include "bind/clock.h"
 #include "bind/rows.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "sim/cluster.h"
 
 namespace rose::bind {
@@ -31,7 +31,6 @@ namespace {
 
 using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
 using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
-using OnProgress = std::optional<std::function<bool(double, std::int64_t)>>;
 
 // NaN for an event that never happened.
 double moment_ms_of(Nanoseconds ns) {
@@ -170,20 +169,34 @@ py::dict dict_of(const ClusterOutcome& outcome) {
   return out;
 }
 
-py::dict run_world(const World& world, scheduler::Core& core, const OnProgress& on_progress) {
+// Asks Python whether to go on; nothing if it raised. No object with a destructor is held while
+// Python runs, as or_park() requires.
+std::optional<bool> ask(const py::object& on_progress, double now_ms, std::int64_t events) {
+  if (PyErr_CheckSignals() != 0) return std::nullopt;
+  if (on_progress.is_none()) return true;
+  PyObject* const answer = or_park([&] {
+    return PyObject_CallFunction(on_progress.ptr(), "dL", now_ms, static_cast<long long>(events));
+  });
+  if (answer == nullptr) return std::nullopt;
+  const int is_true = PyObject_IsTrue(answer);
+  Py_DECREF(answer);
+  return is_true < 0 ? std::nullopt : std::optional{is_true == 1};
+}
+
+py::dict run_world(const World& world, scheduler::Core& core, const py::object& on_progress) {
   Cluster cluster{world, core};
-  bool is_interrupted = false;
-  const auto go_on = [&](Nanoseconds now_ns, std::int64_t events) {
-    const py::gil_scoped_acquire gil;
-    is_interrupted = PyErr_CheckSignals() != 0;
-    return !is_interrupted && (!on_progress || (*on_progress)(ms_of(now_ns), events));
-  };
+  bool has_raised = false;
   Status status;
   {
-    const py::gil_scoped_release no_gil;
-    status = cluster.run(go_on);
+    GilReleased released;
+    status = cluster.run([&](Nanoseconds now_ns, std::int64_t events) {
+      const GilRetaken retaken{released};
+      const std::optional<bool> answer = ask(on_progress, ms_of(now_ns), events);
+      has_raised = !answer.has_value();
+      return answer.value_or(false);
+    });
   }
-  if (is_interrupted) throw py::error_already_set{};
+  if (has_raised) throw py::error_already_set{};
   check(status);
   return dict_of(cluster.outcome());
 }

@@ -9,6 +9,7 @@
 
 #include "bind/clock.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "slo/certificate_log.h"
 #include "slo/latency_model.h"
 
@@ -97,8 +98,7 @@ void bind_log(py::module_& module) {
       .finalize();
 
   // ~CertificateLog writes to the disk and joins a thread, so it must not hold the GIL.
-  py::class_<CertificateLog, std::shared_ptr<CertificateLog>>(
-      module, "CertificateLog", py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<CertificateLog, std::shared_ptr<CertificateLog>>(module, "CertificateLog")
       .def(py::init(&create_log), py::arg("path"), py::kw_only(), py::arg("ttft_ms"),
            py::arg("tpot_ms"), py::arg("epsilon"), py::arg("signal_ms"), py::arg("blocking_ms"),
            py::arg("heartbeat_ttl_ms"), py::arg("max_segments"), py::arg("slabs"),
@@ -119,7 +119,7 @@ void bind_log(py::module_& module) {
            [](CertificateLog& log) {
              Status status;
              {
-               const py::gil_scoped_release release;
+               const GilReleased released;
                status = log.flush();
              }
              check(status);
@@ -128,7 +128,7 @@ void bind_log(py::module_& module) {
            [](CertificateLog& log) {
              Status status;
              {
-               const py::gil_scoped_release release;
+               const GilReleased released;
                status = log.close();
              }
              check(status);

@@ -14,6 +14,7 @@
 #include "bind/box.h"
 #include "bind/codec_arrays.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "transfer/class_histogram.h"
 #include "transfer/strat.h"
 #include "transfer/wire_pack.h"
@@ -114,7 +115,7 @@ void add_to_histogram(const Array<T>& fresh, const Array<T>& shadow, Array<std::
         std::to_string(rows.size()) + " numbers"));
   }
   std::uint64_t* const counts = rows.mutable_data();
-  const py::gil_scoped_release release;
+  const GilReleased released;
   transfer::add_to_histogram(from.data(), to.data(), from.size(), shift, exponent_bits, counts);
 }
 

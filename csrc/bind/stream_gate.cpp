@@ -42,7 +42,7 @@ std::unique_ptr<StreamGate> create_stream_gate(const std::shared_ptr<Device>& de
       .launches = launches,
       .drain_ns = ns_of_ms(drain_timeout_ms, "drain_timeout_ms")};
   const auto create = [&] {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     return StreamGate::create(device, std::move(gate), stream_of(stream), kind, config);
   };
   return take(create());
@@ -52,7 +52,7 @@ void set_launches(StreamGate& gate, std::uint32_t launches) { check(gate.set_lau
 
 Verdict pass_stream_gate(StreamGate& gate, double timeout_ms) {
   const auto pass = [&, timeout_ns = ns_of_ms(timeout_ms, "timeout_ms")] {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     return gate.pass(timeout_ns);
   };
   return take(pass());
@@ -60,7 +60,7 @@ Verdict pass_stream_gate(StreamGate& gate, double timeout_ms) {
 
 Verdict launch_graph(StreamGate& gate, Graph& graph, double timeout_ms) {
   const auto launch = [&, timeout_ns = ns_of_ms(timeout_ms, "timeout_ms")] {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     return gate.launch(graph, timeout_ns);
   };
   return take(launch());
@@ -68,13 +68,13 @@ Verdict launch_graph(StreamGate& gate, Graph& graph, double timeout_ms) {
 
 Verdict settle_gate(StreamGate& gate, double timeout_ms) {
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-  const py::gil_scoped_release release;
+  const GilReleased released;
   return gate.settle(timeout_ns);
 }
 
 void insert_gate(StreamGate& gate, std::uintptr_t stream) {
   const auto insert = [&] {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     return gate.insert(stream_of(stream));
   };
   check(insert());
@@ -85,7 +85,7 @@ std::unique_ptr<Graph> make_abortable(StreamGate& gate,
   std::vector<CUgraph> captured;
   for (const std::uintptr_t one : segments) captured.push_back(std::bit_cast<CUgraph>(one));
   const auto make = [&] {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     return gate.make_abortable(captured);
   };
   return take(make());
@@ -100,7 +100,7 @@ GateProbe probe(const std::shared_ptr<Device>& device, std::uintptr_t borrower_s
   request.max_connections = max_connections;
   request.in_one_process = in_one_process;
   request.try_all = try_all;
-  const py::gil_scoped_release release;
+  const GilReleased released;
   return compute::probe_gates(device, request);
 }
 
@@ -136,7 +136,7 @@ void bind_stream_gate(py::module_& module) {
       .finalize();
 
   // ~StreamGate waits for the device.
-  py::class_<StreamGate>(module, "StreamGate", py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<StreamGate>(module, "StreamGate")
       .def_static("create", &create_stream_gate, py::arg("device").none(false),
                   py::arg("gate").none(false), py::kw_only(), py::arg("stream"), py::arg("kind"),
                   py::arg("window") = 2, py::arg("launches") = 1,

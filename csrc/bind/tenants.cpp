@@ -13,6 +13,7 @@
 #include "bind/clock.h"
 #include "bind/pool.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "memory/attachment.h"
 #include "memory/tenant_watch.h"
 
@@ -62,7 +63,7 @@ class Tenant {
   Arbiter& arbiter() const noexcept { return *arbiter_; }
   void close() {
     std::unique_ptr<TenantWatch> ending = std::move(watch_);  // no later call finds the watch
-    const py::gil_scoped_release unlocked;                    // reset() joins a thread
+    const GilReleased released;                               // reset() joins a thread
     ending.reset();
   }
   // Wakes the tenant, so that it looks at its mailbox. Has no effect after close().
@@ -107,7 +108,7 @@ void bind_process(py::module_& m) {
 void bind_tenant(py::module_& m) {
   using Self = Tenant;
   const auto report = [](const Self& t) { return t.report(); };
-  py::class_<Self>(m, "Tenant", py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<Self>(m, "Tenant")
       .def_property_readonly("partition", [](const Self& t) { return t.watch().partition(); })
       .def_property_readonly("pid", [](const Self& t) { return t.watch().process().pid(); })
       .def_property_readonly("is_alive", &Self::is_alive)
@@ -133,7 +134,7 @@ void bind_tenant(py::module_& m) {
             const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
             const TenantWatch& watch = t.watch();
             const auto wait = [&] {
-              const py::gil_scoped_release unlocked;
+              const GilReleased released;
               return watch.wait_lost(timeout_ns);
             };
             const bool is_lost = wait();
@@ -175,7 +176,7 @@ std::unique_ptr<Attachment> attach_tenant(const PoolExport& pool, int ledger_fd,
   memory::AttachmentParts parts =
       copies_of({ledger_fd, mailbox_fd, to_arbiter_fd, to_tenant_fd, socket_fd});
   const auto make = [&]() -> Result<std::unique_ptr<Attachment>> {
-    const py::gil_scoped_release unlocked;  // mapping a device's memory may wait for the driver
+    const GilReleased released;  // mapping a device's memory may wait for the driver
     Result<Pool> mapped = map_pool(pool, device);
     if (!mapped.ok()) return mapped.status();
     return Attachment::create(mapped.take(), std::move(parts));
@@ -214,7 +215,7 @@ void bind_attachment(py::module_& m) {
       .def_readonly("admitted", &TenantNews::admitted)
       .def_readonly("was_rung", &TenantNews::was_rung)
       .def_readonly("is_arbiter_gone", &TenantNews::is_arbiter_gone);
-  py::class_<Self>(m, "Attachment", py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<Self>(m, "Attachment")
       .def_static("create", &attach_tenant, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
                   py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
                   py::arg("socket_fd") = -1, py::arg("device") = py::none())
@@ -270,7 +271,7 @@ void bind_attachment(py::module_& m) {
           [](Self& a, double timeout_ms) {
             const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
             const auto wait = [&] {
-              const py::gil_scoped_release unlocked;
+              const GilReleased released;
               return a.news(timeout_ns);
             };
             return take(wait());
@@ -319,13 +320,7 @@ void bind_attachment(py::module_& m) {
             return take(a.give_idle());
           },
           py::arg("partition"))
-      .def("close", [](Self& a) {
-        const auto close = [&] {
-          const py::gil_scoped_release unlocked;  // close() joins a thread
-          return a.close();
-        };
-        check(close());
-      });
+      .def("close", [](Self& a) { check_unlocked([&] { return a.close(); }); });
 }
 
 // Adds the methods for tenants in other processes to the class of the arbiter.

@@ -62,8 +62,7 @@ void watch(Watchdog& watchdog, const std::shared_ptr<driver::Device>& device,
 
 void bind_watchdog(py::module_& module) {
   // The watchdog may be the last owner of the log, and ~CertificateLog joins a thread.
-  py::class_<Watchdog, std::shared_ptr<Watchdog>>(module, "Watchdog",
-                                                  py::release_gil_before_calling_cpp_dtor())
+  UnlockedClass<Watchdog, std::shared_ptr<Watchdog>>(module, "Watchdog")
       .def(py::init(&create_watchdog), py::arg("gate").none(false), py::kw_only(),
            py::arg("log") = py::none(), py::arg("after_ms"), py::arg("clock") = py::none())
       .def("watch", &watch, py::kw_only(), py::arg("device").none(false), py::arg("streams"),

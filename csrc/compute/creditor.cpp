@@ -1,7 +1,6 @@
 #include "compute/creditor.h"
 
 #include <algorithm>
-#include <system_error>
 
 namespace rose::compute {
 
@@ -27,18 +26,13 @@ Creditor::Creditor(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy>
 Creditor::~Creditor() { stop(); }
 
 Status Creditor::start() noexcept {
-  if (thread_.joinable()) return Status::invalid_argument("the creditor was started already");
+  if (thread_.is_running()) return Status::invalid_argument("the creditor was started already");
   stopping_.store(false);
-  try {
-    thread_ = std::thread{[this] { run(); }};
-  } catch (const std::system_error& error) {
-    return from_errno("starting the creditor's thread", error.code().value());
-  }
-  return {};
+  return thread_.start("the creditor", [this] { run(); });
 }
 
 void Creditor::stop() noexcept {
-  if (!thread_.joinable()) return;
+  if (!owner_.is_here()) return;
   stopping_.store(true);
   gate_->ring_demand();
   thread_.join();

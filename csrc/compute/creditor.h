@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <thread>
 
 #include "base/clock.h"
+#include "base/owned_thread.h"
 #include "base/status.h"
 #include "compute/host_gate.h"
 #include "compute/watchdog.h"
@@ -60,7 +60,8 @@ struct CreditorConfig {
 //    the gate. So if the policy did not see the arrival, the gate is closed after look() has read
 //    the epoch: this close makes the opening fail, or it comes after the opening and ends it.
 //
-// The owner calls start() and stop(); any thread calls notify(). stop() and the destructor join.
+// One thread at a time calls start(); any thread calls stop() and notify(). stop() and the
+// destructor join, and have no effect in a forked child.
 class Creditor {
  public:
   Creditor(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy> policy,
@@ -75,7 +76,7 @@ class Creditor {
   void stop() noexcept;
   // Makes the thread call look() at once, for example because serving became idle.
   void notify() noexcept;
-  bool is_running() const noexcept { return thread_.joinable(); }
+  bool is_running() const noexcept { return thread_.is_running(); }
 
   // Asks the policy once, if the borrower needs credit. Returns the time to sleep. The creditor's
   // thread calls this; tests call it without a thread.
@@ -98,7 +99,8 @@ class Creditor {
   std::atomic<std::uint64_t> grants_{0};
   std::atomic<std::uint64_t> refusals_{0};
   std::atomic<std::uint64_t> overtaken_{0};
-  std::thread thread_;
+  const Owner owner_;
+  OwnedThread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace rose::compute

@@ -7,7 +7,6 @@
 #include <array>
 #include <cerrno>
 #include <string>
-#include <system_error>
 #include <utility>
 
 namespace rose::memory {
@@ -87,12 +86,10 @@ Attachment::Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbo
 Attachment::~Attachment() { static_cast<void>(close()); }
 
 Status Attachment::close() noexcept {
+  if (!owner_.is_here()) return {};  // The slabs belong to the parent.
   is_closed_.store(true);
   line_.stop.ring();
-  {
-    const std::lock_guard lock{attending_};
-    if (thread_.joinable()) thread_.join();
-  }
+  thread_.join();
   const Result<std::int32_t> given = give_idle();
   return given.ok() ? Status{} : given.status();
 }
@@ -128,15 +125,8 @@ Result<BlockAllocator*> Attachment::make_group(BlockGeometry geometry, bool is_f
 // ---- the thread
 
 Status Attachment::attend(Nanoseconds every_ns) noexcept {
-  const std::lock_guard lock{attending_};
-  if (is_closed_.load() || thread_.joinable()) return {};
-  try {
-    thread_ = std::thread{[this, every_ns] { run(every_ns); }};
-  } catch (const std::system_error& error) {
-    return from_errno("starting the thread of an attachment", error.code().value());
-  }
-  is_attended_.store(true);
-  return {};
+  if (is_closed_.load() || is_attended_.exchange(true)) return {};
+  return thread_.start("the thread of an attachment", [this, every_ns] { run(every_ns); });
 }
 
 void Attachment::run(Nanoseconds every_ns) noexcept {

@@ -5,9 +5,9 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <thread>
 #include <vector>
 
+#include "base/owned_thread.h"
 #include "base/process.h"
 #include "memory/block_allocator.h"
 #include "memory/ledger.h"
@@ -162,15 +162,15 @@ class Attachment final : private SlabDoor {
   mutable std::mutex blocks_;  // the lock of all groups; also guards seen_news_ and holds_
   std::uint64_t seen_news_{0};
   std::int32_t holds_{0};
+  const Owner owner_;
   std::atomic<bool> is_closed_{false};
 
   std::mutex slabs_;  // guards groups_ and known_
   SlabGroups groups_{blocks_};
   std::vector<Known> known_;  // by slab: state known to the allocator
 
-  std::mutex attending_;  // guards thread_, which uses all of the above
-  std::thread thread_;
   std::atomic<bool> is_attended_{false};
+  OwnedThread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace rose::memory

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "base/cgroup.h"
@@ -29,11 +28,7 @@ Result<std::unique_ptr<TenantWatch>> TenantWatch::create(std::shared_ptr<Arbiter
   if (!stop.ok()) return stop.status();
   std::unique_ptr<TenantWatch> made{new TenantWatch{std::move(arbiter), partition, line.take(),
                                                     std::move(process), stop.take(), kills_late}};
-  try {
-    made->thread_ = std::thread{[raw = made.get()] { raw->run(); }};
-  } catch (const std::system_error& error) {
-    return from_errno("starting the watch of a tenant", error.code().value());
-  }
+  ROSE_TRY(made->thread_.start("the watch of a tenant", [raw = made.get()] { raw->run(); }));
   return made;
 }
 
@@ -48,8 +43,7 @@ TenantWatch::TenantWatch(std::shared_ptr<Arbiter> arbiter, PartitionId partition
       kills_late_{kills_late} {}
 
 TenantWatch::~TenantWatch() {
-  stop_.ring();
-  if (thread_.joinable()) thread_.join();
+  if (owner_.is_here()) stop_.ring();
 }
 
 void TenantWatch::run() noexcept {

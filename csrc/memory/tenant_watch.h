@@ -4,8 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <thread>
+#include <mutex>
 
+#include "base/owned_thread.h"
 #include "base/process.h"
 #include "memory/arbiter.h"
 
@@ -20,7 +21,8 @@ namespace rose::memory {
 // The end of the process proves that all its work on the host is complete. A forked process that
 // shares the mapping is not watched: a tenant must not fork without exec.
 //
-// Thread rule: any thread. The destructor joins the thread and kills no process.
+// Thread rule: any thread. The destructor joins the thread and kills no process; in a forked child
+// it has no effect.
 class TenantWatch {
  public:
   // `kills_late`: whether a missed deadline kills the tenant's process. Otherwise late slabs stay
@@ -63,7 +65,8 @@ class TenantWatch {
   mutable std::mutex failures_;  // guards failure_
   Status failure_;
 
-  std::thread thread_;  // last, because it uses all of the above
+  const Owner owner_;
+  OwnedThread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace rose::memory

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <system_error>
 
 #include "base/crc32.h"
 #include "base/futex.h"
@@ -35,6 +34,11 @@ Nanoseconds wall_time_ns() noexcept {
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
   return static_cast<Nanoseconds>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+Status foreign() noexcept {
+  return Status::unavailable(
+      "the certificate log belongs to the process that opened it, not to a forked child");
 }
 
 Status write_all(int fd, const std::byte* bytes, std::size_t count) noexcept {
@@ -93,11 +97,7 @@ Result<std::unique_ptr<CertificateLog>> CertificateLog::create(FileDescriptor fi
   log->append(StartRecord{.wall_time_ns = wall_time_ns()});
   if (!log->file_.is_open()) return log;
   ROSE_TRY(log->flush());
-  try {
-    log->thread_ = std::thread{[raw = log.get()] { raw->run(); }};
-  } catch (const std::system_error& error) {
-    return from_errno("starting the log's thread", error.code().value());
-  }
+  ROSE_TRY(log->thread_.start("the log's thread", [raw = log.get()] { raw->run(); }));
   return log;
 }
 
@@ -209,6 +209,7 @@ bool CertificateLog::append_gave_back(std::string_view reason) noexcept {
 }
 
 Status CertificateLog::flush() noexcept {
+  if (!owner_.is_here()) return foreign();
   const std::scoped_lock one_writer{flush_mutex_};
   if (!file_.is_open() || !failure_.ok()) return failure_;
   std::uint64_t from = 0;
@@ -236,16 +237,15 @@ Status CertificateLog::flush() noexcept {
 }
 
 Status CertificateLog::close() noexcept {
+  if (!owner_.is_here()) return foreign();  // The parent's threads may hold the mutexes.
   {
     Section section{*this};
     if (!closed_) section.append(end());
     closed_ = true;
   }
-  if (thread_.joinable()) {
-    stopping_.store(1);
-    futex_wake_all(stopping_);
-    thread_.join();
-  }
+  stopping_.store(1);
+  futex_wake_all(stopping_);
+  thread_.join();
   const Status status = flush();
   const std::scoped_lock one_writer{flush_mutex_};
   file_ = FileDescriptor{};

@@ -60,11 +60,11 @@
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <type_traits>
 
 #include "base/clock.h"
 #include "base/memfd.h"
+#include "base/owned_thread.h"
 #include "base/status.h"
 
 namespace rose::slo {
@@ -305,7 +305,8 @@ class CertificateLog {
 
   // Writes all records appended before the call to the file.
   Status flush() noexcept;
-  // Appends END, writes all records and closes the file. Later appends return false.
+  // Appends END, writes all records and closes the file. Later appends return false. Any thread may
+  // call it; a second caller returns when the file is closed. Unavailable in a forked child.
   Status close() noexcept;
 
   bool is_healthy() const noexcept { return healthy_.load(); }
@@ -350,7 +351,8 @@ class CertificateLog {
   std::atomic<std::uint64_t> records_{0};
   std::array<std::atomic<std::uint64_t>, kKinds> counts_{};
   std::atomic<std::uint32_t> stopping_{0};  // futex word on which the thread sleeps
-  std::thread thread_;
+  const Owner owner_;
+  OwnedThread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace rose::slo

@@ -26,7 +26,7 @@ bool would_block(int error) noexcept {
 }  // namespace
 
 ChunkChannel::~ChunkChannel() {
-  if (tls_ != nullptr && socket_.is_open()) tls_->shut_down();
+  if (tls_ != nullptr && socket_.is_open() && owner_.is_here()) tls_->shut_down();
 }
 
 IoResult ChunkChannel::read(std::span<std::byte> room) noexcept {

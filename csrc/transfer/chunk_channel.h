@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/memfd.h"
+#include "base/owned_thread.h"
 #include "base/status.h"
 #include "transfer/tls.h"
 
@@ -36,6 +37,7 @@ class ChunkChannel {
   std::string failure() const;
 
  private:
+  Owner owner_;
   FileDescriptor socket_;
   std::unique_ptr<TlsSession> tls_;
   int error_{0};

@@ -56,7 +56,7 @@ Result<std::unique_ptr<ChunkClient>> ChunkClient::create(
                              .timeout_ns = config.timeout_ns};
   std::unique_ptr<ChunkClient> client{
       new ChunkClient{config, std::move(server), std::move(clock), bell.take()}};
-  ROSE_TRY(start_quietly(client->thread_, [one = client.get()] { one->run(); }));
+  ROSE_TRY(client->thread_.start("the chunk client", [one = client.get()] { one->run(); }));
   return client;
 }
 
@@ -131,14 +131,14 @@ void ChunkClient::cancel() noexcept {
 }
 
 void ChunkClient::close() noexcept {
-  const std::scoped_lock one{closing_};
+  if (!owner_.is_here()) return;
   {
     const std::scoped_lock lock{mutex_};
     is_closed_ = true;
     changed_.notify_all();
   }
   bell_.ring();
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
 ChunkClientStats ChunkClient::stats() const noexcept {

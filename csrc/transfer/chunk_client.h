@@ -10,10 +10,10 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/owned_thread.h"
 #include "base/process.h"
 #include "base/status.h"
 #include "transfer/chunk_pace.h"
@@ -71,7 +71,8 @@ class ChunkClient {
   // Gives up all requests and untaken arrivals; a waiting next() returns Unavailable. The client
   // remains usable.
   void cancel() noexcept;
-  // Cancels for good, closes the connections and joins the thread. May be called repeatedly.
+  // Cancels for good, closes the connections and joins the thread. May be called repeatedly; has
+  // no effect in a forked child.
   void close() noexcept;
   ChunkClientStats stats() const noexcept;
 
@@ -131,8 +132,8 @@ class ChunkClient {
   std::atomic<std::uint64_t> received_bytes_{0};
   std::atomic<std::uint64_t> losses_{0};
   std::atomic<std::uint64_t> greeted_{0};
-  std::mutex closing_;  // so that only one thread joins
-  std::thread thread_;
+  const Owner owner_;
+  OwnedThread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace rose::transfer

@@ -91,16 +91,15 @@ ChunkServer::ChunkServer(const ChunkServerConfig& config, std::shared_ptr<const 
 ChunkServer::~ChunkServer() { close(); }
 
 Status ChunkServer::start() noexcept {
-  if (thread_.joinable()) return Status::invalid_argument("the chunk server was started already");
-  return start_quietly(thread_, [this] { run(); });
+  return thread_.start("the chunk server", [this] { run(); });
 }
 
 void ChunkServer::close() noexcept {
+  if (!owner_.is_here()) return;
   is_closing_.store(true);
   shelf_.close();
   shelf_.ring();
-  if (thread_.joinable()) thread_.join();
-  peers_.clear();
+  thread_.join();
   connections_.store(0);
 }
 

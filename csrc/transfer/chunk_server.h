@@ -8,10 +8,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "base/clock.h"
 #include "base/memfd.h"
+#include "base/owned_thread.h"
 #include "base/process.h"
 #include "base/status.h"
 #include "transfer/chunk_pace.h"
@@ -44,8 +44,8 @@ struct ChunkServerStats {
 };
 
 // Call create(), then start(); a test without a thread calls turn() instead. close() and the
-// destructor stop and join the server's thread; one thread at a time may call them. Any thread may
-// call shelf(), set_pace() and stats() at any time.
+// destructor stop and join the server's thread. Any thread may call close(), shelf(), set_pace()
+// and stats() at any time. In a forked child close() has no effect.
 //
 // 1. All receivers together get at most rate * time + burst bytes of frames and headers.
 // 2. Receivers take turns, so none waits for a slow one.
@@ -121,7 +121,8 @@ class ChunkServer {
   std::atomic<std::uint64_t> greeted_{0};
   std::atomic<std::uint64_t> turned_away_{0};
   std::atomic<std::uint32_t> connections_{0};
-  std::thread thread_;
+  const Owner owner_;
+  OwnedThread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace rose::transfer

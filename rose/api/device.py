@@ -10,7 +10,7 @@ from rose._core import CudaDevice
 from rose.api.borrower import Borrower
 from rose.api.models import Model, Needs, needs_of
 from rose.api.serving import Serving
-from rose.closing import Closing
+from rose.closing import Closing, Once
 from rose.compute import device_ordinal
 from rose.errors import InvalidArgument
 from rose.executor.device import CoServing
@@ -85,7 +85,7 @@ class Device(Closing):
         self._needs: Needs | None = None
         self._add_serving: Callable[[CoServing], ServingLane] | None = None
         self._laid_out: tuple[CoServing, ServingLane] | None = None
-        self._is_closed = False
+        self._once = Once()
 
     def serving(
         self,
@@ -168,8 +168,10 @@ class Device(Closing):
 
     def close(self) -> None:
         """Take all loans back and flush the certificate log. Stop the engines first."""
+        self._once(self._close)
+
+    def _close(self) -> None:
         with self._lock:
-            self._is_closed = True
             if self._laid_out is not None:
                 self.executor.close()
 
@@ -181,7 +183,7 @@ class Device(Closing):
             if self._laid_out is None:
                 if self._needs is None or self._add_serving is None:
                     raise InvalidArgument("add the serving engine first: device.serving(model)")
-                if self._is_closed:
+                if self._once.has_begun:
                     raise InvalidArgument("this device is closed: open another")
                 pool_bytes = self._pool_bytes
                 if pool_bytes is None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rose.checkpoints.tensors import StoredTensor
 from rose.checkpoints.tiling import plain_tiling
 from rose.clock import BootClock
-from rose.closing import Closing
+from rose.closing import Closing, Once
 from rose.config import quiet_grpc
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.codec.tensor import bits_of
@@ -131,6 +131,7 @@ class WeightPublisher(Closing):
         first_version: int,
         largest: float | None,
     ) -> None:
+        self._once = Once()
         quiet_grpc()
         # Imported here: they need the extra `wire`, and gRPC reads its log level at import.
         from rose.transfer.wire.messages import TensorEntry  # noqa: PLC0415
@@ -196,6 +197,7 @@ class WeightPublisher(Closing):
             OutOfMemory: memory is not sufficient for the changes. After any error no version was
                 published.
         """
+        self._once.check_here("a publisher")
         stored, units = _units_of(tensors)
         if stored != self._stored:
             raise InvalidArgument(_difference(self._stored, stored, "those published before"))
@@ -203,6 +205,9 @@ class WeightPublisher(Closing):
 
     def close(self) -> None:
         """Stop serving; receivers keep their weights."""
+        self._once(self._close)
+
+    def _close(self) -> None:
         self._server.close()
         self._log.close()
 
@@ -224,6 +229,7 @@ class WeightReceiver(Closing):
         manifest_key: bytes,
         name: str | None,
     ) -> None:
+        self._once = Once()
         quiet_grpc()
         # Imported here: the module needs the extra `wire`, and gRPC reads its log level at import.
         from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
@@ -281,6 +287,7 @@ class WeightReceiver(Closing):
         Raises:
             DeadlineExceeded: no version was ready in time; the message has the cause, if known.
         """
+        self._once.check_here("a receiver")
         deadline_s = self._clock.now_ns() / NS_PER_S + timeout_s
         while self._receiver.staged_version is None:
             left_s = deadline_s - self._clock.now_ns() / NS_PER_S
@@ -304,6 +311,7 @@ class WeightReceiver(Closing):
                 restored; if that fails too, the tensors hold no known version. A later `commit`
                 repairs them.
         """
+        self._once.check_here("a receiver")
         staged = self._receiver.take_staged()
         if staged is None:
             return None
@@ -327,6 +335,9 @@ class WeightReceiver(Closing):
 
     def close(self) -> None:
         """Stop receiving; the tensors keep their version."""
+        self._once(self._close)
+
+    def _close(self) -> None:
         self._receiver.close()
         self._source.close()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from rose._core import Attachment, CudaDevice, HostGate, MappedWindow, PoolExport
-from rose.closing import Closing
+from rose.closing import Closing, Once
 from rose.compute import Gpu, tested_gate
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.executor.attached_loans import AttachedLoans
@@ -39,7 +39,7 @@ class AttachedDevice(Closing):
         self._parts = ExitStack()
         self._loans: AttachedLoans | None = None
         self._lane: RolloutLane | None = None
-        self._is_closed = False
+        self._once = Once()
         self.safety = Safety(self._give_back)
 
     @classmethod
@@ -66,7 +66,7 @@ class AttachedDevice(Closing):
             Unavailable: the device lends to another borrower, or stopped lending; or this process
                 does not see serving's GPU, or uses it through MPS.
         """
-        if self._is_closed:
+        if self._once.has_begun:
             raise InvalidArgument("this device is closed: attach again")
         if self._lane is not None:
             raise InvalidArgument("a device can have one borrower, and this device has one")
@@ -164,9 +164,9 @@ class AttachedDevice(Closing):
 
         Stop the engine first: slabs that are still in use are overdue until the process ends.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
+        self._once(self._close)
+
+    def _close(self) -> None:
         if self._loans is not None:
             self._loans.end("this device was closed")
         self._parts.close()

@@ -2,15 +2,14 @@
 
 import atexit
 import os
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from rose._core import BootClock, Clock, CloseReason, Creditor, GateChoice
-from rose.closing import Closing
+from rose._core import BootClock, Clock, CloseReason, GateChoice
+from rose.closing import Closing, Once
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.events import Reason
@@ -46,9 +45,6 @@ if TYPE_CHECKING:  # These modules need an extra of the package.
     from rose.executor.messages import Hello
     from rose.executor.tenancy import Tenancy
 
-_EXIT_LOOKS: Final = 100
-_EXIT_LOOK_S: Final = 0.01
-
 
 class CoServing(Closing):
     """Owns the memory, the gate and the certificates of one device.
@@ -65,7 +61,7 @@ class CoServing(Closing):
         self._parts: Parts | None = None
         self._rollout: RolloutLane | None = None
         self._listener: Listener | None = None
-        self._is_closed = False
+        self._once = Once()
         self.safety = Safety(self._give_back)
         # Kind of the borrower's gate on a GPU, and why it was chosen; None on a CPU.
         self.gate_choice: GateChoice | None = None
@@ -157,7 +153,7 @@ class CoServing(Closing):
                 slabs, or the reserve is larger than the pool.
             CorruptData: the file at `latency_path` was not written by rose.
         """
-        if self._is_closed:
+        if self._once.has_begun:
             raise InvalidArgument("this device is closed: open another")
         if self._parts is not None:
             raise InvalidArgument(
@@ -336,7 +332,7 @@ class CoServing(Closing):
 
     def _check_borrower(self) -> Parts:
         """Return the parts of the device; raise if it cannot have a borrower."""
-        if self._is_closed:
+        if self._once.has_begun:
             raise InvalidArgument("this device is closed: open another")
         parts = self._has_serving("the borrower")
         if self._rollout is not None or self._listener is not None:
@@ -372,19 +368,14 @@ class CoServing(Closing):
         self.lender.state.beat()
         parts.creditor.start()
         parts.keeper.start()
-        # Serving's thread may be a daemon that waits for rollouts without the GIL. After the
-        # interpreter has ended, such a thread can never take the GIL again, so lending ends first.
-        atexit.register(self._end_lending_at_exit, parts.creditor)
+        # Without the interpreter nobody revokes a loan, so a program that does not close the device
+        # ends lending before its interpreter ends.
+        atexit.register(self._end_lending_at_exit)
 
-    def _end_lending_at_exit(self, creditor: Creditor) -> None:
-        creditor.stop()
-        self.gate.shut_down()
-        # A serving thread that waits for rollouts notices the shutdown of the gate within a
-        # fraction of a second.
-        for _ in range(_EXIT_LOOKS):
-            if not creditor.is_lending:
-                return
-            threading.Event().wait(_EXIT_LOOK_S)
+    def _end_lending_at_exit(self) -> None:
+        if self._parts is not None and not self.safety.is_forked:
+            self._parts.creditor.stop()
+            self.gate.shut_down()
 
     # ---- cap and reading ------------------------------------------------------------------------
 
@@ -421,7 +412,7 @@ class CoServing(Closing):
             InvalidArgument: called before `serving` or after `close`.
             Unavailable: rose has failed on this device and given everything back.
         """
-        if self._is_closed:
+        if self._once.has_begun:
             raise InvalidArgument("this device is closed: open another")
         parts = self._has_serving("the first reading")
         self._check_lends()
@@ -491,9 +482,9 @@ class CoServing(Closing):
         last certificates cannot be written, `gave_back` has the error; the learned step times are
         saved anyway.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
+        self._once(self._close)
+
+    def _close(self) -> None:
         parts = self._parts
         if parts is None:
             return

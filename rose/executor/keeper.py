@@ -1,6 +1,5 @@
 """The keeper: a Python thread that sends heartbeats and enforces deadlines."""
 
-import atexit
 import threading
 from collections.abc import Callable
 
@@ -42,8 +41,6 @@ class Keeper:
     def start(self) -> None:
         """Start the thread; it responds to every ring from now on."""
         self._rings = self._bell.listen(0, timeout_ns=0)
-        # A thread that waits in the core must end before the interpreter does.
-        atexit.register(self.stop)
         self._thread.start()
 
     def _run(self) -> None:
@@ -59,7 +56,6 @@ class Keeper:
 
     def stop(self) -> None:
         """Stop and join the thread."""
-        atexit.unregister(self.stop)
         self._stop.set()
         self._bell.ring()
         if self._thread.ident is not None and self._thread is not threading.current_thread():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from rose._core import Process
+from rose.closing import Once
 from rose.errors import DeadlineExceeded, RoseError, Unavailable
 from rose.executor.channel import Channel, check_path, close_all
 from rose.executor.messages import (
@@ -129,7 +130,7 @@ class Listener:
         self._channel: Channel | None = None
         self._parting: Tenancy | None = None  # disconnected, and may still hold slabs
         self._silent: dict[Channel, None] = {}  # oldest first
-        self._pid = os.getpid()  # A forked child has copies of the descriptors, and serves nobody.
+        self._once = Once()
         self._open(Path(self.path))
         self._thread = Thread(self._run, name="rose-listener", on_failure=self._broke)
         self._thread.start()
@@ -295,18 +296,11 @@ class Listener:
         return self._parting is None
 
     def close(self) -> None:
-        """Disconnect, remove the socket, and join the thread. Idempotent.
+        """Disconnect, remove the socket, and join the thread. Idempotent."""
+        self._once(self._close)
 
-        In a forked child, close the child's descriptors only: the parent still serves the socket.
-        """
-        if self._stop < 0:
-            return
-        if os.getpid() != self._pid:
-            close_all((self._stop, self._wake, self._server.detach()))
-            self._stop = -1
-            return
+    def _close(self) -> None:
         os.close(self._stop)  # The other end of the pipe becomes readable.
-        self._stop = -1
         if self._thread is not threading.current_thread():
             self._thread.join()
         for channel in list(self._silent):

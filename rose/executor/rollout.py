@@ -302,9 +302,9 @@ class RolloutLane:
     def end_step(self) -> None:
         """End the step. Only `Quantum` calls this."""
         self.step_thread = 0
-        self._gate.leave()
-        self._gate.end_step()
         with self._reporting:
+            self._gate.leave()
+            self._gate.end_step()
             self._loans.step_ended()
 
     @property

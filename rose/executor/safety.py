@@ -1,9 +1,14 @@
 """The one place where rose catches all exceptions: serving continues whatever fails in rose."""
 
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
+
+from rose.errors import Unavailable
 
 
 class Safety:
@@ -17,6 +22,9 @@ class Safety:
         self._give_back = give_back
         self._lock = threading.Lock()  # Guards `_cause`.
         self._cause: BaseException | None = None
+        # True in a forked child, which shares the device's memory and gate, and has no thread.
+        self.is_forked = False
+        os.register_at_fork(after_in_child=partial(_mark_forked, weakref.ref(self)))
 
     @property
     def cause(self) -> BaseException | None:
@@ -25,6 +33,8 @@ class Safety:
 
     def report(self, failure: BaseException) -> None:
         """Give everything back because of `failure`; later failures have no effect."""
+        if self.is_forked:
+            return
         with self._lock:
             if self._cause is not None:
                 return
@@ -34,7 +44,13 @@ class Safety:
             self._give_back(failure)
 
     def __enter__(self) -> None:
-        """Enter the serving lane."""
+        """Enter the serving lane.
+
+        Raises:
+            Unavailable: this process is a forked child of the one that opened the device.
+        """
+        if self.is_forked:
+            raise Unavailable("a forked child cannot use a device that its parent opened")
 
     def __exit__(
         self,
@@ -49,6 +65,12 @@ class Safety:
         return True
 
 
+def _mark_forked(of: "weakref.ref[Safety]") -> None:
+    safety = of()
+    if safety is not None:
+        safety.is_forked = True
+
+
 class Reporting:
     """Like `Safety`, for the rollout lane: reports a failure, then raises it to the borrower.
 
@@ -59,7 +81,8 @@ class Reporting:
         self._safety = safety
 
     def __enter__(self) -> None:
-        """Enter the rollout lane."""
+        """Enter the rollout lane; raise `Unavailable` in a forked child, as `Safety` does."""
+        self._safety.__enter__()
 
     def __exit__(
         self,

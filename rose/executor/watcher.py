@@ -1,6 +1,5 @@
 """The thread in a borrower's process that receives revocations."""
 
-import atexit
 import threading
 from typing import Final
 
@@ -36,8 +35,6 @@ class Watcher:
 
     def start(self) -> None:
         """Start the thread."""
-        # A thread that waits in the core must end before the interpreter does.
-        atexit.register(self.close)
         self._thread.start()
 
     def _run(self) -> None:
@@ -66,7 +63,6 @@ class Watcher:
 
     def close(self) -> None:
         """Stop and join the thread. Idempotent."""
-        atexit.unregister(self.close)
         self._stop.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()

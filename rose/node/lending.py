@@ -1,6 +1,5 @@
 """Let brokers control how much the devices of one process lend."""
 
-import atexit
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -85,8 +84,6 @@ class LendingLoop(Closing):
 
     def start(self) -> None:
         """Start the thread; its first round runs at once."""
-        # A thread that may run in the core must end before the interpreter does.
-        atexit.register(self.close)
         self._thread.start()
 
     def poll(self) -> list[Decision]:
@@ -95,7 +92,6 @@ class LendingLoop(Closing):
 
     def close(self) -> None:
         """End the thread within one round. Idempotent."""
-        atexit.unregister(self.close)
         self._stop.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -3,7 +3,6 @@
 import hmac
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import grpc
@@ -11,6 +10,7 @@ from typing_extensions import Self
 
 from rose.addresses import loopback
 from rose.clock import BootClock, Clock
+from rose.closing import Once
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.node.session import Session
 from rose.scheduler.wire import METHOD, OPTIONS, SERVICE, TOKEN_KEY
@@ -21,6 +21,7 @@ from rose.scheduler.worker import (
     WorkerEvent,
     WorkerLost,
 )
+from rose.thread import ThreadPool
 
 # Largest number of simultaneous streams: one is served, the others are refused.
 _STREAMS_MAX: Final = 4
@@ -66,9 +67,10 @@ class WorkerServer:
         self._lock = threading.Lock()  # guards `_holds`, the session, and the order of events
         self._session: Session | None = None
         self._holds: dict[type, WorkerEvent] = {}
+        self._once = Once()
         self._is_closed = False
         self.worker = worker_factory(self._on_event)
-        self._pool = ThreadPoolExecutor(_STREAMS_MAX, thread_name_prefix="rose-server")
+        self._pool = ThreadPool(_STREAMS_MAX, "rose-server")
         self._server = grpc.server(
             self._pool, options=OPTIONS, maximum_concurrent_rpcs=_STREAMS_MAX
         )
@@ -95,6 +97,9 @@ class WorkerServer:
         Raises:
             DeadlineExceeded: the worker did not return from a command in time.
         """
+        self._once(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             self._is_closed = True
             session = self._session

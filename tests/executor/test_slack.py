@@ -1,12 +1,9 @@
 """Mode slack: serving lets rollouts go first, for as long as every token still comes in time."""
 
 import math
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -249,10 +246,3 @@ def test_an_interrupt_on_the_way_into_a_step_leaves_no_step_behind(run, monkeypa
     with pytest.raises(KeyboardInterrupt), serving.step():
         pass
     wait_for(running.gate.is_open)
-
-
-def test_a_program_that_ends_while_it_lends_ends_in_peace(tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "tests.executor.lending_program", str(tmp_path / "log")]
-    done = subprocess.run(program, capture_output=True, timeout=LONG_S, check=False)
-    assert done.returncode == 0, done.stderr
-    assert b"terminate" not in done.stderr

@@ -65,7 +65,6 @@ class Prober:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
 
     def _run(self) -> None:
         with self._lane.safety:  # A failure in this block ends lending, and nothing else.

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rose.addresses import spelled
-from rose.closing import Closing
+from rose.closing import Closing, Once
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.transfer.wire.security import Security
 
@@ -94,6 +94,7 @@ class MetricsServer(Closing):
     """
 
     def __init__(self, metrics: Metrics, address: str, security: Security) -> None:
+        self._once = Once()
         host, port = security.place(address)
         tls: dict[str, Any] = {}
         if security.tls is not None:
@@ -115,6 +116,9 @@ class MetricsServer(Closing):
 
     def close(self) -> None:
         """Stop answering, and join the thread."""
+        self._once(self._close)
+
+    def _close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         if self._thread is not threading.current_thread():

@@ -2,12 +2,13 @@
 
 import errno
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from pathlib import Path
 from typing import Final
 
 from rose.errors import OutOfMemory, RoseError, Unavailable
+from rose.thread import ThreadPool
 from rose.whole_file import sync_folder, write_whole
 
 # Deadline of one change, in seconds.
@@ -42,7 +43,7 @@ class HostDisk:
                 left.unlink()
         except OSError as error:
             raise _failure(directory, error) from error
-        self._pool = ThreadPoolExecutor(1, "rose-disk")
+        self._pool = ThreadPool(1, "rose-disk")
 
     def names(self) -> list[str]:
         """Return the names of all complete files."""

@@ -3,13 +3,13 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
 from rose.errors import CorruptData, InvalidArgument
+from rose.thread import ThreadPool
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_check
 from rose.transfer.manifest import Chunk, Manifest, StagedVersion, Subscription
@@ -138,7 +138,7 @@ class Puller:
         if self._threads == 1:
             yield lambda *frame: partial(sound_delta, *frame)
             return
-        with ThreadPoolExecutor(self._threads, "rose-staging") as readers:
+        with ThreadPool(self._threads, "rose-staging") as readers:
             yield lambda *frame: readers.submit(sound_delta, *frame).result
 
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from rose.closing import Closing
+from rose.closing import Closing, Once
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import UNSIGNED, Signing, Subscription, Version
 from rose.transfer.receiving.chain import Held
@@ -56,6 +56,7 @@ class Receiver(Staging, Closing):
         digests: TileDigests | None = None,
         threads: int = 1,
     ) -> None:
+        self._once = Once()
         self._stop = threading.Event()
         super().__init__(
             source,
@@ -99,6 +100,9 @@ class Receiver(Staging, Closing):
 
         A pull that waits for a slow frame is interrupted.
         """
+        self._once(self._close)
+
+    def _close(self) -> None:
         self._stop.set()
         self._bell.set()
         # Repeated, because the thread may start another pull after the first call.

@@ -5,6 +5,7 @@ would take the GIL from serving. The bytes are in `docs/protocol.md`, "Weights b
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from os import fspath
 from typing import Final
 
 from rose import _core
-from rose.closing import Closing
+from rose.closing import Closing, Once
 from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.thread import Thread
 from rose.transfer.manifest import Chunk, UpdateKey
@@ -109,6 +110,8 @@ class ChunkClient(Closing):
             tls=core_files(tls),
             timeout_ms=self._timeout_ms,
         )
+        # At exit OpenSSL frees what it shares, so the thread of the core must have ended by then.
+        weakref.finalize(self, self._client.close)
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Yield (tile, frame) in order of arrival; the frame is None if it is no longer kept.
@@ -146,7 +149,7 @@ class ChunkClient(Closing):
         self._client.cancel()
 
     def close(self) -> None:
-        """Cancel all pulls, disconnect and join the thread; may be called only once."""
+        """Cancel all pulls, disconnect and join the thread."""
         self._client.close()
 
 
@@ -184,6 +187,7 @@ class ChunkServer:
         tls: TlsFiles | None = None,
     ) -> None:
         self._served = served
+        self._once = Once()
         self._is_closing = threading.Event()
         self._plane = _core.ChunkServer(
             host,
@@ -193,6 +197,7 @@ class ChunkServer:
             connections_max=CONNECTIONS_MAX,
             park_ms=PARK_MS,
         )
+        weakref.finalize(self, self._plane.close)  # as in `ChunkClient`
         self.port: int = self._plane.port
         self._threads: list[Thread] = []
         for _ in range(ANSWERERS):
@@ -210,6 +215,9 @@ class ChunkServer:
 
     def close(self) -> None:
         """Break off all connections and join all threads."""
+        self._once(self._close)
+
+    def _close(self) -> None:
         self._is_closing.set()
         self._plane.close()
         while self._threads:  # A failed thread may still start another.

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import grpc
 
+from rose.closing import Once
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
@@ -38,6 +39,7 @@ class RemoteSource:
 
     def __init__(self, address: str, token: str, *, tls: TlsFiles | None = None) -> None:
         self._tls = tls
+        self._once = Once()
         self._lock = threading.Lock()  # guards the fields below; not held during waits
         self._channel: Any = None
         self._chunks: ChunkClient | None = None
@@ -70,6 +72,9 @@ class RemoteSource:
 
     def close(self) -> None:
         """Disconnect; running calls break off, and later calls raise `Unavailable`."""
+        self._once(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             self._is_closed = True
             channel = self._channel

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from rose.closing import Closing
+from rose.closing import Closing, Once
 from rose.errors import (
     CorruptData,
     InternalError,
@@ -18,6 +18,7 @@ from rose.errors import (
     Unavailable,
     check,
 )
+from rose.thread import ThreadPool
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_check
 from rose.transfer.digests import Digest, TileDigests
@@ -83,8 +84,9 @@ class RemotePart(Closing):
         host, port = security.place(address)
         self._channel = open_channel(host, port, security, messages.PART_BYTES_MAX)
         self._metadata = ((messages.TOKEN_KEY, security.token.hex()),)
+        self._once = Once()
         self._running: Any = None  # call of `begin` or `give_up`
-        self._fetcher = ThreadPoolExecutor(1, "rose-part-frames")
+        self._fetcher = ThreadPool(1, "rose-part-frames")
         self._coming: Future[PackedPart] | None = None  # result of `begin`
         try:
             self.open(label)
@@ -116,6 +118,9 @@ class RemotePart(Closing):
 
     def close(self) -> None:
         """Disconnect."""
+        self._once(self._close)
+
+    def _close(self) -> None:
         self._hang_up()
         self._channel.close()
         self._fetcher.shutdown()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from rose.closing import Closing
+from rose.closing import Closing, Once
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire import messages
@@ -58,6 +58,7 @@ class WeightServer(Closing):
         self._log = log
         self._security = security
         self.peers = peers
+        self._once = Once()
         self._is_closing = threading.Event()
         self._server = TokenServer(
             "rose-weights",
@@ -89,6 +90,9 @@ class WeightServer(Closing):
 
     def close(self) -> None:
         """Break off all calls and join all threads; the log is unchanged."""
+        self._once(self._close)
+
+    def _close(self) -> None:
         self._is_closing.set()
         self._log.wake()
         self._server.close()

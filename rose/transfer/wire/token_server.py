@@ -3,15 +3,16 @@
 import hmac
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
 from rose.addresses import spelled
-from rose.closing import Closing
+from rose.closing import Closing, Once
 from rose.errors import OutOfMemory, RoseError, Unavailable
+from rose.thread import ThreadPool
 from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import add_port
 from rose.transfer.wire.security import Rejections, Security
@@ -98,7 +99,7 @@ def _host(peer: str) -> str:
 T = TypeVar("T")
 
 
-class CallThreads(ThreadPoolExecutor):
+class CallThreads(ThreadPool):
     """The thread pool for the calls of a gRPC server.
 
     Any thread may use it. The condition guards the number of calls.
@@ -106,13 +107,13 @@ class CallThreads(ThreadPoolExecutor):
 
     def __init__(self, name: str, most: int) -> None:
         super().__init__(most, name)
-        self._changed = threading.Condition()
+        self._ending = threading.Condition()
         self.calls = 0  # running and waiting
 
     def submit(self, work: Callable[..., T], /, *arguments: Any) -> Future[T]:  # type: ignore[override]
         """Submit a call; arguments are positional only, as in gRPC's calls."""
         future = super().submit(work, *arguments)
-        with self._changed:
+        with self._ending:
             self.calls += 1
         future.add_done_callback(self._ended)
         return future
@@ -120,16 +121,16 @@ class CallThreads(ThreadPoolExecutor):
     def join(self, timeout_s: float) -> bool:
         """Refuse new calls, and wait for the running ones; return whether they ended in time."""
         self.shutdown(wait=False, cancel_futures=True)
-        with self._changed:
-            has_ended = self._changed.wait_for(lambda: self.calls == 0, timeout_s)
+        with self._ending:
+            has_ended = self._ending.wait_for(lambda: self.calls == 0, timeout_s)
         if has_ended:
             self.shutdown()
         return has_ended
 
     def _ended(self, _call: Future[Any]) -> None:
-        with self._changed:
+        with self._ending:
             self.calls -= 1
-            self._changed.notify_all()
+            self._ending.notify_all()
 
 
 # Time for running calls to end after a close, in seconds.
@@ -171,6 +172,7 @@ class TokenServer(Closing):
         request_bytes_max: int,
         reply_bytes_max: int,
     ) -> None:
+        self._once = Once()
         self._threads = CallThreads(name, calls_max)
         named = {f"/{service}/{one}": handler for one, handler in methods.items()}
         room = 2 * calls_max
@@ -197,7 +199,10 @@ class TokenServer(Closing):
     def close(self) -> None:
         """Break off all calls and join their threads, within `CLOSE_S`.
 
-        A thread that takes longer is left, and its answer is dropped; Python waits for it at exit.
+        A thread that takes longer is left, and its answer is dropped.
         """
+        self._once(self._close)
+
+    def _close(self) -> None:
         self._grpc.stop(None).wait()
         self._threads.join(CLOSE_S)

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "check.h"
+#include "together.h"
 
 using namespace rose;
 using namespace rose::compute;
@@ -163,6 +164,17 @@ TEST(the_thread_keeps_a_borrower_running_and_never_more_than_a_quantum_ahead) {
   scene.creditor.stop();
   scene.creditor.stop();
   CHECK(!scene.creditor.is_running());
+}
+
+TEST(eight_threads_stop_it_at_once) {
+  for (int round = 0; round < 20; ++round) {
+    Scene scene{[](const CreditRequest&) { return 0U; }};
+    CHECK(scene.creditor.start().ok());
+    rose::test::from_eight_threads([&] {
+      scene.creditor.stop();
+      CHECK(!scene.creditor.is_running());
+    });
+  }
 }
 
 TEST(the_destructor_joins) {

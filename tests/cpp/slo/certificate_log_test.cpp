@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "base/crc32.h"
 #include "check.h"
+#include "together.h"
 
 using namespace rose;
 using namespace rose::slo;
@@ -125,6 +127,41 @@ TEST(only_a_regular_file_is_opened_and_no_pipe_is_waited_for) {
   CHECK(::access("cut", F_OK) != 0);
   ::unlink(pipe.c_str());
   ::rmdir(folder.c_str());
+}
+
+TEST(eight_threads_close_it_at_once) {
+  for (int round = 0; round < 20; ++round) {
+    const MemoryFile file;
+    const auto log = make_log(file.path());
+    rose::test::from_eight_threads([&] {
+      CHECK(log->close().ok());
+      // START, END, and the header before them.
+      CHECK_EQ(file.content().size(), 3 * CertificateLog::kRecordBytes);
+    });
+  }
+}
+
+TEST(a_forked_child_writes_nothing) {
+  const MemoryFile file;
+  auto log = make_log(file.path());
+  CHECK(log->append_gave_back("before"));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool has_refused =
+        log->flush().code() == Code::kUnavailable && log->close().code() == Code::kUnavailable;
+    log.reset();
+    ::_exit(has_refused ? 0 : 1);
+  }
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK(log->append_gave_back("after"));
+  CHECK(log->close().ok());
+  const auto bytes = file.content();
+  CHECK_EQ(bytes.size(), 5 * CertificateLog::kRecordBytes);
+  for (std::size_t record = 1; record < 5; ++record) {
+    CHECK_EQ(at<std::uint64_t>(bytes, record, 8), record);
+  }
 }
 
 TEST(a_full_disk_makes_the_log_refuse_and_says_so) {

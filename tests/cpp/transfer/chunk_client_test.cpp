@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "chunk_rig.h"
+#include "together.h"
 #include "transfer/chunk_server.h"
 
 using namespace rose::transfer;
@@ -291,6 +292,20 @@ TEST(a_wrong_token_and_a_port_where_nobody_listens_are_said) {
     CHECK(collected.status().code() == Code::kUnavailable);
     CHECK(collected.status().message().find(is_there ? "without an answer" : "cannot be reached") !=
           std::string::npos);
+  }
+}
+
+TEST(eight_threads_close_it_at_once) {
+  ScriptedServer server{[](int, Wire& wire) {
+    if (ScriptedServer::greet(wire)) wire.receive(1 << 20);
+  }};
+  for (int round = 0; round < 20; ++round) {
+    Rig rig{server.port()};
+    CHECK(rig.fetch(tiles(3), 10).ok());
+    rose::test::from_eight_threads([&] {
+      rig.client->close();
+      CHECK(rig.client->next(0).status().code() == Code::kUnavailable);
+    });
   }
 }
 

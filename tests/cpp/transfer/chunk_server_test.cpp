@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "chunk_rig.h"
+#include "together.h"
 
 using namespace rose::transfer;
 using rose::Code;
@@ -370,6 +371,18 @@ TEST(closing_breaks_off_and_can_be_repeated) {
   rig.server->close();
   CHECK(wire.is_hung_up());
   rig.server->close();
+}
+
+TEST(eight_threads_close_it_at_once) {
+  for (int round = 0; round < 20; ++round) {
+    Rig rig;
+    Wire wire = rig.greet();
+    rose::test::from_eight_threads([&] {
+      rig.server->close();
+      CHECK_EQ(rig.server->stats().connections, 0U);
+    });
+    CHECK(wire.is_hung_up());
+  }
 }
 
 TEST(what_cannot_be_served_is_said) {
