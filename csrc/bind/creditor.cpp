@@ -291,22 +291,7 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
 
 }  // namespace
 
-void bind_creditor(py::module_& module) {
-  py::native_enum<HarvestMode>(module, "HarvestMode", "enum.Enum")
-      .value("IDLE", HarvestMode::kIdle)
-      .value("SLACK", HarvestMode::kSlack)
-      .finalize();
-  py::native_enum<QuantumRefusal>(module, "QuantumRefusal", "enum.Enum")
-      .value("NONE", QuantumRefusal::kNone)
-      .value("SERVING_BUSY", QuantumRefusal::kServingBusy)
-      .value("NO_HEARTBEAT", QuantumRefusal::kNoHeartbeat)
-      .value("SLO_AT_RISK", QuantumRefusal::kSloAtRisk)
-      .value("ENOUGH", QuantumRefusal::kEnough)
-      .value("LOG_BROKEN", QuantumRefusal::kLogBroken)
-      .value("NO_EVIDENCE", QuantumRefusal::kNoEvidence)
-      .value("BUDGET_SPENT", QuantumRefusal::kBudgetSpent)
-      .finalize();
-
+void bind_serving_state(py::module_& module) {
   // The state may be the last owner of the log, and ~CertificateLog joins a thread.
   UnlockedClass<ServingState, std::shared_ptr<ServingState>>(module, "ServingState")
       .def(py::init(&create_state), py::arg("log").none(false), py::kw_only(),
@@ -335,6 +320,23 @@ void bind_creditor(py::module_& module) {
       .def_property_readonly("later_tokens", [](const ServingState& self) {
         return counts_of(self.token_times().later);
       });
+}
+
+void bind_creditor(py::module_& module) {
+  py::native_enum<HarvestMode>(module, "HarvestMode", "enum.Enum")
+      .value("IDLE", HarvestMode::kIdle)
+      .value("SLACK", HarvestMode::kSlack)
+      .finalize();
+  py::native_enum<QuantumRefusal>(module, "QuantumRefusal", "enum.Enum")
+      .value("NONE", QuantumRefusal::kNone)
+      .value("SERVING_BUSY", QuantumRefusal::kServingBusy)
+      .value("NO_HEARTBEAT", QuantumRefusal::kNoHeartbeat)
+      .value("SLO_AT_RISK", QuantumRefusal::kSloAtRisk)
+      .value("ENOUGH", QuantumRefusal::kEnough)
+      .value("LOG_BROKEN", QuantumRefusal::kLogBroken)
+      .value("NO_EVIDENCE", QuantumRefusal::kNoEvidence)
+      .value("BUDGET_SPENT", QuantumRefusal::kBudgetSpent)
+      .finalize();
 
   py::class_<slo::Binding>(module, "Binding")
       .def_property_readonly("shape", [](const slo::Binding& self) { return name_of(self.shape); })

@@ -14,6 +14,7 @@ void bind_compute(pybind11::module_& module);
 void bind_stream_gate(pybind11::module_& module);
 void bind_latency(pybind11::module_& module);
 void bind_slo(pybind11::module_& module);
+void bind_serving_state(pybind11::module_& module);
 void bind_watchdog(pybind11::module_& module);
 void bind_creditor(pybind11::module_& module);
 void bind_admission(pybind11::module_& module);
@@ -41,6 +42,7 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_slo(module);
   rose::bind::bind_compute(module);
   rose::bind::bind_stream_gate(module);
+  rose::bind::bind_serving_state(module);
   rose::bind::bind_watchdog(module);
   rose::bind::bind_creditor(module);
   rose::bind::bind_admission(module);
