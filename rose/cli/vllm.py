@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ import click
 from rose.cli.sockets import default_socket
 from rose.config import environment_of_vllm
 from rose.engines.vllm.settings import RolloutSettings, ServingSettings, check_supported
-from rose.errors import Unavailable
+from rose.errors import InvalidArgument, Unavailable
 from rose.executor.messages import AskLedger
 from rose.executor.observing import ask_device
 from rose.units import MIB
@@ -102,6 +103,7 @@ def serve(
     """
     check_supported(_version())
     settings["slab_bytes"] = None if slab_mib is None else slab_mib * MIB
+    _check_log(settings["log_path"])
     _exec(
         model,
         options,
@@ -109,6 +111,21 @@ def serve(
         scheduler="rose.engines.vllm.serving_engine:LendingScheduler",
         worker="rose.engines.vllm.serving_engine:ServingWorker",
     )
+
+
+def _check_log(path: str) -> None:
+    """Refuse a certificate log that the engine could not open after it has loaded its weights."""
+    if not path:
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"cannot write a certificate log at {path!r}: {error}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InvalidArgument(f"a certificate log must be a regular file, {path} is not")
+    finally:
+        os.close(descriptor)
 
 
 @vllm.command(context_settings=_LETTERS_ARE_VLLM)

@@ -67,6 +67,32 @@ def test_the_engine_gets_time_to_end_its_log(started: Started) -> None:
     assert started.defaults["shutdown_timeout"] > 0
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--ttft-ms=nan",
+        "--tpot-ms=0",
+        "--slowdown=nan",
+        "--revoke-ms=inf",
+        "--epsilon=2",
+        "--log=missing/log",
+        "--log=pipe",
+    ],
+)
+def test_bad_values_are_refused_before_the_engine_starts(
+    started: Started,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    option: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    assert main(["vllm", "serve", "some/model", option]) == 2
+    assert not started.command
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
 def test_an_observer_has_no_socket(started: Started) -> None:
     assert main(["vllm", "serve", "model", "--observe"]) == 0
     assert started.settings["listen"] is None

@@ -27,7 +27,7 @@ from rose.engines.vllm.settings import ServingSettings, check_config, read_setti
 from rose.engines.vllm.spare_meter import SpareMeter
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv
 from rose.errors import RoseError
-from rose.executor import SLO, CoServing, Policy, ServingLane, StepBatch
+from rose.executor import CoServing, ServingLane, StepBatch
 from rose.executor.serving import ServingStep
 from rose.memory import KVSpace, choose_slab_bytes
 from rose.units import ceil_div
@@ -69,11 +69,11 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             pool_bytes=(slabs + _HEADER_SLABS) * slab_bytes,
             slab_bytes=slab_bytes,
             log_path=settings.log_path,
-            policy=Policy(revoke_ms=settings.revoke_ms, epsilon=settings.epsilon),
+            policy=settings.policy(),
         )
         lane = device.serving(
             geometry,
-            slo=SLO(settings.ttft_ms, settings.tpot_ms, settings.slowdown),
+            slo=settings.slo(),
             step_tokens=self.scheduler_config.max_num_batched_tokens,
             request_tokens=self.model_config.max_model_len,
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rose.errors import Unavailable
+from rose.executor import SLO, Policy
 
 SUPPORTED: Final = ("0.32", "0.33")
 """Minor versions of vLLM that rose supports."""
@@ -38,6 +39,23 @@ class ServingSettings:
     epsilon: float = 0.01
     slab_bytes: int | None = None
     log_path: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the values, so that bad ones are refused before the engine starts.
+
+        Raises:
+            InvalidArgument: a target, the deadline or the share is out of range.
+        """
+        self.slo()
+        self.policy()
+
+    def slo(self) -> SLO:
+        """Return serving's targets."""
+        return SLO(self.ttft_ms, self.tpot_ms, self.slowdown)
+
+    def policy(self) -> Policy:
+        """Return the limits for lending."""
+        return Policy(revoke_ms=self.revoke_ms, epsilon=self.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
