@@ -128,10 +128,11 @@ TEST(closed_slab_leaves_without_the_engine_once_no_pin_holds_it) {
   CHECK_EQ(all.blocks->free_blocks(), 0);
   CHECK_EQ(static_cast<int>(all.blocks->pin_blocks(pinned).status().code()),
            static_cast<int>(Code::kUnavailable));
-  // A new loan of the same slabs waits until the engine has freed the lost blocks.
+  // A new loan of three of the four slabs has one of them, which waits until the engine has freed
+  // the lost blocks.
   CHECK(all.arbiter->give_back(all.serving, 4).ok());
   CHECK(all.grant(3));
-  CHECK(all.tenant->look().take().admitted <= 1);
+  CHECK(all.tenant->look().take().admitted < 3);
   all.free_all();
   CHECK(all.tenant->look().ok());
   CHECK_EQ(all.blocks->free_blocks(), 12);
