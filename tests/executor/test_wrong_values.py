@@ -68,7 +68,7 @@ def calls_of(method: Callable[..., Any]) -> Iterator[dict[str, Any]]:
 @pytest.fixture
 def rig(open_rig: Callable[..., Rig]) -> Rig:
     made = open_rig()
-    made.borrow(8)
+    made.held = made.borrow(8)
     return made
 
 
