@@ -13,7 +13,8 @@ from rose.transfer.wire.security import Security, TlsFiles
 _REFUSED: Final = ("CERTIFICATE_VERIFY_FAILED", "erification", "SSL_ERROR_SSL")
 _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # In spite of its name, the time in which a connection and its TLS handshake must be made.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),  # a proxy does not lead to loopback
     ("grpc.use_local_subchannel_pool", 1),  # a new server does not inherit an old back-off
