@@ -113,6 +113,7 @@ def test_each_source_is_in_one_unit(built: Path) -> None:
 
 def test_fast_builds_compile_the_source_that_changed(project: Path) -> None:
     one = "csrc/base/clock.cpp"
+    (project / one).touch()  # The copy has the objects of earlier fast builds, if there were any.
     before = would_do(project, SETUP.FAST_TARGET)
     assert f"C++ {one}" in before
     assert not [step for step in before if "unity/" in step]
