@@ -36,8 +36,7 @@ std::shared_ptr<HostGate> attach_gate(int fd, std::shared_ptr<Clock> clock) {
 Verdict pass_gate(HostGate& gate, double timeout_ms) {
   if (const auto verdict = gate.try_pass()) return *verdict;
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-  const GilReleased released;
-  return gate.pass(timeout_ns);
+  return unlocked([&] { return gate.pass(timeout_ns); });
 }
 
 void expect_arrival(HostGate& gate, double within_ms) {
@@ -46,11 +45,8 @@ void expect_arrival(HostGate& gate, double within_ms) {
 
 py::object wait_parked(HostGate& gate, double timeout_ms) {
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-  std::optional<Nanoseconds> waited_ns;
-  {
-    const GilReleased released;
-    waited_ns = gate.wait_parked(timeout_ns);
-  }
+  const std::optional<Nanoseconds> waited_ns =
+      unlocked([&] { return gate.wait_parked(timeout_ns); });
   return waited_ns ? py::cast(ms_of(*waited_ns)) : py::none();
 }
 

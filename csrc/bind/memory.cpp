@@ -71,11 +71,8 @@ std::shared_ptr<Arbiter> create_arbiter(std::size_t slab_bytes, std::int32_t sla
                      std::move(device),
                      clock_or_boot(std::move(clock)),
                      std::move(observer)};
-  const auto make = [&] {
-    const GilReleased released;  // mapping a device's memory may wait for the driver
-    return make_arbiter(std::move(parts));
-  };
-  return take(make());
+  // Mapping a device's memory may wait for the driver.
+  return take_unlocked([&] { return make_arbiter(std::move(parts)); });
 }
 
 // ---- classes
@@ -192,11 +189,7 @@ void bind_arbiter(py::module_& m) {
       .def(
           "clean",
           [](Self& a, PartitionId id, SlabId slab) {
-            const auto clean = [&] {
-              const GilReleased released;
-              return a.clean(id, slab);
-            };
-            return take(clean());
+            return take_unlocked([&] { return a.clean(id, slab); });
           },
           py::arg("partition"), py::arg("slab"))
       .def("share_ledger", [](const Self& a) { return give_fd(take(a.share_ledger())); })
@@ -302,11 +295,7 @@ void bind_arbiter(py::module_& m) {
           "wait",
           [](Self& a, memory::RevocationId id, Nanoseconds timeout_ns) {
             // Another Python thread may have to free the blocks for which this call waits.
-            const auto wait = [&] {
-              const GilReleased released;
-              return a.wait(id, timeout_ns);
-            };
-            return take(wait());
+            return take_unlocked([&] { return a.wait(id, timeout_ns); });
           },
           py::arg("revocation"), py::kw_only(), py::arg("timeout_ns"))
       .def(

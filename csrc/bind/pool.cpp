@@ -81,14 +81,13 @@ std::unique_ptr<Pool> attach_pool(const PoolExport& from, const std::shared_ptr<
   std::unique_ptr<PoolExport> copy =
       make_export(fds_of(from), from.sizes, shape.slab_bytes, shape.slab_count, shape.header_slabs,
                   from.is_on_host);
-  const auto map = [&]() -> Result<Pool> {
-    const GilReleased released;  // mapping a device's memory may wait for the driver
+  // Mapping a device's memory may wait for the driver.
+  return std::make_unique<Pool>(take_unlocked([&]() -> Result<Pool> {
     Result<std::unique_ptr<memory::PageBackend>> backend =
         create_backend(device, fail_backend_call);
     if (!backend.ok()) return backend.status();
     return Pool::attach(backend.take(), std::move(*copy));
-  };
-  return std::make_unique<Pool>(take(map()));
+  }));
 }
 
 }  // namespace

@@ -115,24 +115,8 @@ void bind_log(py::module_& module) {
            py::arg("decode_sequences"), py::arg("context_tokens"), py::arg("prefill_tokens"),
            py::arg("blocked_ms") = 0.0, py::arg("lent_ms") = 0.0, py::arg("began_ns") = 0)
       .def("append_gave_back", &CertificateLog::append_gave_back, py::arg("reason"))
-      .def("flush",
-           [](CertificateLog& log) {
-             Status status;
-             {
-               const GilReleased released;
-               status = log.flush();
-             }
-             check(status);
-           })
-      .def("close",
-           [](CertificateLog& log) {
-             Status status;
-             {
-               const GilReleased released;
-               status = log.close();
-             }
-             check(status);
-           })
+      .def("flush", [](CertificateLog& log) { check_unlocked([&] { return log.flush(); }); })
+      .def("close", [](CertificateLog& log) { check_unlocked([&] { return log.close(); }); })
       .def("count", &CertificateLog::count, py::arg("kind"))
       .def_property_readonly("records", &CertificateLog::records)
       .def_property_readonly("is_healthy", &CertificateLog::is_healthy);

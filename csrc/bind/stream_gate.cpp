@@ -41,54 +41,36 @@ std::unique_ptr<StreamGate> create_stream_gate(const std::shared_ptr<Device>& de
       .window = window,
       .launches = launches,
       .drain_ns = ns_of_ms(drain_timeout_ms, "drain_timeout_ms")};
-  const auto create = [&] {
-    const GilReleased released;
-    return StreamGate::create(device, std::move(gate), stream_of(stream), kind, config);
-  };
-  return take(create());
+  return take_unlocked(
+      [&] { return StreamGate::create(device, std::move(gate), stream_of(stream), kind, config); });
 }
 
 void set_launches(StreamGate& gate, std::uint32_t launches) { check(gate.set_launches(launches)); }
 
 Verdict pass_stream_gate(StreamGate& gate, double timeout_ms) {
-  const auto pass = [&, timeout_ns = ns_of_ms(timeout_ms, "timeout_ms")] {
-    const GilReleased released;
-    return gate.pass(timeout_ns);
-  };
-  return take(pass());
+  const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
+  return take_unlocked([&] { return gate.pass(timeout_ns); });
 }
 
 Verdict launch_graph(StreamGate& gate, Graph& graph, double timeout_ms) {
-  const auto launch = [&, timeout_ns = ns_of_ms(timeout_ms, "timeout_ms")] {
-    const GilReleased released;
-    return gate.launch(graph, timeout_ns);
-  };
-  return take(launch());
+  const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
+  return take_unlocked([&] { return gate.launch(graph, timeout_ns); });
 }
 
 Verdict settle_gate(StreamGate& gate, double timeout_ms) {
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-  const GilReleased released;
-  return gate.settle(timeout_ns);
+  return unlocked([&] { return gate.settle(timeout_ns); });
 }
 
 void insert_gate(StreamGate& gate, std::uintptr_t stream) {
-  const auto insert = [&] {
-    const GilReleased released;
-    return gate.insert(stream_of(stream));
-  };
-  check(insert());
+  check_unlocked([&] { return gate.insert(stream_of(stream)); });
 }
 
 std::unique_ptr<Graph> make_abortable(StreamGate& gate,
                                       const std::vector<std::uintptr_t>& segments) {
   std::vector<CUgraph> captured;
   for (const std::uintptr_t one : segments) captured.push_back(std::bit_cast<CUgraph>(one));
-  const auto make = [&] {
-    const GilReleased released;
-    return gate.make_abortable(captured);
-  };
-  return take(make());
+  return take_unlocked([&] { return gate.make_abortable(captured); });
 }
 
 GateProbe probe(const std::shared_ptr<Device>& device, std::uintptr_t borrower_stream,
@@ -100,8 +82,7 @@ GateProbe probe(const std::shared_ptr<Device>& device, std::uintptr_t borrower_s
   request.max_connections = max_connections;
   request.in_one_process = in_one_process;
   request.try_all = try_all;
-  const GilReleased released;
-  return compute::probe_gates(device, request);
+  return unlocked([&] { return compute::probe_gates(device, request); });
 }
 
 void bind_probe(py::module_& module) {

@@ -133,11 +133,7 @@ void bind_tenant(py::module_& m) {
           [](const Self& t, double timeout_ms) {
             const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
             const TenantWatch& watch = t.watch();
-            const auto wait = [&] {
-              const GilReleased released;
-              return watch.wait_lost(timeout_ns);
-            };
-            const bool is_lost = wait();
+            const bool is_lost = unlocked([&] { return watch.wait_lost(timeout_ns); });
             check(watch.failure());
             return is_lost;
           },
@@ -175,13 +171,12 @@ std::unique_ptr<Attachment> attach_tenant(const PoolExport& pool, int ledger_fd,
                                           const std::shared_ptr<Device>& device) {
   memory::AttachmentParts parts =
       copies_of({ledger_fd, mailbox_fd, to_arbiter_fd, to_tenant_fd, socket_fd});
-  const auto make = [&]() -> Result<std::unique_ptr<Attachment>> {
-    const GilReleased released;  // mapping a device's memory may wait for the driver
+  // Mapping a device's memory may wait for the driver.
+  return take_unlocked([&]() -> Result<std::unique_ptr<Attachment>> {
     Result<Pool> mapped = map_pool(pool, device);
     if (!mapped.ok()) return mapped.status();
     return Attachment::create(mapped.take(), std::move(parts));
-  };
-  return take(make());
+  });
 }
 
 std::unique_ptr<Attachment> attach_mapped(std::size_t slab_bytes, std::int32_t slab_count,
@@ -270,11 +265,7 @@ void bind_attachment(py::module_& m) {
           "news",
           [](Self& a, double timeout_ms) {
             const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-            const auto wait = [&] {
-              const GilReleased released;
-              return a.news(timeout_ns);
-            };
-            return take(wait());
+            return take_unlocked([&] { return a.news(timeout_ns); });
           },
           py::kw_only(), py::arg("timeout_ms"))
       .def(
