@@ -18,8 +18,8 @@ from rose.executor.keeper import Keeper
 from rose.node.lending import LendingLoop
 from rose.thread import ThreadPool
 from rose.transfer.rounds import Rounds
-from tests.executor.conftest import ROLLOUT_KV, SLAB, Rig
-from tests.test_exits import listening
+from tests.executor.conftest import CALM, ROLLOUT_KV, SLAB, Rig
+from tests.executor.serving_program import listening
 from tests.waiting import LONG_S, wait_for
 
 THREADS = 8
@@ -99,7 +99,7 @@ def test_eight_threads_close_weights_at_once() -> None:
 
 
 def test_eight_threads_close_a_device_and_its_borrower_at_once(tmp_path: Path) -> None:
-    with listening(tmp_path):
+    with listening(tmp_path / "socket", **CALM):
         device = CoServing.attach(tmp_path / "socket")
         device.rollout(ROLLOUT_KV, limit_bytes=4 * SLAB)
         from_eight_threads(device.close)
@@ -134,7 +134,7 @@ def test_a_thread_of_rounds_may_close_them_while_others_do() -> None:
 
 def test_no_descriptor_is_kept_by_a_program_that_a_child_executes(tmp_path: Path) -> None:
     before = descriptors()
-    with listening(tmp_path), CoServing.attach(tmp_path / "socket") as device:
+    with listening(tmp_path / "socket", **CALM), CoServing.attach(tmp_path / "socket") as device:
         device.rollout(ROLLOUT_KV, limit_bytes=4 * SLAB)
         values = {"w": np.zeros(1 << 12, np.float32)}
         with (

@@ -3,16 +3,14 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from rose.executor import SLO, CoServing, Policy
-from tests.executor.conftest import CALM, HEADERS, SERVING_KV, SLAB, SLABS
-from tests.known_model import confirm
+from tests.executor.conftest import CALM
+from tests.executor.serving_program import listening
 from tests.waiting import LONG_S
 
 KINDS: Final = (
@@ -29,24 +27,6 @@ KINDS: Final = (
 MANY: Final = 45  # times the number of kinds: 405 exits
 
 
-@contextmanager
-def listening(folder: Path) -> Iterator[None]:
-    """A device at which borrowers attach, one after another."""
-    with CoServing.open(
-        "cpu", pool_bytes=(SLABS + HEADERS) * SLAB, slab_bytes=SLAB, policy=Policy(**CALM)
-    ) as device:
-        device.serving(
-            SERVING_KV,
-            slo=SLO(ttft_ms=20_000, tpot_ms=1000),
-            reserve_bytes=SLAB,
-            step_tokens=32,
-            request_tokens=64,
-        )
-        confirm(device._parts.model, 32)
-        device.listen(folder / "socket")
-        yield
-
-
 def end(kind: str, folder: Path) -> None:
     """Run one program to its end, which must be a normal one."""
     program = [sys.executable, "-m", "tests.exit_program", kind, str(folder)]
@@ -58,7 +38,7 @@ def end(kind: str, folder: Path) -> None:
 def test_a_program_ends_in_peace_beside_its_daemon_threads(kind: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         if kind == "borrow":
-            stack.enter_context(listening(tmp_path))
+            stack.enter_context(listening(tmp_path / "socket", **CALM))
         end(kind, tmp_path)
 
 
@@ -67,7 +47,7 @@ def test_a_program_ends_in_peace_beside_its_daemon_threads(kind: str, tmp_path: 
 def test_hundreds_of_programs_end_in_peace_on_a_busy_machine(tmp_path: Path) -> None:
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
-        with listening(tmp_path):
+        with listening(tmp_path / "socket", **CALM):
             for _ in range(MANY):
                 for kind in KINDS:
                     end(kind, tmp_path)

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rose.whole_file import beside, lock, sweep, sync_folder, write_whole
+from tests.forks import beside_helper
 from tests.waiting import LONG_S
 
 
@@ -149,34 +149,22 @@ def test_a_folder_that_has_no_sync_is_no_failure_and_a_broken_disk_is(
 
 
 HOLDING = """
-import os, sys, time
+import sys
 from pathlib import Path
 from rose.whole_file import lock
 
 held = lock(Path(sys.argv[1]))
-helper = os.fork()
-if helper == 0:
-    time.sleep(600)
-    os._exit(0)
-print(helper, flush=True)
-time.sleep(600)
 """
 
 
 def test_a_lock_ends_with_its_process_though_a_forked_child_has_the_file_open(tmp_path) -> None:
     path = tmp_path / "lock"
-    command = [sys.executable, "-c", HOLDING, str(path)]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    helper = int(holder.stdout.readline())
-    try:
+    with beside_helper(HOLDING, path) as holder:
         with pytest.raises(BlockingIOError):
             lock(path)
         holder.kill()
         holder.wait(LONG_S)
         lock(path).close()
-    finally:
-        holder.kill()
-        os.kill(helper, signal.SIGKILL)
 
 
 def test_a_refused_caller_of_the_same_process_leaves_the_lock_in_place(tmp_path) -> None:

@@ -161,7 +161,7 @@ def without_transformers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_what_to_try_is_printed_as_the_docs_have_it(
+def test_try_prints_the_commands_of_the_docs(
     repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = without_transformers(monkeypatch)

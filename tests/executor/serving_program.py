@@ -8,9 +8,13 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from rose.executor import SLO, CoServing, Policy
 from rose.executor.revocation import Revocation
+from rose.memory import Isolation
 from tests.executor.conftest import HEADERS, SERVING_KV, SLAB, SLABS
 from tests.known_model import confirm
 
@@ -28,9 +32,9 @@ def take_back_and_stop(device: CoServing, slabs: int) -> None:
     borrower.revoke = stock
 
 
-def main() -> None:
-    path, knobs = sys.argv[1], json.loads(sys.argv[2])
-    isolation = knobs.pop("isolation", "shared")
+@contextmanager
+def listening(path: str | Path, *, isolation: Isolation = "shared", **knobs) -> Iterator[CoServing]:
+    """A device that lends to borrowers that attach at `path`, one after another."""
     with CoServing.open(
         "cpu",
         pool_bytes=(SLABS + HEADERS) * SLAB,
@@ -47,6 +51,11 @@ def main() -> None:
         )
         confirm(device._parts.model, 32)
         device.listen(path)
+        yield device
+
+
+def main() -> None:
+    with listening(sys.argv[1], **json.loads(sys.argv[2])) as device:
         sys.stdout.write('"ready"\n')
         sys.stdout.flush()
         for line in sys.stdin:

@@ -24,6 +24,7 @@ from rose.executor.channel import Channel
 from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, Rejected, decode, encode
 from rose.whole_file import lock
 from tests.executor.conftest import ROLLOUT_KV, SERVING_KV, SLAB, SLABS, Rig
+from tests.forks import beside_helper
 from tests.waiting import LONG_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -487,35 +488,23 @@ def test_a_device_that_has_no_descriptor_left_to_listen_is_unavailable(tmp_path)
     rig.close()
 
 
-FORKING = """
-import os, sys, time
+SERVING = """
+import sys
 from pathlib import Path
 from tests.executor.conftest import Rig
 
 rig = Rig(Path(sys.argv[1]) / "log-of-the-killed", lends=False)
 rig.device.listen(Path(sys.argv[1]) / "device.sock")
-helper = os.fork()
-if helper == 0:
-    time.sleep(600)
-    os._exit(0)
-print(helper, flush=True)
-time.sleep(600)
 """
 
 
 @contextmanager
 def outlived(folder: Path) -> Iterator[int]:
     """Yield the pid of a killed serving process whose forked helper lives on."""
-    serving = subprocess.Popen(
-        [sys.executable, "-c", FORKING, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    helper = int(serving.stdout.readline())
-    serving.kill()
-    serving.wait(LONG_S)
-    try:
+    with beside_helper(SERVING, folder) as serving:
+        serving.kill()
+        serving.wait(LONG_S)
         yield serving.pid
-    finally:
-        os.kill(helper, signal.SIGKILL)
 
 
 def test_a_helper_that_outlives_serving_keeps_neither_the_socket_nor_its_lock(tmp_path) -> None:

@@ -59,7 +59,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class StaticFigures:
-    """What the machine code of a kernel for one device shows without a run.
+    """Return figures of a kernel's machine code for one device, read without running it.
 
     Args:
         occupancy: with the CTA that occupies least, of those that the kernel is launched with.

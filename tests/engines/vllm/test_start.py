@@ -218,7 +218,7 @@ def test_a_users_additional_config_stays(command: Command) -> None:
         (["--additional-config", "[1]"], "--additional-config must be a JSON object, got [1]"),
     ],
 )
-def test_what_rose_cannot_do_is_refused_before_the_engine(
+def test_unsupported_config_is_refused_before_the_engine_starts(
     command: Command, capsys: pytest.CaptureFixture[str], options: list[str], why: str
 ) -> None:
     assert command.run(*options) == 2
@@ -236,7 +236,7 @@ def test_a_model_that_is_not_there_is_one_sentence(
     assert capsys.readouterr().err.endswith("or an option: no/model is not a folder\n")
 
 
-def test_what_vllm_rejects_is_one_sentence(
+def test_rejection_by_vllm_is_one_sentence(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.refusal = ValueError("the model is\n  unknown")
