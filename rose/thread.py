@@ -94,8 +94,8 @@ class ThreadPool(Executor):
         """Refuse further calls, and join the threads when the submitted calls have ended.
 
         Args:
-            wait: whether to wait for the threads.
-            cancel_futures: whether to cancel calls that no thread has started yet.
+            wait: False returns at once, and the threads end later.
+            cancel_futures: True cancels submitted calls that have not started.
         """
         with self._changed:
             self._is_closed = True

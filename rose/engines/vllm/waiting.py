@@ -1,4 +1,4 @@
-"""How long a borrower with requests waits for its steps, and why: for its status and its log."""
+"""Measures the waits of a borrower with requests; reports them in its status and its log."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -69,10 +69,9 @@ class Waits:
         waited_ns = now_ns - self._began_ns
         if waited_ns >= self._report_ns:
             self._report_ns = _NEXT_REPORT * waited_ns
-            self._report(self._line(waited_ns / NS_PER_S))
+            self._report(self._line(reason, waited_ns / NS_PER_S))
 
-    def _line(self, waited_s: float) -> str:
-        reason = self._reason or Reason.CLOSED
+    def _line(self, reason: Reason, waited_s: float) -> str:
         term = self._term() if reason in (Reason.SLO_AT_RISK, Reason.NO_EVIDENCE) else None
         why = reason.value if term is None else f"{reason.value}: {term}"
         remedy = _REMEDIES.get(reason)
