@@ -15,6 +15,7 @@ from typing import Any, Final
 from bench.gpu.children import ROOT, Deadline, last_line, python, run_child
 from bench.gpu.report import read_rows
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, row
+from rose.engines.versions import TRANSFORMERS, is_among
 
 # Time limits in seconds. The build may take longer, at the expense of less important work.
 BUILD_S: Final = 150.0
@@ -285,7 +286,6 @@ _DEMO_RATIOS: Final = {
     "demo_tpot_p50_over_alone": "tpot_p50",
 }
 DEMO_ROWS: Final = (*_DEMO_RATIOS, *_DEMO)
-DEMO_NEEDS: Final = ("5.23.", "5.24.")
 DEMO_REPORT: Final = "demo.json"
 DEMO_VOID: Final = 3
 """The exit status of a demo whose verdict is void; its report says which rows are."""
@@ -299,8 +299,8 @@ def why_no_demo() -> str | None:
             found = version(package)
         except PackageNotFoundError:
             return f"the demo needs {package}, which is not installed"
-        if package == "transformers" and not found.startswith(DEMO_NEEDS):
-            return f"the demo needs transformers 5.23 or 5.24, and {found} is here"
+        if package == "transformers" and not is_among(found, TRANSFORMERS):
+            return f"the demo needs transformers {' or '.join(TRANSFORMERS)}, and {found} is here"
     return None
 
 

@@ -5,20 +5,21 @@ from typing import Any, Final
 
 import pytest
 
+from rose.engines.versions import TRANSFORMERS, is_among
 from tests.known_model import confirm
 
 pytestmark = pytest.mark.gpu
 
 POOL_BYTES: Final = 64 << 20
-NEEDED: Final = ("5.23.", "5.24.")
 
 
 @pytest.fixture(scope="module")
 def engines(gpu: None) -> Any:
     """Return rose's connector, where a supported version of transformers is installed."""
     transformers = pytest.importorskip("transformers")
-    if not transformers.__version__.startswith(NEEDED):
-        pytest.skip(f"the engines need transformers {NEEDED}, {transformers.__version__} is here")
+    found = transformers.__version__
+    if not is_among(found, TRANSFORMERS):
+        pytest.skip(f"the engines need transformers {' or '.join(TRANSFORMERS)}, {found} is here")
     pytest.importorskip("psutil")
     import rose.engines.transformers
 

@@ -20,10 +20,8 @@ from transformers.generation.continuous_batching.input_outputs import Continuous
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.scheduler import Scheduler
 
+from rose.engines.versions import TRANSFORMERS, is_among
 from rose.errors import Unavailable
-
-SUPPORTED: Final = ("5.23", "5.24")
-"""Minor versions of transformers that rose supports."""
 
 _OWNERS: Final[dict[str, Any]] = {
     one.__name__: one
@@ -88,10 +86,10 @@ def check_version() -> None:
         Unavailable: the version, or a signature that rose relies on, differs.
     """
     found = version("transformers")
-    if not found.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
+    if not is_among(found, TRANSFORMERS):
         raise Unavailable(
             f"transformers {found} is not supported: rose drives the continuous batching of "
-            f"{' and '.join(SUPPORTED)} (pip install 'transformers=={SUPPORTED[-1]}.*')"
+            f"{' and '.join(TRANSFORMERS)} (pip install 'transformers=={TRANSFORMERS[-1]}.*')"
         )
     for name, expected in _SIGNATURES.items():
         owner, *method = name.split(".")
@@ -99,5 +97,5 @@ def check_version() -> None:
         if actual != expected:
             raise Unavailable(
                 f"transformers {found} changed {name}: rose needs the parameters '{expected}', "
-                f"got '{actual}'; install another release of {' or '.join(SUPPORTED)}"
+                f"got '{actual}'; install another release of {' or '.join(TRANSFORMERS)}"
             )

@@ -9,7 +9,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.version import __version__
 
-from rose.engines.vllm.settings import SUPPORTED, check_supported
+from rose.engines.versions import VLLM
+from rose.engines.vllm.settings import check_supported
 from rose.errors import Unavailable
 
 # Parameters that some supported versions lack; rose passes them only where they exist.
@@ -67,5 +68,5 @@ def check_version() -> None:
         if actual != [one for one in expected.split() if one not in absent]:
             raise Unavailable(
                 f"vLLM {found} changed {name}: expected the parameters '{expected}', got "
-                f"'{' '.join(actual)}'; install another release of vLLM {' or '.join(SUPPORTED)}"
+                f"'{' '.join(actual)}'; install another release of vLLM {' or '.join(VLLM)}"
             )

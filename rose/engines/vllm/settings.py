@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rose.engines.versions import VLLM, is_among
 from rose.errors import Unavailable
 from rose.executor import SLO, Policy
-
-SUPPORTED: Final = ("0.32", "0.33")
-"""Minor versions of vLLM that rose supports."""
 
 KEY: Final = "rose"
 """Name of rose's settings in `--additional-config`."""
@@ -78,8 +76,8 @@ def check_supported(version: str) -> None:
     Raises:
         Unavailable: rose does not drive this version.
     """
-    if not version.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
-        raise Unavailable(f"vLLM {version} is not supported: install {' or '.join(SUPPORTED)}")
+    if not is_among(version, VLLM):
+        raise Unavailable(f"vLLM {version} is not supported: install {' or '.join(VLLM)}")
 
 
 def read_settings(additional_config: object) -> Mapping[str, Any]:

