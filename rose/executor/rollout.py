@@ -18,7 +18,6 @@ from rose.executor.inputs import are_counts, is_count, is_size, is_time_ms, requ
 from rose.executor.revocation import OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
-from rose.executor.weight_bins import HostUpload, StreamUpload, Upload
 from rose.memory import KVGroups, KVSpace
 
 if TYPE_CHECKING:  # One of these modules needs an extra of the package.
@@ -29,6 +28,8 @@ if TYPE_CHECKING:  # One of these modules needs an extra of the package.
 _ASK_MS: Final = 5.0
 # A parked borrower wakes up this often to renew its leases; an opening gate wakes it by a futex.
 _LOOK_UP_MS: Final = 50.0
+# Longest wait for the lane's stream. It is reached only if the stream hangs.
+_STREAM_MS: Final = 60_000.0
 _BLOCKS: Final = "blocks must be an integer from 0 to 10^9"
 
 
@@ -100,8 +101,6 @@ class RolloutLane:
         # CUDA stream for all GPU work of the steps; None on a CPU.
         self.stream = None if gpu is None else gpu.rollout.handle
         self.device = None if gpu is None else gpu.device
-        # Copies host bytes into the pool; on a GPU by the lane's stream.
-        self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
         self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
         self.on_room: Callable[[], None] = lambda: None
         # Called by the step's thread after each timed-out wait at a closed gate.
@@ -273,6 +272,15 @@ class RolloutLane:
         if self._has_gates:
             self._until_passed(self._gate.pass_)
         self.settle()
+
+    def await_stream(self) -> None:
+        """Wait until the lane's stream has no work left; call this only while a segment may run.
+
+        Raises:
+            DeadlineExceeded: the stream is still busy after a minute.
+        """
+        if self._gpu is not None:
+            self._gpu.rollout.wait(timeout_ms=_STREAM_MS)
 
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:
         while True:

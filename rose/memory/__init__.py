@@ -2,7 +2,6 @@
 
 from rose.memory.array import DeviceArray
 from rose.memory.attention import AttentionGroup, Reach
-from rose.memory.bins import Bin, TensorPlace, find_runs, pack_bins
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
 from rose.memory.groups import KVGroups, groups_of
 from rose.memory.mapped import ISOLATIONS, Isolation, LentSlabs, MappedLoans
@@ -11,7 +10,6 @@ from rose.memory.space import KVArray, KVSpace
 __all__ = [
     "ISOLATIONS",
     "AttentionGroup",
-    "Bin",
     "DeviceArray",
     "Isolation",
     "KVArray",
@@ -22,9 +20,6 @@ __all__ = [
     "LentSlabs",
     "MappedLoans",
     "Reach",
-    "TensorPlace",
     "choose_slab_bytes",
-    "find_runs",
     "groups_of",
-    "pack_bins",
 ]

@@ -105,15 +105,6 @@ class KVSpace:
         ids = self._window_bytes // self.geometry.id_bytes
         return self._window(0, (ids * self.geometry.id_bytes,), np.uint8)
 
-    def slab_window(self, slabs: range) -> KVArray:
-        """Return all bytes of consecutive slabs, (n,) uint8.
-
-        The tenant must hold every block of these slabs.
-        """
-        header_bytes = self._arbiter.header_slabs * self._arbiter.slab_bytes
-        start = header_bytes + slabs.start * self._arbiter.slab_bytes - self.origin_bytes
-        return self._window(start, (len(slabs) * self._arbiter.slab_bytes,), np.uint8)
-
     @property
     def slab_bytes(self) -> int:
         """Return the bytes of one slab."""

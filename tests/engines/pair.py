@@ -7,11 +7,9 @@ from collections.abc import Callable
 import torch
 from typing_extensions import Self
 
-from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers import (
     Engine,
     EngineConfig,
-    LeasedWeights,
     Model,
     Output,
     Sampling,
@@ -21,7 +19,7 @@ from rose.engines.transformers import (
     serving_engine,
 )
 from rose.engines.transformers.commits import InFlight
-from rose.executor import SLO, CoServing, Policy, RolloutLane
+from rose.executor import SLO, CoServing, Policy
 from rose.memory import choose_slab_bytes
 from tests.known_model import confirm
 
@@ -67,11 +65,9 @@ class Pair:
         prefix_cache: bool = True,
         is_sampling: bool = False,
         pool_bytes: int = POOL_BYTES,
-        lease: Callable[[Model, RolloutLane], LeasedWeights] | None = None,
         has_groups: bool = False,
         move_bytes: int = 8 << 20,
         inflight: InFlight = "keep",
-        arena: ActivationArena | None = None,
         probes: bool = False,
         serving_prefix_cache: bool = False,
         **knobs,
@@ -117,16 +113,9 @@ class Pair:
         if not probes:
             confirm(self.device._parts.model, 64)
         self.rollout_lane = self.device.rollout(rollout_kv, limit_bytes=pool_bytes)
-        # Without it the borrower's weights stay where they are.
-        self.weights = None if lease is None else lease(self.rollout_model, self.rollout_lane)
         self.serving = serving_engine(self.serving_model, self.serving_lane, config, probes=probes)
         self.rollout = rollout_engine(
-            self.rollout_model,
-            self.rollout_lane,
-            borrower,
-            layers_per_segment=1,
-            weights=self.weights,
-            arena=arena,
+            self.rollout_model, self.rollout_lane, borrower, layers_per_segment=1
         )
 
     def __enter__(self) -> Self:

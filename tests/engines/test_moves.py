@@ -6,10 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from rose.engines.transformers import LeasedWeights, Model, load_model
-from rose.executor.weights import WeightsState
+from rose.engines.transformers import Model
 from rose.memory import KVSpace
-from tests.engines.borrowed import LEASED_POOL_BYTES
 from tests.engines.pair import Pair
 from tests.engines.stepper import Stepper, blocks_of
 from tests.engines.windowed import windowed
@@ -141,30 +139,6 @@ def test_kv_in_slabs_that_leave_moves_and_its_requests_go_on(
         assert processor.scheduler.preempted_tokens == 0
         stepper.finish()
         assert stepper.client.wrong(truth) == []
-
-
-def test_weights_are_not_moved_like_kv(
-    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_model("tiny-policy", seed=4)
-    pair = Pair((models[0], model), lease=LeasedWeights, pool_bytes=LEASED_POOL_BYTES)
-    try:
-        stepper = Stepper(pair, monkeypatch)
-        stepper.client.send(prompt=[3, 1, 4, 1, 5], new_tokens=6)
-        stepper.step()
-        weights, lane = pair.weights.lease.slabs, pair.rollout_lane
-        assert lane.ensure(lane.kv.allocator.free_blocks + lane.kv.blocks_per_slab)
-        used = {slab: lane.kv.allocator.used(slab) for slab in weights}
-        stepper.processor._move_together(weights)
-        assert stepper.processor.moved_bytes == 0
-        assert {slab: lane.kv.allocator.used(slab) for slab in weights} == used
-        assert pair.weights.lease.state is WeightsState.ACTIVE
-        stepper.finish()
-        assert stepper.client.wrong(model) == []
-    finally:
-        pair.rollout.stop()
-        pair.serving.stop()
-        pair.device.close()
 
 
 def test_no_more_is_copied_than_the_engine_was_told(

@@ -63,10 +63,8 @@ class LaneCapacity(CacheCapacity):
 
     @property
     def tokens_max(self) -> int:
-        """Tokens that fit in all slabs that the lane can get, except the slabs of the weights."""
-        weights = self._processor.weights
-        taken = 0 if weights is None else weights.slabs_max
-        return max(0, self._lane.slabs_max() - taken) * self._slab_tokens
+        """Tokens that fit in all slabs that the lane can get."""
+        return self._lane.slabs_max() * self._slab_tokens
 
     def squeezed(self) -> int | None:
         """Return the capacity left if serving took slabs since the last call; None otherwise."""
@@ -78,15 +76,10 @@ class LaneCapacity(CacheCapacity):
 
     @property
     def _lent(self) -> int:
-        weights = self._processor.weights
-        taken = frozenset() if weights is None else weights.slabs
-        return len(frozenset(self._lane.slabs()) - taken) * self._slab_tokens
+        return len(self._lane.slabs()) * self._slab_tokens
 
     def has_regrown(self) -> bool:
-        """Request one more slab, at intervals; return True if the lane got it, or has all slabs.
-
-        Weights that were evicted get their slabs first.
-        """
+        """Request one more slab, at intervals; return True if the lane got it, or has all slabs."""
         if self._lent >= self.tokens_max:
             return True
         now_ns = self._clock.now_ns()
@@ -95,9 +88,8 @@ class LaneCapacity(CacheCapacity):
             return False
         self._rooms = self._processor.rooms
         self._ask_after_ns = now_ns + int(_ASK_AGAIN_MS * NS_PER_MS)
-        return self._processor.has_slabs_for_weights() and self._lane.ensure(
-            self._lane.kv.allocator.free_blocks + self._lane.kv.blocks_per_slab
-        )
+        kv = self._lane.kv
+        return self._lane.ensure(kv.allocator.free_blocks + kv.blocks_per_slab)
 
     @property
     def is_shut_out(self) -> bool:
