@@ -26,9 +26,8 @@ from rose.memory import (
     ISOLATIONS,
     Isolation,
     KVGeometry,
-    KVGroups,
+    KVSpace,
     choose_slab_bytes,
-    groups_of,
 )
 from rose.memory.geometry import WASTE_MAX
 from rose.slo import SLO, Policy
@@ -175,7 +174,7 @@ class CoServing(Closing):
 
     def rollout(
         self,
-        geometry: KVGeometry | Sequence[KVGeometry],
+        geometry: KVGeometry,
         *,
         limit_bytes: int,
         on_revoke: OnRevoke | None = None,
@@ -184,8 +183,7 @@ class CoServing(Closing):
         """Add the borrower; lending starts.
 
         Args:
-            geometry: KV layout of the borrower's model, or one layout per attention group; groups
-                share the borrowed slabs.
+            geometry: KV layout of the borrower's model.
             limit_bytes: largest size of the memory on loan, rounded down to slabs.
             on_revoke: function that frees blocks when serving needs slabs; the engines of this
                 package set it themselves.
@@ -208,9 +206,7 @@ class CoServing(Closing):
                 "isolation='mapped' needs a borrower in another process: call listen here and "
                 "CoServing.attach there, or open the device with isolation='shared'"
             )
-        groups = groups_of(geometry)
-        for one in groups:
-            self._check_geometry(one)
+        self._check_geometry(geometry)
         gpu = self._opened.gpu
         gate, self.gate_choice = tested_gate(
             gpu, self.gate, window=GATE_WINDOW, streams=serving_streams
@@ -219,7 +215,7 @@ class CoServing(Closing):
         limit_slabs = min(limit_bytes // self.arbiter.slab_bytes, self.arbiter.slab_count)
         partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=limit_slabs)
         lane = RolloutLane(
-            groups=KVGroups(self.arbiter, partition, groups, header_index=BORROWER),
+            kv=KVSpace(self.arbiter, partition, geometry, header_index=BORROWER),
             gate=gate,
             loans=self.lender,
             reporting=Reporting(self.safety),

@@ -3,8 +3,12 @@
 from rose.memory.array import DeviceArray
 from rose.memory.attention import AttentionGroup, Reach
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
-from rose.memory.groups import KVGroups, groups_of
-from rose.memory.mapped import ISOLATIONS, Isolation, LentSlabs, MappedLoans
+from rose.memory.mapped import (
+    ISOLATIONS,
+    Isolation,
+    LentSlabs,
+    MappedLoans,
+)
 from rose.memory.space import KVArray, KVSpace
 
 __all__ = [
@@ -14,12 +18,10 @@ __all__ = [
     "Isolation",
     "KVArray",
     "KVGeometry",
-    "KVGroups",
     "KVSpace",
     "Layout",
     "LentSlabs",
     "MappedLoans",
     "Reach",
     "choose_slab_bytes",
-    "groups_of",
 ]

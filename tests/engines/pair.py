@@ -14,7 +14,6 @@ from rose.engines.transformers import (
     Output,
     Sampling,
     kv_geometry,
-    kv_groups,
     rollout_engine,
     serving_engine,
 )
@@ -65,7 +64,6 @@ class Pair:
         prefix_cache: bool = True,
         is_sampling: bool = False,
         pool_bytes: int = POOL_BYTES,
-        has_groups: bool = False,
         move_bytes: int = 8 << 20,
         inflight: InFlight = "keep",
         probes: bool = False,
@@ -84,15 +82,11 @@ class Pair:
             inflight=inflight,
         )
         serving_kv = kv_geometry(self.serving_model, config)
-        rollout_kv = (
-            kv_groups(self.rollout_model, borrower)
-            if has_groups
-            else (kv_geometry(self.rollout_model, borrower),)
-        )
+        rollout_kv = kv_geometry(self.rollout_model, borrower)
         self.device = CoServing.open(
             "cpu",
             pool_bytes=pool_bytes,
-            slab_bytes=choose_slab_bytes(serving_kv, *rollout_kv),
+            slab_bytes=choose_slab_bytes(serving_kv, rollout_kv),
             # Deadlines that a thread which lost its core for a while still keeps.
             policy=Policy(
                 regrow_after_ms=5.0,

@@ -14,9 +14,8 @@ from tests.engines.windowed import windowed
 
 POISON = 0xFF
 
-# Models and lanes: one group; two groups; two groups in the unit that both can divide, of which a
-# block is a part.
-KINDS = ["alike", "groups", "one unit"]
+# Models: all layers alike, or two types of attention whose pages share the blocks.
+KINDS = ["alike", "windowed"]
 
 
 @contextmanager
@@ -25,7 +24,7 @@ def stepping(
 ) -> Iterator[tuple[Stepper, Model]]:
     model = models[1] if kind == "alike" else windowed("gemma3", seed=3)
     truth = models[1] if kind == "alike" else windowed("gemma3", seed=3)
-    pair = Pair((models[0], model), has_groups=kind == "groups", **settings)
+    pair = Pair((models[0], model), **settings)
     try:
         yield Stepper(pair, monkeypatch), truth
     finally:
@@ -51,23 +50,21 @@ def filled_slabs(space: KVSpace, slabs: int) -> dict[int, list[int]]:
 def spread(stepper: Stepper, requests: int) -> list[str]:
     """Bring requests under way, each with blocks of its own in slabs of its own."""
     lane = stepper.pair.rollout_lane
-    spaces = lane.groups.spaces
-    assert lane.ensure((requests + 1) * len(spaces) * lane.kv.blocks_per_slab)
-    held = [(space, filled_slabs(space, requests)) for space in spaces]
+    space = lane.kv
+    assert lane.ensure((requests + 1) * space.blocks_per_slab)
+    taken = filled_slabs(space, requests)
     names = []
     for one in range(requests):
-        for space, taken in held:
-            space.allocator.free([taken[sorted(taken)[one]].pop()])
+        space.allocator.free([taken[sorted(taken)[one]].pop()])
         names.append(stepper.client.send(prompt_tokens=8, new_tokens=24))
         stepper.step()
-    for space, taken in held:
-        space.allocator.free([block for blocks in taken.values() for block in blocks])
+    space.allocator.free([block for blocks in taken.values() for block in blocks])
     assert stepper.processor.cache.is_sparse
     return names
 
 
 def slabs_in_use(stepper: Stepper) -> int:
-    return sum(space.allocator.slabs_in_use for space in stepper.pair.rollout_lane.groups.spaces)
+    return stepper.pair.rollout_lane.kv.allocator.slabs_in_use
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,13 +80,12 @@ def test_requests_that_lie_apart_are_moved_together(
         stepper.step()
         assert stepper.processor.moved_bytes > 0
         assert slabs_in_use(stepper) < before
-        lane = stepper.pair.rollout_lane
-        for space in lane.groups.spaces:  # what they left is anybody's now
-            free = space.allocator.alloc(space.allocator.free_blocks)
-            size = space.geometry.block_bytes
-            for block in free:
-                space.flat()[block * size : (block + 1) * size] = POISON
-            space.allocator.free(free)
+        space = stepper.pair.rollout_lane.kv
+        free = space.allocator.alloc(space.allocator.free_blocks)  # includes the emptied slabs
+        size = space.geometry.block_bytes
+        for block in free:
+            space.flat()[block * size : (block + 1) * size] = POISON
+        space.allocator.free(free)
         stepper.finish()
         assert stepper.client.wrong(truth) == []
         assert stepper.processor.scheduler.preempted_tokens == 0

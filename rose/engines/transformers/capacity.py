@@ -52,14 +52,8 @@ class LaneCapacity(CacheCapacity):
         self._pressures = processor.pressures
         self._rooms = processor.rooms
         self._ask_after_ns = 0
-        # A token has KV in every group. Memory freed behind a sliding window is not counted.
-        self._slab_tokens = int(
-            1
-            / sum(
-                1 / (space.blocks_per_slab * space.geometry.block_tokens)
-                for space in self._lane.groups.spaces
-            )
-        )
+        kv = self._lane.kv
+        self._slab_tokens = kv.blocks_per_slab * kv.geometry.block_tokens
 
     @property
     def tokens_max(self) -> int:

@@ -21,7 +21,6 @@ from rose.engines.transformers.cache import (
     SlabCache,
     VersionedCache,
     block_geometry,
-    group_geometries,
 )
 from rose.engines.transformers.commits import IN_FLIGHT, InFlight, OnCommitted
 from rose.engines.transformers.guard import check_version
@@ -359,24 +358,6 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
     )
 
 
-def kv_groups(model: PreTrainedModel, config: EngineConfig) -> tuple[KVGeometry, ...]:
-    """Return the KV layout of each attention group of `model`, for a borrower's lane.
-
-    If all layers have the same type of attention, there is one group, with the layout of
-    `kv_geometry`. Other models waste less memory with one layout per group, because a block that
-    all groups can share may be as large as many pages of each group.
-
-    Raises:
-        Unavailable: the installed transformers is not supported.
-    """
-    manager = _manager(model, config)
-    return group_geometries(
-        model.config.get_text_config(),
-        dtype=model.dtype,
-        cb_config=manager.continuous_batching_config,
-    )
-
-
 def stock_engine(
     model: PreTrainedModel,
     config: EngineConfig,
@@ -438,7 +419,7 @@ def rollout_engine(
 
     Args:
         model: causal language model; must not be serving's model object.
-        lane: lane made with `kv_geometry(model, config)`, or with `kv_groups` for several groups.
+        lane: lane made with `kv_geometry(model, config)`.
         config: configuration, as for the other engines.
         layers_per_segment: decoder layers between two gates; see `gate_layers`.
 

@@ -60,7 +60,7 @@ class RolloutProcessor(DeviceProcessor):
         self.rooms = 0
         self._evicted: deque[RequestState] = deque()
         self._quantum: Quantum | None = None
-        self._pin: tuple[int, ...] | None = None
+        self._pin: int | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._was_aborted = False
         self._shut_out = ShutOut()
@@ -215,7 +215,7 @@ class RolloutProcessor(DeviceProcessor):
     def _pin_batch(self) -> None:
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
-        self._pin = self.lane.groups.pin(self.cache.blocks_by_space(sorted(self._in_flight)))
+        self._pin = self.lane.pin(self.cache.blocks_of(sorted(self._in_flight)))
         if self.lane.takes_ranks:  # The order in which serving may take slabs without a notice.
             self.lane.rank(self._cheapest_slabs())
 
@@ -246,7 +246,7 @@ class RolloutProcessor(DeviceProcessor):
 
     def _unpin(self) -> None:
         if self._pin is not None:
-            self.lane.groups.unpin(self._pin)
+            self.lane.unpin(self._pin)
             self._pin = None
 
     def update_batch(self) -> None:
