@@ -23,10 +23,10 @@ from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane, ServingLimits
 from rose.executor.wiring import BORROWER, SERVING, Opened, Parts, build
 from rose.memory import (
-    ISOLATIONS,
     Isolation,
     KVGeometry,
     KVSpace,
+    check_isolation,
     choose_slab_bytes,
 )
 from rose.memory.geometry import WASTE_MAX
@@ -104,10 +104,7 @@ class CoServing(Closing):
         ordinal = device_ordinal(device)
         if pool_bytes <= 0:
             raise InvalidArgument(f"pool_bytes must be above 0, got {pool_bytes}")
-        if isolation not in ISOLATIONS:
-            raise InvalidArgument(
-                f"isolation must be '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}', got '{isolation}'"
-            )
+        check_isolation(isolation)
         return cls(
             Opened(
                 gpu=None if ordinal is None else Gpu.open(ordinal),
@@ -204,7 +201,7 @@ class CoServing(Closing):
             # would end serving too.
             raise InvalidArgument(
                 "isolation='mapped' needs a borrower in another process: call listen here and "
-                "CoServing.attach there, or open the device with isolation='shared'"
+                "attach there, or open the device with isolation='shared'"
             )
         self._check_geometry(geometry)
         gpu = self._opened.gpu

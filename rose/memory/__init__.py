@@ -8,6 +8,7 @@ from rose.memory.mapped import (
     Isolation,
     LentSlabs,
     MappedLoans,
+    check_isolation,
 )
 from rose.memory.space import KVArray, KVSpace
 
@@ -23,5 +24,6 @@ __all__ = [
     "LentSlabs",
     "MappedLoans",
     "Reach",
+    "check_isolation",
     "choose_slab_bytes",
 ]
