@@ -96,7 +96,7 @@ class Tenant:
 
     def touch(self, slab: int) -> int:
         """Read a byte of any slab, whoever has it."""
-        arbiter = self.device.arbiter
+        arbiter = self.lane.kv.arbiter
         at = (arbiter.header_slabs + slab) * arbiter.slab_bytes - self.lane.kv.origin_bytes
         return int(self.lane.kv.flat()[at])
 
