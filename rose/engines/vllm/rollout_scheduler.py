@@ -10,9 +10,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from rose.engines.victims import Progress, order_of_loss
 from rose.engines.vllm.kv_slots import LeasedKVCacheManager
 from rose.engines.vllm.seams import pool_of
-from rose.engines.victims import Progress, order_of_loss
 from rose.executor import Notice, RolloutLane
 
 
