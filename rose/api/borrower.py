@@ -194,6 +194,7 @@ class Borrower:
                 if ready:
                     pin = self.lane.pin(block for one in ready for block in one.blocks)
                     self._in_flight = frozenset(one.name for one in ready)
+                    self.lane.rank(self._cheapest_slabs())
         finally:
             if pin is None:
                 quantum.__exit__(None, None, None)
@@ -232,7 +233,7 @@ class Borrower:
     # ---- revocation -----------------------------------------------------------------------------
 
     def _give_up(self, notice: Notice) -> None:
-        """Choose slabs to return, and free the blocks of all sequences that use these slabs.
+        """Free the blocks of all sequences that use revoked slabs.
 
         Sequences of the running step keep their blocks. This runs in a thread of serving or of the
         keeper or, if the borrower is in another process than serving, in the watcher's thread.
@@ -240,21 +241,20 @@ class Borrower:
         if not self._lock.acquire(timeout=notice.remaining_s()):
             return
         try:
-            notice.begin(self._cheapest_slabs()[: notice.slabs])
             self._empty(self.lane.leaving())
         finally:
             self._lock.release()
 
     def _cheapest_slabs(self) -> list[int]:
-        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
-        for name, one in self._open.items():
-            for slab in one._slabs() & users.keys():
-                users[slab].add(name)
-        progress = {
-            name: Progress(one.computed, -one.number, is_in_flight=name in self._in_flight)
-            for name, one in self._open.items()
-        }
-        return order_of_loss(users, progress)
+        return order_of_loss(
+            self.lane.slabs(),
+            {
+                name: Progress(
+                    one._slabs(), one.computed, -one.number, is_in_flight=name in self._in_flight
+                )
+                for name, one in self._open.items()
+            },
+        )
 
     def _empty(self, leaving: frozenset[int]) -> None:
         """Free all blocks of sequences that use `leaving` slabs and are not in the running step."""

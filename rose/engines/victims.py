@@ -1,7 +1,7 @@
 """The order in which a borrower gives up slabs: least repeated work first."""
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,20 +15,20 @@ class Progress:
     """The loss if a request's KV is taken.
 
     Args:
+        slabs: slabs with KV of the request.
         tokens: tokens to recompute.
         age: a number that is larger for earlier requests, with the same unit and origin for all.
         is_in_flight: whether a step would have to be aborted.
     """
 
+    slabs: Collection[int]
     tokens: int
     age: float
     is_in_flight: bool
 
 
-def order_of_loss(
-    users: Mapping[int, Collection[str]], progress: Mapping[str, Progress]
-) -> list[int]:
-    """Return all slabs, the cheapest to lose first.
+def order_of_loss(slabs: Iterable[int], requests: Mapping[str, Progress]) -> list[int]:
+    """Return all `slabs`, the cheapest to lose first.
 
     Each slab is the cheapest one after the loss of the slabs before it: once a request has lost one
     slab, losing another costs it nothing. Slabs of a step in flight come last. Among the others,
@@ -36,17 +36,17 @@ def order_of_loss(
     requests.
 
     Args:
-        users: for each slab, the requests with KV in it; each request must be in `progress`.
-        progress: loss by request.
+        slabs: slabs to order.
+        requests: loss by request.
     """
-    slabs_of: dict[str, list[int]] = {}
-    for slab, requests in users.items():
-        for request in requests:
-            slabs_of.setdefault(request, []).append(slab)
-    left = {slab: set(requests) for slab, requests in users.items()}
+    left: dict[int, set[str]] = {slab: set() for slab in slabs}
+    for name, one in requests.items():
+        for slab in one.slabs:
+            if slab in left:
+                left[slab].add(name)
 
     def cost(slab: int) -> Cost:
-        lost = [progress[request] for request in left[slab]]
+        lost = [requests[name] for name in left[slab]]
         return (
             any(one.is_in_flight for one in lost),
             sum(one.tokens for one in lost),
@@ -65,10 +65,10 @@ def order_of_loss(
             continue  # An old entry: the slab is chosen already, or has a newer entry.
         order.append(slab)
         del now[slab]
-        for request in left.pop(slab):
-            for other in slabs_of[request]:
+        for name in left.pop(slab):
+            for other in requests[name].slabs:
                 if other in now:
-                    left[other].discard(request)
+                    left[other].discard(name)
                     now[other] = cost(other)
                     heapq.heappush(heap, now[other])
     return order

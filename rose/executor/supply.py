@@ -3,9 +3,9 @@
 import threading
 
 from rose._core import Arbiter, Demand, PartitionSnapshot, ServingState, Snapshot
-from rose.executor.borrower import Borrower
 from rose.executor.collector import Collector
 from rose.executor.revocation import Cause
+from rose.executor.tenancy import Tenancy
 from rose.memory import KVSpace
 from rose.slo.policy import REVOKE_AHEAD_SLABS
 from rose.units import ceil_div
@@ -41,13 +41,13 @@ class SupplyGuard:
         self._state = state
         self._collector = collector
         self._blocks_per_slab = demand.blocks_per_slab
-        self.borrower: Borrower | None = None
+        self.borrower: Tenancy | None = None
         self.is_closed = False  # True after lending has ended; the demand is then not watched.
         self._lock = threading.Lock()  # Guards the field below.
         # True if serving has offered its surplus and has not requested slabs since.
         self._has_settled = False
 
-    def lent(self, borrower: Borrower) -> PartitionSnapshot:
+    def lent(self, borrower: Tenancy) -> PartitionSnapshot:
         """Return the present state of the borrower's partition."""
         return self._arbiter.snapshot().partitions[borrower.partition]
 

@@ -83,8 +83,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         slab_of = self.rollout.kv.allocator.slab_of
         return [b for b in self.rollout.signs if b not in self.pinned and slab_of(b) in leaving]
 
-    def on_revoke(self, revocation) -> None:
-        revocation.begin(())
+    def on_revoke(self, _notice) -> None:
         self.rollout.give(self.leaving_now())
 
     # ---- serving

@@ -216,8 +216,7 @@ class RolloutProcessor(DeviceProcessor):
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
         self._pin = self.lane.pin(self.cache.blocks_of(sorted(self._in_flight)))
-        if self.lane.takes_ranks:  # The order in which serving may take slabs without a notice.
-            self.lane.rank(self._cheapest_slabs())
+        self.lane.rank(self._cheapest_slabs())
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _generation_step(self, model: torch.nn.Module) -> None:
@@ -295,15 +294,13 @@ class RolloutProcessor(DeviceProcessor):
     # ---- any thread -----------------------------------------------------------------------------
 
     def give_up_slabs(self, revocation: Notice) -> None:
-        """Choose slabs for `revocation` and empty those that no step in flight needs.
+        """Empty the revoked slabs that no step in flight needs.
 
         Called by serving's thread. Pinned slabs leave when the step ends or is aborted.
         """
         if not self.lock.acquire(timeout=revocation.remaining_s()):
             return
         try:
-            chosen = self._cheapest_slabs()[: revocation.slabs]
-            revocation.begin(chosen)
             self._evacuate(self.lane.leaving())
         finally:
             self.lock.release()
@@ -315,19 +312,16 @@ class RolloutProcessor(DeviceProcessor):
 
     def _cheapest_slabs(self) -> list[int]:
         """Return the slabs, the cheapest to lose first."""
-        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
         progress = {
             name: Progress(
+                slabs=self.cache.slabs_of(name),
                 tokens=state.current_len(),
                 age=-float(state.created_time),
                 is_in_flight=name in self._in_flight,
             )
             for name, state in self._active().items()
         }
-        for request_id in progress:
-            for slab in self.cache.slabs_of(request_id) & users.keys():
-                users[slab].add(request_id)
-        return order_of_loss(users, progress)
+        return order_of_loss(self.lane.slabs(), progress)
 
     def _active(self) -> dict[str, Any]:
         return dict(self.scheduler.active_requests)

@@ -1,7 +1,7 @@
 """vLLM's scheduler in the borrower's lane: revoked slabs cost its requests KV, but no tokens."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from rose.engines.victims import Progress, order_of_loss
 from rose.engines.vllm.kv_slots import LeasedKVCacheManager
 from rose.engines.vllm.seams import pool_of
 from rose.executor import Notice, RolloutLane
@@ -92,6 +93,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
             if blocks:
                 written = self._written_by(output.num_scheduled_tokens)
                 self._in_flight[id(output)] = _InFlight(self.lane.pin(blocks), written)
+                self.lane.rank(self._cheapest_slabs(output.num_scheduled_tokens))
             return output
 
     def forward_ended(self, scheduler_output: SchedulerOutput) -> None:
@@ -141,14 +143,13 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     # ---- the thread of revocations --------------------------------------------------------------
 
     def give_up_slabs(self, revocation: Notice) -> None:
-        """Choose slabs for `revocation` and empty them; pinned slabs leave when the step ends.
+        """Empty the revoked slabs; pinned slabs leave when the step ends.
 
         If the scheduler's lock is not free before the deadline, nothing happens.
         """
         if not self._books.acquire(timeout=revocation.remaining_s()):
             return
         try:
-            revocation.begin(self._cheapest_slabs(revocation.slabs))
             self._evacuate(self.lane.leaving())
         finally:
             self._books.release()
@@ -173,13 +174,20 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def _slabs_of(self, request: Request) -> set[int]:
         return set(map(self.lane.kv.allocator.slab_of, self._blocks_of([request.request_id])))
 
-    def _cheapest_slabs(self, count: int) -> list[int]:
-        """Return up to `count` slabs, first those whose loss costs the fewest tokens of KV."""
-        lost = dict.fromkeys(self.lane.slabs(), 0)
-        for request in self.running:
-            for slab in self._slabs_of(request) & lost.keys():
-                lost[slab] += request.num_computed_tokens
-        return sorted(lost, key=lost.__getitem__)[:count]
+    def _cheapest_slabs(self, in_flight: Collection[str]) -> list[int]:
+        """Return all slabs, the cheapest to lose first; `in_flight` are requests of the step."""
+        return order_of_loss(
+            self.lane.slabs(),
+            {
+                request.request_id: Progress(
+                    slabs=self._slabs_of(request),
+                    tokens=request.num_computed_tokens,
+                    age=-request.arrival_time,
+                    is_in_flight=request.request_id in in_flight,
+                )
+                for request in self.running
+            },
+        )
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
         """Preempt the requests with blocks in the slabs `leaving`, the newest request first."""
