@@ -14,12 +14,14 @@
 #include "bind/pool.h"
 #include "bind/status.h"
 #include "bind/unlocked.h"
+#include "coserving/tenant.h"
 #include "memory/attachment.h"
 #include "memory/tenant_watch.h"
 
 namespace rose::bind {
 
 namespace py = pybind11;
+using coserving::Tenant;
 using driver::Device;
 using memory::Arbiter;
 using memory::Attachment;
@@ -48,49 +50,19 @@ Result<Pool> map_pool(const PoolExport& from, const std::shared_ptr<Device>& dev
 
 // ---- in the arbiter's process
 
-// A tenant for Python: owns the watch until close().
-class Tenant {
- public:
-  Tenant(std::shared_ptr<Arbiter> arbiter, std::unique_ptr<TenantWatch> watch) noexcept
-      : arbiter_{std::move(arbiter)}, watch_{std::move(watch)} {}
-
-  const TenantWatch& watch() const {
-    if (watch_ == nullptr) {
-      raise(Status::invalid_argument("the tenant cannot be used after its close()"));
-    }
-    return *watch_;
-  }
-  Arbiter& arbiter() const noexcept { return *arbiter_; }
-  void close() {
-    std::unique_ptr<TenantWatch> ending = std::move(watch_);  // no later call finds the watch
-    const GilReleased released;                               // reset() joins a thread
-    ending.reset();
-  }
-  // Wakes the tenant, so that it looks at its mailbox. Has no effect after close().
-  void ring() const noexcept {
-    if (watch_ != nullptr) watch_->line().to_tenant.ring();
-  }
-  // Kills the tenant through the watch, unless the watch must not kill.
-  void evict() const noexcept {
-    if (watch_ != nullptr) watch_->line().late.ring();
-  }
-  bool is_alive() const noexcept { return watch_ != nullptr && watch_->process().is_alive(); }
-  memory::TenantReport report() const noexcept {
-    return watch_ == nullptr ? memory::TenantReport{} : watch_->line().mailbox.report();
-  }
-
- private:
-  std::shared_ptr<Arbiter> arbiter_;
-  std::unique_ptr<TenantWatch> watch_;
-};
-
 std::unique_ptr<Tenant> add_tenant(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
                                    const Process& process, bool kill_late, bool is_mapped) {
   const auto notify_at = is_mapped ? memory::Notify::kWhenClean : memory::Notify::kAtGrant;
-  check(arbiter->add_tenant(partition, notify_at).status());
-  std::unique_ptr<TenantWatch> watch =
-      take(TenantWatch::create(arbiter, partition, take(process.duplicate()), kill_late));
-  return std::make_unique<Tenant>(std::move(arbiter), std::move(watch));
+  return take(Tenant::create(std::move(arbiter), partition, process, notify_at, kill_late));
+}
+
+// Raises after the tenant's close().
+std::shared_ptr<const TenantWatch> watch_of(const Tenant& tenant) {
+  std::shared_ptr<const TenantWatch> watch = tenant.watch();
+  if (watch == nullptr) {
+    raise(Status::invalid_argument("the tenant cannot be used after its close()"));
+  }
+  return watch;
 }
 
 void bind_process(py::module_& m) {
@@ -109,16 +81,16 @@ void bind_tenant(py::module_& m) {
   using Self = Tenant;
   const auto report = [](const Self& t) { return t.report(); };
   UnlockedClass<Self>(m, "Tenant")
-      .def_property_readonly("partition", [](const Self& t) { return t.watch().partition(); })
-      .def_property_readonly("pid", [](const Self& t) { return t.watch().process().pid(); })
+      .def_property_readonly("partition", [](const Self& t) { return watch_of(t)->partition(); })
+      .def_property_readonly("pid", [](const Self& t) { return watch_of(t)->process().pid(); })
       .def_property_readonly("is_alive", &Self::is_alive)
-      .def_property_readonly("was_killed", [](const Self& t) { return t.watch().was_killed(); })
+      .def_property_readonly("was_killed", [](const Self& t) { return watch_of(t)->was_killed(); })
       .def_property_readonly("mailbox_fd",
-                             [](const Self& t) { return t.watch().line().mailbox.fd(); })
+                             [](const Self& t) { return watch_of(t)->line().mailbox.fd(); })
       .def_property_readonly("to_arbiter_fd",
-                             [](const Self& t) { return t.watch().line().to_arbiter.get(); })
+                             [](const Self& t) { return watch_of(t)->line().to_arbiter.get(); })
       .def_property_readonly("to_tenant_fd",
-                             [](const Self& t) { return t.watch().line().to_tenant.get(); })
+                             [](const Self& t) { return watch_of(t)->line().to_tenant.get(); })
       .def_property_readonly("heartbeat_ns",
                              [report](const Self& t) { return report(t).heartbeat_ns; })
       .def_property_readonly("progress", [report](const Self& t) { return report(t).progress; })
@@ -132,18 +104,18 @@ void bind_tenant(py::module_& m) {
           "wait_lost",
           [](const Self& t, double timeout_ms) {
             const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-            const TenantWatch& watch = t.watch();
-            const bool is_lost = unlocked([&] { return watch.wait_lost(timeout_ns); });
-            check(watch.failure());
+            const auto watch = watch_of(t);
+            const bool is_lost = unlocked([&] { return watch->wait_lost(timeout_ns); });
+            check(watch->failure());
             return is_lost;
           },
           py::kw_only(), py::arg("timeout_ms"))
-      .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(t.watch().partition())); })
+      .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(watch_of(t)->partition())); })
       .def("ring", [](const Self& t) { t.ring(); })
       // Makes the watch kill the tenant's process, as after a missed deadline. Does not wait for
       // the process to end.
       .def("evict", [](const Self& t) { t.evict(); })
-      .def("close", &Self::close);
+      .def("close", &Self::close, gil_released());
 }
 
 // ---- in the tenant's process

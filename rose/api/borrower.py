@@ -248,12 +248,12 @@ class Borrower:
     def _cheapest_slabs(self) -> list[int]:
         return order_of_loss(
             self.lane.slabs(),
-            {
-                name: Progress(
+            (
+                Progress(
                     one._slabs(), one.computed, -one.number, is_in_flight=name in self._in_flight
                 )
                 for name, one in self._open.items()
-            },
+            ),
         )
 
     def _empty(self, leaving: frozenset[int]) -> None:
@@ -305,8 +305,8 @@ class Sequence(Tokens):
         """True if tokens remain and all their blocks are present."""
         return self.remaining > 0 and not self._missing_blocks(self.tokens)
 
-    def _slabs(self) -> set[int]:
-        return {self._kv.allocator.slab_of(block) for block in self.blocks}
+    def _slabs(self) -> frozenset[int]:
+        return frozenset(self._kv.allocator.slabs_of(self.blocks))
 
     def _lose(self) -> None:
         """Free the blocks for serving. Only the borrower calls this."""

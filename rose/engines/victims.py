@@ -1,7 +1,7 @@
 """The order in which a borrower gives up slabs: least repeated work first."""
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,9 +10,9 @@ from typing import TypeAlias
 Cost: TypeAlias = tuple[bool, int, float, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Progress:
-    """The loss if a request's KV is taken.
+    """One request's slabs, and the loss if it loses any of them.
 
     Args:
         slabs: slabs with KV of the request.
@@ -21,13 +21,13 @@ class Progress:
         is_in_flight: whether a step would have to be aborted.
     """
 
-    slabs: Collection[int]
+    slabs: frozenset[int]
     tokens: int
     age: float
     is_in_flight: bool
 
 
-def order_of_loss(slabs: Iterable[int], requests: Mapping[str, Progress]) -> list[int]:
+def order_of_loss(slabs: Iterable[int], requests: Iterable[Progress]) -> list[int]:
     """Return all `slabs`, the cheapest to lose first.
 
     Each slab is the cheapest one after the loss of the slabs before it: once a request has lost one
@@ -36,17 +36,16 @@ def order_of_loss(slabs: Iterable[int], requests: Mapping[str, Progress]) -> lis
     requests.
 
     Args:
-        slabs: slabs to order.
-        requests: loss by request.
+        slabs: slabs on loan.
+        requests: all requests with KV in these slabs.
     """
-    left: dict[int, set[str]] = {slab: set() for slab in slabs}
-    for name, one in requests.items():
-        for slab in one.slabs:
-            if slab in left:
-                left[slab].add(name)
+    users: dict[int, set[Progress]] = {slab: set() for slab in slabs}
+    for request in requests:
+        for slab in request.slabs & users.keys():
+            users[slab].add(request)
 
     def cost(slab: int) -> Cost:
-        lost = [requests[name] for name in left[slab]]
+        lost = users[slab]
         return (
             any(one.is_in_flight for one in lost),
             sum(one.tokens for one in lost),
@@ -54,7 +53,7 @@ def order_of_loss(slabs: Iterable[int], requests: Mapping[str, Progress]) -> lis
             slab,
         )
 
-    now = {slab: cost(slab) for slab in left}
+    now = {slab: cost(slab) for slab in users}
     heap = list(now.values())
     heapq.heapify(heap)
     order: list[int] = []
@@ -65,10 +64,9 @@ def order_of_loss(slabs: Iterable[int], requests: Mapping[str, Progress]) -> lis
             continue  # An old entry: the slab is chosen already, or has a newer entry.
         order.append(slab)
         del now[slab]
-        for name in left.pop(slab):
-            for other in requests[name].slabs:
-                if other in now:
-                    left[other].discard(name)
-                    now[other] = cost(other)
-                    heapq.heappush(heap, now[other])
+        for request in users.pop(slab):
+            for other in request.slabs & now.keys():
+                users[other].discard(request)
+                now[other] = cost(other)
+                heapq.heappush(heap, now[other])
     return order

@@ -312,16 +312,18 @@ class RolloutProcessor(DeviceProcessor):
 
     def _cheapest_slabs(self) -> list[int]:
         """Return the slabs, the cheapest to lose first."""
-        progress = {
-            name: Progress(
-                slabs=self.cache.slabs_of(name),
-                tokens=state.current_len(),
-                age=-float(state.created_time),
-                is_in_flight=name in self._in_flight,
-            )
-            for name, state in self._active().items()
-        }
-        return order_of_loss(self.lane.slabs(), progress)
+        return order_of_loss(
+            self.lane.slabs(),
+            (
+                Progress(
+                    slabs=self.cache.slabs_of(name),
+                    tokens=state.current_len(),
+                    age=-float(state.created_time),
+                    is_in_flight=name in self._in_flight,
+                )
+                for name, state in self._active().items()
+            ),
+        )
 
     def _active(self) -> dict[str, Any]:
         return dict(self.scheduler.active_requests)

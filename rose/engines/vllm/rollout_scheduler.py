@@ -1,7 +1,7 @@
 """vLLM's scheduler in the borrower's lane: revoked slabs cost its requests KV, but no tokens."""
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ from rose.executor import Notice, RolloutLane
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """The pin of a planned step, and the ids of the blocks that the step writes."""
+    """A planned step: its pin, its requests, and the ids of the blocks that it writes."""
 
     pin: int
+    requests: frozenset[str]
     written: set[int]
 
 
@@ -92,8 +93,9 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
             blocks = self._blocks_of(output.num_scheduled_tokens)
             if blocks:
                 written = self._written_by(output.num_scheduled_tokens)
-                self._in_flight[id(output)] = _InFlight(self.lane.pin(blocks), written)
-                self.lane.rank(self._cheapest_slabs(output.num_scheduled_tokens))
+                requests = frozenset(output.num_scheduled_tokens)
+                self._in_flight[id(output)] = _InFlight(self.lane.pin(blocks), requests, written)
+                self.lane.rank(self._cheapest_slabs())
             return output
 
     def forward_ended(self, scheduler_output: SchedulerOutput) -> None:
@@ -171,22 +173,24 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
                 written.update(group[first // manager.block_size :])
         return written.difference(self.lane.kv.null_blocks)
 
-    def _slabs_of(self, request: Request) -> set[int]:
-        return set(map(self.lane.kv.allocator.slab_of, self._blocks_of([request.request_id])))
+    def _slabs_of(self, request: Request) -> frozenset[int]:
+        blocks = list(self._blocks_of([request.request_id]))
+        return frozenset(self.lane.kv.allocator.slabs_of(blocks))
 
-    def _cheapest_slabs(self, in_flight: Collection[str]) -> list[int]:
-        """Return all slabs, the cheapest to lose first; `in_flight` are requests of the step."""
+    def _cheapest_slabs(self) -> list[int]:
+        """Return the slabs, the cheapest to lose first."""
+        in_flight = frozenset[str]().union(*(one.requests for one in self._in_flight.values()))
         return order_of_loss(
             self.lane.slabs(),
-            {
-                request.request_id: Progress(
-                    slabs=self._slabs_of(request),
-                    tokens=request.num_computed_tokens,
-                    age=-request.arrival_time,
-                    is_in_flight=request.request_id in in_flight,
+            (
+                Progress(
+                    slabs=self._slabs_of(one),
+                    tokens=one.num_computed_tokens,
+                    age=-float(one.arrival_time),
+                    is_in_flight=one.request_id in in_flight,
                 )
-                for request in self.running
-            },
+                for one in self.running
+            ),
         )
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
