@@ -10,9 +10,9 @@ from rose._core import (
     Snapshot,
     SupplyWatch,
 )
-from rose.executor.borrower import Borrower
 from rose.executor.collector import Collector
 from rose.executor.revocation import Cause
+from rose.executor.tenancy import Tenancy
 from rose.memory import KVSpace
 from rose.slo.policy import REVOKE_AHEAD_SLABS
 from rose.units import ceil_div
@@ -50,12 +50,12 @@ class SupplyGuard:
         self._collector = collector
         self._watch = watch
         self._blocks_per_slab = demand.blocks_per_slab
-        self.borrower: Borrower | None = None
+        self.borrower: Tenancy | None = None
         self._lock = threading.Lock()  # Guards the field below.
         # True if serving has offered its surplus and has not requested slabs since.
         self._has_settled = False
 
-    def lent(self, borrower: Borrower) -> PartitionSnapshot:
+    def lent(self, borrower: Tenancy) -> PartitionSnapshot:
         """Return the present state of the borrower's partition."""
         return self._arbiter.snapshot().partitions[borrower.partition]
 

@@ -9,6 +9,7 @@ import pytest
 
 from rose.errors import InternalError, InvalidArgument, Unavailable
 from rose.executor import Reason, Refusal, StepBatch
+from rose.executor.revocation import Notice, Revocation
 from rose.executor.safety import Safety
 from tests.executor.conftest import ParkedStep, Rig
 from tests.waiting import LONG_S, wait_for
@@ -123,13 +124,14 @@ def plant(rig: Rig, place: tuple[str, str, str], *, times: int) -> None:
     owners = owners_of(rig)
     if (owner, name) == ("lender", "revoke"):
         # The revocation is made with the lender's arbiter; nothing else of it may be a stand-in.
-        stock, planted = rig.rollout.on_revoke, Failing(rig.device.arbiter, name, times=times)
+        tenancy = rig.device.lender.newest
+        stock, planted = tenancy.revoke, Failing(rig.device.arbiter, name, times=times)
 
-        def on_revoke(revocation) -> None:
+        def revoke(revocation: Revocation) -> None:
             revocation.arbiter = planted
             stock(revocation)
 
-        rig.rollout.on_revoke = on_revoke
+        tenancy.revoke = revoke
         return
     fail(owners[owner], part, name, times=times)
 
@@ -174,11 +176,11 @@ def test_nothing_raises_in_serving_when_a_part_stays_broken(open_rig, place) -> 
 def test_borrower_that_raises_while_it_is_revoked_loses_its_slabs_all_the_same(open_rig) -> None:
     rig = open_rig()
 
-    def broken(_revocation) -> None:
+    def broken(_notice: Notice) -> None:
         raise RuntimeError("the engine is broken")
 
     rig.rollout.on_revoke = broken
-    assert rig.rollout.ensure(60)
+    rig.borrow(60)
     assert rig.serving.ensure(ALL_BLOCKS)
     assert rig.device.gave_back == "RuntimeError: the engine is broken"
     assert rig.counts() == (16, 0, 0, 0)
