@@ -21,7 +21,7 @@ class Pins:
     def _pinned(self, blocks: Iterable[int]) -> int:
         ids = list(blocks)
         pin = self._pin(ids)
-        self._slabs[pin] = set(map(self._lane.kv.allocator.slab_of, ids))
+        self._slabs[pin] = set(self._lane.kv.allocator.slabs_of(ids))
         return pin
 
     def _unpinned(self, pin: int) -> None:

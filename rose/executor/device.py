@@ -212,7 +212,7 @@ class CoServing(Closing):
         parts.serving.watch(serving_streams)
         tenancy = self._tenancy(parts, geometry, limit_bytes, Process.open(os.getpid()))
         self._borrowing.callback(tenancy.let_go)
-        attachment = self._attachment(tenancy)
+        attachment = Attachment.create_here(self.arbiter, tenancy.partition)
         self._borrowing.callback(attachment.close)
         clock = self._opened.clock
         lane = RolloutLane(
@@ -252,25 +252,6 @@ class CoServing(Closing):
             isolation=self._opened.isolation,
             why_refused=partial(_why_refused, parts),
         )
-
-    def _attachment(self, tenancy: Tenancy) -> Attachment:
-        """Attach a tenant of this process, where the whole pool is mapped already."""
-        arbiter, tenant = self.arbiter, tenancy.tenant
-        ledger = arbiter.share_ledger()
-        try:
-            attachment = Attachment.create_mapped(
-                slab_bytes=arbiter.slab_bytes,
-                slab_count=arbiter.slab_count,
-                header_slabs=arbiter.header_slabs,
-                ledger_fd=ledger,
-                mailbox_fd=tenant.mailbox_fd,
-                to_arbiter_fd=tenant.to_arbiter_fd,
-                to_tenant_fd=tenant.to_tenant_fd,
-            )
-        finally:
-            os.close(ledger)
-        attachment.reach(range(arbiter.slab_count))
-        return attachment
 
     def listen(self, path: str | Path) -> "Listener":
         """Let a borrower in another process attach at a Unix socket; lending starts.

@@ -137,7 +137,7 @@ class Tenancy:
     def revoke(self, revocation: Revocation) -> None:
         """Begin at once: idle slabs change owner now, all others after the tenant has reacted."""
         revocation.begin()
-        if revocation.slabs_pending() > 0:
+        if revocation.settled_ns == 0:
             self.ring()
 
     def note_room(self) -> None:
