@@ -17,6 +17,7 @@ from rose._core import (
     HostGate,
     RenewAnswer,
     ServingState,
+    SupplyWatch,
 )
 from rose.events import Reason, Refusal
 from rose.executor.cap import Cap
@@ -56,6 +57,7 @@ class Lender:
         gate: HostGate,
         state: ServingState,
         demand: Demand,
+        watch: SupplyWatch,
         log: CertificateLog,
         policy: Policy,
         clock: Clock,
@@ -79,6 +81,7 @@ class Lender:
             kv=serving_kv,
             demand=demand,
             state=state,
+            watch=watch,
             collector=self.collector,
         )
         self._admission = CertifiedAdmission(serving, demand, log=log, serving=state)
@@ -228,7 +231,8 @@ class Lender:
     def close(self) -> None:
         """Stop lending, and take all loans back by the deadline."""
         with self._lock:
-            self.is_closed = self.supply.is_closed = True
+            self.is_closed = True
+            self.supply.close()
         borrower = self.supply.borrower
         if borrower is None:
             return

@@ -40,7 +40,8 @@ def whole_life(rig: Rig) -> None:
     """Call every method of the serving lane."""
     serving = rig.serving
     serving.arrived("x", prompt_tokens=8)
-    with serving.step(StepBatch(1, 8, 8)):
+    with serving.step() as step:
+        step.commit(StepBatch(1, 8, 8))
         ticket = serving.reserve(16)
         blocks = serving.alloc(1)
     serving.emitted("x")
@@ -89,13 +90,11 @@ def test_an_impossible_count_is_refused_and_lending_goes_on(open_rig, call: str 
 # Where the failure is planted: (owner, part, method of the core).
 PLACES = [
     ("serving", "_state", "arrived"),
-    ("serving", "_state", "beat"),
     ("serving", "_state", "finished"),
-    ("serving", "_gate", "is_running"),
-    ("serving", "_gate", "passed"),
-    ("serving", "_model", "observe"),
-    ("serving", "_log", "append_step"),
-    ("serving", "_supply", "recheck"),
+    ("serving", "_steps", "begin"),
+    ("serving", "_steps", "commit"),
+    ("serving", "_steps", "emitted"),
+    ("serving", "_steps", "end"),
     ("serving", "_supply", "reclaim"),
     ("serving", "_supply", "offer_surplus"),
     ("supply", "_arbiter", "snapshot"),
@@ -103,11 +102,10 @@ PLACES = [
     ("lender", "arbiter", "revoke"),
     ("supply", "_arbiter", "give_back"),
     ("collector", "_log", "append_revoke_begun"),
-    ("supply", "_arbiter", "watch"),
+    ("supply", "_watch", "is_short"),
     ("supply", "_arbiter", "is_short"),
     ("supply", "_demand", "blocks"),
     ("serving", "_demand", "arrived"),
-    ("serving", "_demand", "step_ended"),
     ("serving", "_supply", "foresee"),
     ("serving", "_supply", "load_changed"),
     ("lender", "state", "beat"),
@@ -193,10 +191,10 @@ def test_giving_back_aborts_a_parked_step(open_rig) -> None:
     step = ParkedStep(rig, rig.borrow(60))
     rig.serving.arrived("a", prompt_tokens=8)
     step.park()
-    fail(rig.serving, "_supply", "recheck")
+    fail(rig.serving, "_steps", "end")
     with rig.serving.step(StepBatch(1, 8, 0)):
         pass
-    assert rig.device.gave_back == "RuntimeError: planted in recheck"
+    assert rig.device.gave_back == "RuntimeError: planted in end"
     assert step.outcome == "aborted"
     assert rig.counts()[1] == 0
     assert rig.counts()[3] == 0
