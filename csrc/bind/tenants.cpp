@@ -239,27 +239,9 @@ void bind_attachment(py::module_& m) {
       .def("hold", &Self::hold)
       .def("release", &Self::release)
       .def("admit", [](Self& a) { return take(a.look()).admitted; })
-      .def(
-          "lent",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.lent());
-          },
-          py::arg("partition"))
-      .def(
-          "leaving",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.leaving());
-          },
-          py::arg("partition"))
-      .def(
-          "is_late",
-          [](const Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return a.is_late();
-          },
-          py::arg("partition"))
+      .def("lent", [](Self& a) { return take(a.lent()); })
+      .def("leaving", [](Self& a) { return take(a.leaving()); })
+      .def("is_late", &Self::is_late)
       .def("revocation", [](const Self& a) { return take(a.revocation()); })
       .def("beat", &Self::beat, py::kw_only(), py::arg("progress") = 0)
       .def(
@@ -268,13 +250,7 @@ void bind_attachment(py::module_& m) {
             check(a.set_ranks(slabs, ranks));
           },
           py::arg("slabs"), py::arg("ranks"))
-      .def(
-          "give_idle",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.give_idle());
-          },
-          py::arg("partition"))
+      .def("give_idle", [](Self& a) { return take(a.give_idle()); })
       .def("close", [](Self& a) { check_unlocked([&] { return a.close(); }); });
 }
 

@@ -52,7 +52,7 @@ class Loans:
         clock: Clock | Attachment,
     ) -> None:
         """Made by the device; `window` is None if the whole pool is mapped."""
-        self._attachment = attachment
+        self.attachment = attachment
         self._line = line
         self._gate = gate
         self._window = window
@@ -87,7 +87,7 @@ class Loans:
         if self._window is not None:
             return self._window.take(lent)
         with lent:
-            self._attachment.admit()
+            self.attachment.admit()
         return True
 
     def why_refused(self) -> Reason:
@@ -99,11 +99,11 @@ class Loans:
     @contextmanager
     def planning(self) -> Iterator[None]:
         """Let the attachment's thread return no slab with blocks in use."""
-        self._attachment.hold()
+        self.attachment.hold()
         try:
             yield
         finally:
-            self._attachment.release()
+            self.attachment.release()
 
     def step_began(self) -> None:
         """Unmap nothing, and map no GPU memory, until `step_ended`."""
@@ -125,7 +125,7 @@ class Loans:
 
         A slab's rank is valid until its loan ends.
         """
-        self._attachment.set_ranks(slabs, range(len(slabs)))
+        self.attachment.set_ranks(slabs, range(len(slabs)))
 
     # ---- shared memory --------------------------------------------------------------------------
 

@@ -115,8 +115,7 @@ class RolloutLane:
         # The refusal of the last call of `ensure`; None if it succeeded.
         self.no_memory: Refusal | None = None
         self._has_gates = has_gates
-        self._books = kv.arbiter
-        self._partition = kv.partition
+        self._attachment = loans.attachment
 
     # ---- compute --------------------------------------------------------------------------------
 
@@ -295,7 +294,7 @@ class RolloutLane:
         if self._loans.is_closed:
             return False
         with self._reporting:
-            return self._books.is_late(self._partition)
+            return self._attachment.is_late()
 
     def end_step(self) -> None:
         """End the step. Only `Quantum` calls this."""
@@ -396,7 +395,7 @@ class RolloutLane:
 
     def slabs(self) -> list[int]:
         """Return the ids of the slabs on loan, except slabs being taken back."""
-        return self._books.lent(self._partition)
+        return self._attachment.lent()
 
     def slabs_max(self) -> int:
         """Return the largest number of slabs that can be on loan, by the limit and the reserve."""
@@ -410,7 +409,7 @@ class RolloutLane:
         Args:
             slabs: ids of slabs, in the order in which they are to be taken.
         """
-        is_sound = are_counts(slabs) and all(one < self._books.slab_count for one in slabs)
+        is_sound = are_counts(slabs) and all(one < self._attachment.slab_count for one in slabs)
         require(is_sound, "slabs must list ids of slabs", slabs)
         with self._reporting:
             self._loans.rank(slabs)
@@ -418,7 +417,7 @@ class RolloutLane:
     def give_back_idle(self) -> int:
         """Give back all slabs without used blocks and pins; return their number."""
         with self._reporting:
-            return self._books.give_idle(self._partition)
+            return self._attachment.give_idle()
 
     def retry_after_ms(self) -> float:
         """Return for how many more milliseconds the loan must not grow, after a revocation."""
@@ -426,4 +425,4 @@ class RolloutLane:
 
     def leaving(self) -> frozenset[int]:
         """Return the ids of slabs to empty: slabs being taken back, and overdue slabs."""
-        return frozenset(self._books.leaving(self._partition))
+        return frozenset(self._attachment.leaving())
