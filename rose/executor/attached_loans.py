@@ -7,7 +7,7 @@ from typing import Final
 
 from rose._core import Attachment, HostGate
 from rose.errors import CorruptData, RoseError
-from rose.events import Reason, Refusal
+from rose.events import Reason, Refusal, SegmentLimit
 from rose.executor.channel import Channel, close_all
 from rose.executor.lent_window import LentWindow
 from rose.executor.messages import Answer, AskGrow, AskReason, Granted, Question, Refused
@@ -93,15 +93,16 @@ class AttachedLoans:
             self._attachment.admit()
         return True
 
-    def why_refused(self) -> Reason:
+    def why_refused(self) -> Refusal:
         """Ask the device why the gate stays closed."""
         if self.is_closed:
-            return Reason.CLOSED
+            return Refusal(Reason.CLOSED)
         answer, strays = self._ask(AskReason())
         close_all(strays)
         if isinstance(answer, Refused) and answer.reason in Reason.__members__:
-            return Reason[answer.reason]
-        return Reason.SERVING_BUSY
+            segment = None if answer.segment is None else SegmentLimit(*answer.segment)
+            return Refusal(Reason[answer.reason], answer.retry_after_ms, segment)
+        return Refusal(Reason.SERVING_BUSY)
 
     # ---- reports --------------------------------------------------------------------------------
 

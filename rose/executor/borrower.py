@@ -18,6 +18,13 @@ Borrower: TypeAlias = "LocalBorrower | Tenancy"
 """The borrower of a device. Its methods run in serving's threads and in the keeper's thread."""
 
 
+def wait_sentence(waited_ms: float) -> str:
+    """Say that serving waited too long."""
+    return (
+        f"serving waited {waited_ms:.0f} ms for segments beyond their certificates in ten minutes"
+    )
+
+
 class LocalBorrower:
     """A borrower in serving's own process: rose calls its engine and cannot kill it."""
 
@@ -52,8 +59,13 @@ class LocalBorrower:
         """
         return not self._gate.is_in_step()
 
-    def park_timed_out(self) -> None:
-        """Do nothing: a thread cannot be ended."""
+    def wait_budget_spent(self, waited_ms: float) -> None:
+        """End lending, because serving waited too long for segments and a thread cannot be killed.
+
+        Raises:
+            DeadlineExceeded: always.
+        """
+        raise DeadlineExceeded(f"{wait_sentence(waited_ms)}: the borrower was removed")
 
     def mind_late(self, late_slabs: int) -> None:
         """End lending if the borrower keeps slabs for a TTL past their deadline.

@@ -15,7 +15,8 @@ from typing import BinaryIO, Final
 
 from rose._core import Process
 from rose.closing import Once
-from rose.errors import DeadlineExceeded, RoseError, Unavailable
+from rose.errors import DeadlineExceeded, RetryLater, RoseError, Unavailable
+from rose.events import Refusal
 from rose.executor.channel import Channel, check_path, close_all
 from rose.executor.messages import (
     FORMAT,
@@ -100,7 +101,7 @@ class Listener:
         path: str | Path,
         *,
         admit: Admit,
-        why_refused: Callable[[], str],
+        why_refused: Callable[[], Refusal],
         show: Callable[[Channel], None],
         limit: Callable[[float], None],
         on_failure: Callable[[BaseException], None],
@@ -110,7 +111,7 @@ class Listener:
         Args:
             path: path of the socket to create; only the same user can connect.
             admit: function that makes a borrower a tenant, or raises the reason for rejecting it.
-            why_refused: function that returns the name of the reason why the gate stays closed.
+            why_refused: function that returns why the gate stays closed.
             show: function that sends the ledger to an observer.
             limit: function that limits the loans to a share of the pool.
             on_failure: function that receives the exception that ended the thread.
@@ -239,7 +240,8 @@ class Listener:
         try:
             tenancy = self._admit(hello, Process.of_peer(channel.fileno()))
         except RoseError as error:
-            channel.send(Rejected(str(error), not isinstance(error, Unavailable)))
+            wait_ms = error.retry_after_ms if isinstance(error, RetryLater) else 0.0
+            channel.send(Rejected(str(error), not isinstance(error, Unavailable), wait_ms))
             return False
         self._tenancy, self._channel = tenancy, channel
         self._selector.register(channel, selectors.EVENT_READ, self._answer)
@@ -270,7 +272,9 @@ class Listener:
                     with lent:
                         channel.send(answer, list(lent.fds.values()))
                 case AskReason():
-                    channel.send(Refused(self._why_refused(), 0.0))
+                    why = self._why_refused()
+                    segment = None if why.segment is None else why.segment.lengths
+                    channel.send(Refused(why.reason.name, why.retry_after_ms, segment))
                 case _:
                     self._part()
         except (RoseError, OSError):

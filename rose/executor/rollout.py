@@ -75,7 +75,7 @@ class RolloutLane:
         loans: "Lender | AttachedLoans",
         reporting: Reporting,
         on_revoke: OnRevoke | None,
-        why_refused: Callable[[], Reason],
+        why_refused: Callable[[], Refusal],
         slabs_max: int,
         gpu: Gpu | None,
         has_gates: bool,
@@ -89,7 +89,7 @@ class RolloutLane:
             reporting: context manager for rose's own calls; it reports their failures.
             on_revoke: function that frees blocks when serving needs slabs; None: the arbiter
                 chooses the slabs.
-            why_refused: function that returns the reason why the gate stays closed.
+            why_refused: function that returns why the gate stays closed.
             slabs_max: largest number of slabs, given the borrower's limit and serving's reserve.
             gpu: GPU of the borrower's work; None on a CPU.
             has_gates: whether a step is divided by gates. False makes each step one segment, to
@@ -155,7 +155,7 @@ class RolloutLane:
         self._gate.end_step()
         if verdict == Verdict.SHUT_DOWN:
             return Refusal(Reason.CLOSED)
-        return Refusal(self.why_refused())
+        return self.why_refused()
 
     def gate(self) -> None:
         """End a segment, and wait until the next one may start.

@@ -195,6 +195,7 @@ def build(
             gpu=opened.gpu,
             limits=limits,
             slowdown=slo.slowdown,
+            creditor=creditor,
         )
         keeper = Keeper(tend, arbiter, every_ms=policy.tend_every_ms, on_failure=safety.report)
         undo.pop_all()
