@@ -680,6 +680,8 @@ class RecordKind(Enum):
     END = 10
     TOKENS = 11
     FORCED = 12
+    WAITED = 13
+    EVICTED = 14
 
 class CertificateLog:
     def __init__(
@@ -703,6 +705,8 @@ class CertificateLog:
         revoke_ms: float = 0.0,
         slowdown: float = 0.0,
         without: int = 0,
+        wait_budget_ms: float = 1000.0,
+        park_wait_ms: float = 1000.0,
         clock: Clock | None = None,
     ) -> None: ...
     def append_move(
@@ -715,6 +719,9 @@ class CertificateLog:
         epoch: int,
         move_kind: int,
     ) -> bool: ...
+    def append_evicted(self, *, borrower: int, pid: int, reason: str) -> bool: ...
+    @property
+    def waited_ms(self) -> float: ...
     def append_revoke_begun(self, *, deadline_ns: int, slabs: int) -> bool: ...
     def append_step(
         self,
@@ -831,10 +838,12 @@ class QuantumRefusal(Enum):
     LOG_BROKEN = 5
     NO_EVIDENCE = 6
     BUDGET_SPENT = 7
+    SEGMENT_TOO_LONG = 8
 
 class HarvestMode(Enum):
     IDLE = 0
     SLACK = 1
+    TRIAL = 2
 
 class ServingState:
     def __init__(self, log: CertificateLog, *, gate: HostGate | None = None) -> None: ...
@@ -868,6 +877,20 @@ class Binding:
     def delay_ms(self) -> float: ...
     @property
     def target_ms(self) -> float: ...
+
+class SegmentLimit:
+    @property
+    def measured_ms(self) -> float: ...
+    @property
+    def limit_ms(self) -> float: ...
+
+class SegmentWait:
+    @property
+    def waited_ms(self) -> float: ...
+    @property
+    def has_ended(self) -> bool: ...
+    @property
+    def is_spent(self) -> bool: ...
 
 class Offer:
     @property
@@ -942,6 +965,9 @@ class Creditor:
     def largest_chunk(self) -> tuple[float, float, float]: ...
     @property
     def segment_upper_ms(self) -> float: ...
+    @property
+    def segment_limit(self) -> SegmentLimit | None: ...
+    def wait_parked(self, *, borrower: int) -> SegmentWait: ...
 
 class MoveLog(MoveObserver):
     def __init__(self, log: CertificateLog) -> None: ...

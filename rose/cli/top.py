@@ -18,6 +18,7 @@ from rich.text import Text
 from rose._core import LedgerView, SlabState
 from rose.clock import BootClock, Clock
 from rose.errors import RoseError
+from rose.events import SegmentLimit
 from rose.executor.messages import AskLedger, Ledger
 from rose.executor.observing import ask_device
 from rose.units import GIB, MIB, MS_PER_S, NS_PER_MS
@@ -79,7 +80,8 @@ def draw(ledger: LedgerView, reported: Ledger, *, clock: Clock) -> Group:
                 f"{(now_ns - one.oldest_pin_ns) / NS_PER_MS:.0f}" if one.pins else "-",
             )
     legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
-    lines = (Text(_cap(reported.cap)), *map(Text, (*_refusals(reported), *reported.kills[-1:])))
+    told = (*_refusals(reported), *_harm(reported))
+    lines = (Text(_cap(reported.cap)), *map(Text, told))
     return Group(table, *lines, _strip([record.state for record in records]), legend)
 
 
@@ -99,7 +101,21 @@ def _refusals(reported: Ledger) -> list[str]:
         f"{count} {name.replace('_', ' ')}" for name, count in reported.refusals.items() if count
     ]
     lines = [f"refused: {', '.join(counts)}"] if counts else []
+    if reported.segment is not None:
+        lines.append(f"too long: {SegmentLimit(*reported.segment).sentence}")
     return lines if reported.binding is None else [*lines, f"last failed: {reported.binding}"]
+
+
+def _harm(reported: Ledger) -> list[str]:
+    """Return what borrowers cost serving, the newest kill, and why none may attach."""
+    lines = [*reported.kills[-1:], *filter(None, (reported.barred,))]
+    if reported.waited_ms > 0:
+        lines.insert(
+            0,
+            f"waited beyond certificates in 10 min: {reported.waited_ms:.0f} of "
+            f"{reported.wait_budget_ms:.0f} ms",
+        )
+    return lines
 
 
 def _cap(cap: tuple[int, float] | None) -> str:

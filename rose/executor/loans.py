@@ -31,8 +31,8 @@ class Line(Protocol):
         """
         ...
 
-    def why_refused(self) -> Reason:
-        """Return the reason why the gate stays closed."""
+    def why_refused(self) -> Refusal:
+        """Return why the gate stays closed."""
         ...
 
 
@@ -90,9 +90,9 @@ class Loans:
             self.attachment.admit()
         return True
 
-    def why_refused(self) -> Reason:
-        """Return the reason why the gate stays closed."""
-        return Reason.CLOSED if self.is_closed else self._line.why_refused()
+    def why_refused(self) -> Refusal:
+        """Return why the gate stays closed."""
+        return Refusal(Reason.CLOSED) if self.is_closed else self._line.why_refused()
 
     # ---- reports --------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class RolloutLane:
         self.runs_ahead = not isinstance(gate, StreamGate)
         self._loans = loans
         self._reporting = reporting
-        # Returns the reason why the gate stays closed.
+        # Returns why the gate stays closed.
         self.why_refused = loans.why_refused
         self._slabs_max = slabs_max
         # The refusal of the last call of `ensure`; None if it succeeded.
@@ -148,7 +148,7 @@ class RolloutLane:
         self._gate.end_step()
         if verdict == Verdict.SHUT_DOWN:
             return Refusal(Reason.CLOSED)
-        return Refusal(self.why_refused())
+        return self.why_refused()
 
     def gate(self) -> None:
         """End a segment, and wait until the next one may start.

@@ -112,5 +112,5 @@ def test_a_log_of_another_version_is_refused_in_one_sentence(verify):
     status, out, errors = verify(LogBytes(version=3))
     assert (status, out) == (2, "")
     assert errors.endswith(
-        "has version 3 with records of 128 bytes; this rose reads version 6 with 128\n"
+        "has version 3 with records of 128 bytes; this rose reads version 7 with 128\n"
     )
