@@ -92,7 +92,8 @@ def test_a_tenant_knows_what_is_lent_leaving_and_late(device: Device) -> None:
 
     device.use(3, 12)
     assert seen() == ([0, 1, 2], set(), False)
-    device.attached.set_ranks([0, 1, 2], [7, 1, 9])
+    assert device.attached.begin_plan() == ([], [0, 1, 2])
+    device.attached.end_plan([1, 0, 2])
     deadline_ns = device.arbiter.now_ns() + SECOND
     late = device.arbiter.revoke(device.rollout, 1, deadline_ns=deadline_ns)
     assert seen() == ([0, 2], {1}, False)
