@@ -24,6 +24,7 @@ from rose.executor.messages import (
     AskLedger,
     AskReason,
     Hello,
+    Leave,
     Refused,
     Rejected,
     SetLimit,
@@ -275,6 +276,9 @@ class Listener:
                     why = self._why_refused()
                     segment = None if why.segment is None else why.segment.lengths
                     channel.send(Refused(why.reason.name, why.retry_after_ms, segment))
+                case Leave():
+                    tenancy.has_left = True
+                    self._part()
                 case _:
                     self._part()
         except (RoseError, OSError):
