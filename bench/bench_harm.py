@@ -16,6 +16,7 @@ from bench.harming import Harm, MeasuredServing, Supervisor, supervised
 from bench.rows import Bar, Term
 from rose.errors import check
 
+_END_S: Final = 120.0  # longest time to close all devices
 # Enough for any wait of a run: as if there were no budget.
 _UNLIMITED: Final = {"wait_budget_ms": 1e9}
 # (name, kind of borrower, TTFT target in ms, arguments). The kinds are functions of
@@ -53,7 +54,7 @@ def side_by_side(runs: dict[str, Run], seconds: float) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(seconds + _END_S)
 
 
 def test_harm(report: Report, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rose.errors import RoseError, check
+from rose.errors import RoseError
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, StepBatch
 from rose.executor.channel import Channel
 from rose.executor.messages import Hello, Welcome
@@ -32,6 +32,7 @@ KV: Final = KVGeometry(layers=1, block_tokens=16, bytes_per_token=4096)
 STEP_S: Final = 0.003
 STEPS: Final = 8  # of a request
 STUCK_S: Final = 0.9
+_END_S: Final = 30.0  # longest time until a killed borrower has ended
 HONEST_S: Final = 0.005
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _WAKE_ALL: Final = 2**31 - 1
@@ -105,14 +106,14 @@ def _run(lane: Any, segment_s: float) -> None:
                     time.sleep(segment_s)
                     segments += 1
             case refusal if refusal.segment is not None:
-                _say(refused=refusal.segment.sentence)
+                _say("refused", refusal.segment.sentence)
         if time.monotonic() - said_s >= 1.0:
-            _say(segments=segments)
+            _say("segments", segments)
             segments, said_s = 0, time.monotonic()
 
 
-def _say(**fields: Any) -> None:
-    print(*fields.items(), flush=True)
+def _say(name: str, value: object) -> None:
+    print(f"{name}={value}", flush=True)
 
 
 BORROWERS: Final[dict[str, Callable[..., None]]] = {
@@ -139,24 +140,28 @@ class Supervisor:
     def _watch(self) -> None:
         while not self._stop.is_set():
             self.starts += 1
-            self._process = subprocess.Popen(
+            with subprocess.Popen(
                 self._command, cwd=_ROOT, stdout=subprocess.PIPE, text=True
-            )
-            check(self._process.stdout is not None, "the borrower has no output")
-            for line in self._process.stdout or ():
-                name, value = line.strip().strip("()").split(", ", 1)
-                if name == "'segments'":
-                    self.segments += int(value)
-                else:
-                    self.refused.add(value.strip("'\""))
-            self._process.wait()
+            ) as self._process:
+                if self._stop.is_set():
+                    self._process.kill()
+                for line in self._process.stdout or ():
+                    self._hear(line)
+
+    def _hear(self, line: str) -> None:
+        """Take over a report of the borrower."""
+        name, value = line.rstrip("\n").split("=", 1)
+        if name == "segments":
+            self.segments += int(value)
+        else:
+            self.refused.add(value)
 
     def stop(self) -> None:
         """Kill the borrower."""
         self._stop.set()
         if self._process is not None:
             self._process.kill()
-        self._thread.join()
+        self._thread.join(_END_S)
 
 
 # ---- serving -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rose.slo.audit import CAUSES, Miss, audit
 from rose.slo.verify import Verification, verify_log
-from rose.slo.verify_waits import Waits
+from rose.slo.verify_waits import WaitTotals
 from rose.units import NS_PER_MS, NS_PER_S
 
 _EXIT_VIOLATED: Final = 1
@@ -96,7 +96,7 @@ def _cause_sentence(misses: Sequence[Miss]) -> str:
     return f"{len(misses)} missed, by cause: {by_cause}."
 
 
-def _wait_sentences(waits: Waits) -> Iterator[str]:
+def _wait_sentences(waits: WaitTotals) -> Iterator[str]:
     """Yield what serving waited beyond certified segments: the worst sum, and each ten minutes."""
     budget_ms = waits.budget_ns / NS_PER_MS
     worst_ms = waits.worst_ns / NS_PER_MS

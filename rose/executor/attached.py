@@ -2,18 +2,18 @@
 
 import logging
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from rose._core import Attachment, CudaDevice, HostGate, MappedWindow, PoolExport
 from rose.closing import Closing, Once
 from rose.compute import Gpu, tested_gate
-from rose.errors import CorruptData, InvalidArgument, RetryLater, Unavailable
+from rose.errors import CorruptData, InvalidArgument, RetryLater, RoseError, Unavailable
 from rose.executor.channel import Channel, close_all
 from rose.executor.lent_window import LentWindow
 from rose.executor.loans import BEATS, Loans
-from rose.executor.messages import Hello, Rejected, Welcome
+from rose.executor.messages import Hello, Leave, Rejected, Welcome
 from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
@@ -198,6 +198,9 @@ class AttachedDevice(Closing):
         if self._loans is not None:
             self._loans.end("this device was closed")
         self._parts.close()
+        if self._lane is not None:
+            with suppress(RoseError):  # Serving may have ended.
+                self._channel.send(Leave())
         self._channel.close()
 
 

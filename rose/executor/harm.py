@@ -17,8 +17,8 @@ _FORGIVEN_AFTER_NS: Final = 600 * NS_PER_S
 class Readmission:
     """The pause before the next borrower may attach. For any thread.
 
-    The pause follows a bad end: serving killed the borrower, or it ended within a step or with
-    slabs. The first pause takes 1 s, and each further one twice as long, up to ten minutes. The
+    The pause follows a bad end: serving killed the borrower, or it ended without closing its
+    device. The first pause takes 1 s, and each further one twice as long, up to ten minutes. The
     pause belongs to the device. Only processes of serving's user may attach, so it belongs to the
     user too, and a supervisor that restarts a borrower does not shorten it.
     """

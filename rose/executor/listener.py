@@ -25,6 +25,7 @@ from rose.executor.messages import (
     AskReason,
     Granted,
     Hello,
+    Leave,
     Refused,
     Rejected,
     SetLimit,
@@ -282,6 +283,9 @@ class Listener:
                     why = tenancy.why_refused()
                     segment = None if why.segment is None else why.segment.lengths
                     channel.send(Refused(why.reason.name, why.retry_after_ms, segment))
+                case Leave():
+                    tenancy.has_left = True
+                    self._part()
                 case _:
                     self._part()
         except (RoseError, OSError):

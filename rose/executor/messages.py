@@ -129,6 +129,11 @@ class AskReason:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """The tenant leaves in order. Without this message its end counts as a crash."""
+
+
+@dataclass(frozen=True, slots=True)
 class AskLedger:
     """An observer asks for the ledger."""
 
@@ -173,7 +178,7 @@ class Ledger:
     barred: Sentence | None = None
 
 
-Question = Hello | AskGrow | AskReason | AskLedger | SetLimit
+Question = Hello | AskGrow | AskReason | Leave | AskLedger | SetLimit
 Answer = Welcome | Rejected | Granted | Refused | Ledger
 
 _KINDS: Final[dict[str, type]] = {
@@ -182,6 +187,7 @@ _KINDS: Final[dict[str, type]] = {
         Hello,
         AskGrow,
         AskReason,
+        Leave,
         AskLedger,
         SetLimit,
         Welcome,

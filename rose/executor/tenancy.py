@@ -85,6 +85,7 @@ class Tenancy:
         self._late_since_ns: int | None = None
         self._is_taken_out = False
         self._waited_ms: float | None = None  # sum of the waits that led to the eviction
+        self.has_left = False  # True after the tenant has said that it leaves
         self._has_ended = self._is_kill_noted = self._is_end_bad = False
 
     def grow(self, blocks: int) -> LentSlabs | Refusal:
@@ -204,11 +205,11 @@ class Tenancy:
         """
         self._note_kill()
         self._has_ended = True
-        self._arbiter.drop_partition(self.partition)  # Idle slabs are back now.
+        self._arbiter.drop_partition(self.partition)
         if self._waited_ms is not None:
             self._ended_badly(f"ended after {_wait_sentence(self._waited_ms)}")
-        elif self._slabs() > 0 or self._lender.gate.is_in_step():
-            self._ended_badly("ended while it used slabs or ran a step")
+        elif not self.has_left:
+            self._ended_badly("ended without closing its device")
         self._lender.forget_borrower()
 
     def is_over(self, *, wait_ms: float) -> bool:

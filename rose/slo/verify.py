@@ -17,7 +17,7 @@ from rose.slo.verify_claims import broken
 from rose.slo.verify_compute import ComputeReplay, switched_off
 from rose.slo.verify_memory import MemoryReplay
 from rose.slo.verify_requests import LiveRequests
-from rose.slo.verify_waits import WaitReplay, Waits
+from rose.slo.verify_waits import WaitReplay, WaitTotals
 
 _CERTIFICATES: Final = frozenset({"QUANTUM", "ADMISSION"})
 _MARKS: Final = frozenset({"START", "END"})
@@ -55,7 +55,7 @@ class Verification:
     epsilon: float
     is_complete: bool
     without: tuple[str, ...]
-    waits: Waits
+    waits: WaitTotals
 
 
 def _rules(memory: MemoryReplay, compute: ComputeReplay, waits: WaitReplay) -> _Rules:

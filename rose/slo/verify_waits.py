@@ -21,7 +21,7 @@ def nanoseconds(duration_ms: float) -> int:
 
 
 @dataclass(slots=True)
-class Waits:
+class WaitTotals:
     """Totals of the waits of a log.
 
     Args:
@@ -59,7 +59,7 @@ class WaitReplay:
 
     def __init__(self, header: dict[str, Any]) -> None:
         """Begin with an empty budget, which START then sets."""
-        self.totals = Waits()
+        self.totals = WaitTotals()
         self._signal_ms = header["signal_ms"]
         self._partitions = header["partitions"]
         self._park_wait_ms = 0.0
