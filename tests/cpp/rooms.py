@@ -1,4 +1,4 @@
-"""Build one sanitised program of each room's C++ tests, and the C++ programs of `bench/`.
+"""Build one sanitised program of each room's C++ tests, and those of `bench/` and `examples/`.
 
 A program holds the units of `setup.py` for each room that it includes, directly or through these
 rooms, and no device code: the table that the build generates is empty. A room's tests are one unit
@@ -22,7 +22,12 @@ from tests.building.project import SETUP
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 ROOMS: Final = sorted({path.parent.name for path in HERE.glob("*/*_test.cpp")})
-PROGRAMS: Final = sorted(path.stem for path in (ROOT / "bench").glob("*.cpp"))
+# Source of each program of `bench/` and `examples/`, from the root, by its name.
+PROGRAMS: Final = {
+    path.stem: path.relative_to(ROOT)
+    for folder in ("bench", "examples")
+    for path in sorted((ROOT / folder).glob("*.cpp"))
+}
 SANITIZERS: Final = ("asan", "tsan")
 FLAGS: Final = {
     # -Og takes half as long again to compile, most of it for the checks of UBSan.
@@ -100,8 +105,7 @@ def _ninja_text(kind: str) -> str:
     for room in ROOMS:
         text += [f"build tests/{room}.o: cxx tests/{room}.cpp", f"  room = -I{up}/tests/cpp/{room}"]
         text.append(f"build {room}: link tests/{room}.o {made((HERE / room).rglob('*'))}")
-    for program in PROGRAMS:
-        source = Path("bench", f"{program}.cpp")
+    for program, source in PROGRAMS.items():
         text.append(f"build {program}.o: cxx {up / source}")
         text.append(f"build {program}: link {program}.o {made([ROOT / source])}")
     return "\n".join([*text, ""])
