@@ -7,7 +7,7 @@ _PREFIX: Final = "bench_"
 # Suites of several files; every other file is a separate suite.
 _FILES: Final = {
     "compute": ("compute", "gate", "latency", "harvest"),
-    "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
+    "memory": ("admission", "blocks", "scrub", "tenants"),
     "transfer": ("chunks", "codec", "crossing", "update"),
 }
 

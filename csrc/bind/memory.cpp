@@ -215,20 +215,6 @@ void bind_arbiter(py::module_& m) {
           py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
           py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
       .def(
-          "add_group",
-          [](Self& a, PartitionId id, std::size_t block_bytes, std::size_t origin_bytes,
-             std::int32_t blocks_per_slab_max) {
-            return take(a.add_group(id, {block_bytes, origin_bytes, blocks_per_slab_max}));
-          },
-          py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
-          py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
-      .def(
-          "missing_slabs",
-          [](const Self& a, PartitionId id, const std::vector<std::int64_t>& wanted) {
-            return take(a.missing_slabs(id, wanted));
-          },
-          py::arg("partition"), py::arg("wanted"))
-      .def(
           "take", [](Self& a, PartitionId id, std::int32_t n) { return take(a.take(id, n)); },
           py::arg("partition"), py::arg("n"))
       .def(

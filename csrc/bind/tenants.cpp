@@ -218,22 +218,6 @@ void bind_attachment(py::module_& m) {
           py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
           py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
       .def(
-          "add_group",
-          [](Self& a, PartitionId partition, std::size_t block_bytes, std::size_t origin_bytes,
-             std::int32_t blocks_per_slab_max) {
-            check_own(a, partition);
-            return take(a.add_group({block_bytes, origin_bytes, blocks_per_slab_max}));
-          },
-          py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
-          py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
-      .def(
-          "missing_slabs",
-          [](const Self& a, PartitionId partition, const std::vector<std::int64_t>& wanted) {
-            check_own(a, partition);
-            return take(a.missing_slabs(wanted));
-          },
-          py::arg("partition"), py::arg("wanted"))
-      .def(
           "news",
           [](Self& a, double timeout_ms) {
             const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");

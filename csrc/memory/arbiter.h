@@ -19,7 +19,6 @@
 #include "memory/partition.h"
 #include "memory/pool.h"
 #include "memory/remote_holder.h"
-#include "memory/slab_groups.h"
 #include "memory/slab_table.h"
 #include "memory/tenant_line.h"
 
@@ -176,11 +175,6 @@ class Arbiter final : private SlabWatcher {
   Status reopen_partition(PartitionId partition, std::int32_t limit_slabs) noexcept;
   // Adds the partition's only allocator, which lives as long as the arbiter.
   Result<BlockAllocator*> add_allocator(PartitionId partition, BlockGeometry geometry) noexcept;
-  // Adds an allocator for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
-  Result<BlockAllocator*> add_group(PartitionId partition, BlockGeometry geometry) noexcept;
-  // As SlabGroups::missing_slabs(). InvalidArgument for a partition without groups in this process.
-  Result<std::int64_t> missing_slabs(PartitionId partition,
-                                     std::span<const std::int64_t> wanted) const noexcept;
 
   // ---- tenants of other processes
 
@@ -357,15 +351,13 @@ class Arbiter final : private SlabWatcher {
   Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
           std::shared_ptr<MoveObserver> observer) noexcept;
 
-  Status no_allocator(PartitionId id) const noexcept;
   static Status check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept;
 
   // All methods below need the mutex.
   Status on_slab_idle(SlabId slab) noexcept override;
   void on_blocks_taken(const SlabHolder& taker) noexcept override;
   bool is_of_watched(const SlabHolder& taker) const noexcept {
-    const SlabHolder* const watched = holder_of(watch_.partition);
-    return watched == &taker || (watched != nullptr && watched->includes(taker));
+    return holder_of(watch_.partition) == &taker;
   }
   // Number of free blocks below which the watched partition is short, with `unowned` unowned slabs.
   std::int64_t low_water(std::int32_t unowned) const noexcept {

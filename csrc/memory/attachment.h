@@ -14,7 +14,6 @@
 #include "memory/mailbox.h"
 #include "memory/pool.h"
 #include "memory/slab_door.h"
-#include "memory/slab_groups.h"
 
 namespace rose::memory {
 
@@ -37,7 +36,7 @@ struct TenantNews {
   bool is_arbiter_gone{false};  // the arbiter's process is gone for good, so all loans are over
 };
 
-// Holds the pool's mapping, the ledger, the mailbox and the tenant's allocators. Using a slab needs
+// Holds the pool's mapping, the ledger, the mailbox and the tenant's allocator. Using a slab needs
 // no message to the arbiter: the allocator changes the slab's word in the mailbox, by SlabDoor.
 //
 // attend() starts a thread that runs no Python, so no interpreter can delay it. While the process
@@ -71,11 +70,6 @@ class Attachment final : private SlabDoor {
   std::shared_ptr<const LedgerView> ledger() const noexcept { return line_.ledger; }
   // Adds the only allocator, which lives as long as the attachment.
   Result<BlockAllocator*> add_allocator(BlockGeometry geometry) noexcept;
-  // Adds an allocator for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
-  Result<BlockAllocator*> add_group(BlockGeometry geometry) noexcept;
-  Result<std::int64_t> missing_slabs(std::span<const std::int64_t> wanted) const noexcept {
-    return groups_.missing_slabs(wanted);
-  }
 
   // Starts the thread, which reports a heartbeat every `every_ns`. A closed slab without a pin has
   // a grace of a few milliseconds, in which the engine may free or move its blocks; then the thread
@@ -144,8 +138,6 @@ class Attachment final : private SlabDoor {
   bool give_up_closed(std::span<Nanoseconds> since_ns) noexcept;
   bool has_given_up(SlabId slab) const noexcept;
   static Result<Line> make_line(AttachmentParts parts) noexcept;
-  bool has_allocator() const noexcept { return !groups_.groups().empty(); }
-  Result<BlockAllocator*> make_group(BlockGeometry geometry, bool is_first) noexcept;
 
   // SlabDoor, under the allocator's lock.
   bool has_news() noexcept override;
@@ -159,14 +151,14 @@ class Attachment final : private SlabDoor {
   const Line line_;
   const PartitionId partition_;  // read once, because the mailbox is writable by others
 
-  mutable std::mutex blocks_;  // the lock of all groups; also guards seen_news_ and holds_
+  mutable std::mutex blocks_;  // the allocator's lock; also guards seen_news_ and holds_
   std::uint64_t seen_news_{0};
   std::int32_t holds_{0};
   const Owner owner_;
   std::atomic<bool> is_closed_{false};
 
-  std::mutex slabs_;  // guards groups_ and known_
-  SlabGroups groups_{blocks_};
+  std::mutex slabs_;  // guards allocator_ and known_
+  std::unique_ptr<BlockAllocator> allocator_;
   std::vector<Known> known_;  // by slab: state known to the allocator
 
   std::atomic<bool> is_attended_{false};

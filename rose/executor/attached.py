@@ -1,6 +1,5 @@
 """A device whose serving engine runs in another process, from the borrower's side."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.watcher import Watcher
-from rose.memory import KVGeometry, KVGroups, groups_of
+from rose.memory import KVGeometry, KVSpace
 
 _CONNECT_S: Final = 5.0
 # Number of heartbeats in a lease's TTL.
@@ -53,7 +52,7 @@ class AttachedDevice(Closing):
 
     def rollout(
         self,
-        geometry: KVGeometry | Sequence[KVGeometry],
+        geometry: KVGeometry,
         *,
         limit_bytes: int,
         on_revoke: OnRevoke | None = None,
@@ -70,19 +69,17 @@ class AttachedDevice(Closing):
             raise InvalidArgument("this device is closed: attach again")
         if self._lane is not None:
             raise InvalidArgument("a device can have one borrower, and this device has one")
-        groups = groups_of(geometry)
-        # The device counts loans in blocks of the first group.
-        welcome, descriptors = self._ask(Hello(groups[0], limit_bytes))
+        welcome, descriptors = self._ask(Hello(geometry, limit_bytes))
         with ExitStack() as undo:
             undo.callback(close_all, descriptors)
             named = _by_name(welcome, descriptors)
             gpu = None if welcome.device == "cpu" else Gpu.of_serving(welcome.device)
             attachment, window = self._open(welcome, named, gpu.device if gpu else None)
             host_gate = HostGate.attach(named["gate"][0])
-            kv = KVGroups(
+            kv = KVSpace(
                 attachment,
                 welcome.partition,
-                groups,
+                geometry,
                 header_index=welcome.header_index,
                 window=window,
             )
@@ -91,7 +88,7 @@ class AttachedDevice(Closing):
         loans = AttachedLoans(attachment, self._channel, host_gate, lent_window)
         gate, _ = tested_gate(gpu, host_gate, window=welcome.gate_window, in_one_process=False)
         lane = RolloutLane(
-            groups=kv,
+            kv=kv,
             gate=gate,
             loans=loans,
             reporting=Reporting(self.safety),

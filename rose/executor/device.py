@@ -23,12 +23,11 @@ from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane, ServingLimits
 from rose.executor.wiring import BORROWER, SERVING, Opened, Parts, build
 from rose.memory import (
-    ISOLATIONS,
     Isolation,
     KVGeometry,
-    KVGroups,
+    KVSpace,
+    check_isolation,
     choose_slab_bytes,
-    groups_of,
 )
 from rose.memory.geometry import WASTE_MAX
 from rose.slo import SLO, Policy
@@ -105,10 +104,7 @@ class CoServing(Closing):
         ordinal = device_ordinal(device)
         if pool_bytes <= 0:
             raise InvalidArgument(f"pool_bytes must be above 0, got {pool_bytes}")
-        if isolation not in ISOLATIONS:
-            raise InvalidArgument(
-                f"isolation must be '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}', got '{isolation}'"
-            )
+        check_isolation(isolation)
         return cls(
             Opened(
                 gpu=None if ordinal is None else Gpu.open(ordinal),
@@ -175,7 +171,7 @@ class CoServing(Closing):
 
     def rollout(
         self,
-        geometry: KVGeometry | Sequence[KVGeometry],
+        geometry: KVGeometry,
         *,
         limit_bytes: int,
         on_revoke: OnRevoke | None = None,
@@ -184,8 +180,7 @@ class CoServing(Closing):
         """Add the borrower; lending starts.
 
         Args:
-            geometry: KV layout of the borrower's model, or one layout per attention group; groups
-                share the borrowed slabs.
+            geometry: KV layout of the borrower's model.
             limit_bytes: largest size of the memory on loan, rounded down to slabs.
             on_revoke: function that frees blocks when serving needs slabs; the engines of this
                 package set it themselves.
@@ -206,11 +201,9 @@ class CoServing(Closing):
             # would end serving too.
             raise InvalidArgument(
                 "isolation='mapped' needs a borrower in another process: call listen here and "
-                "CoServing.attach there, or open the device with isolation='shared'"
+                "attach there, or open the device with isolation='shared'"
             )
-        groups = groups_of(geometry)
-        for one in groups:
-            self._check_geometry(one)
+        self._check_geometry(geometry)
         gpu = self._opened.gpu
         gate, self.gate_choice = tested_gate(
             gpu, self.gate, window=GATE_WINDOW, streams=serving_streams
@@ -219,7 +212,7 @@ class CoServing(Closing):
         limit_slabs = min(limit_bytes // self.arbiter.slab_bytes, self.arbiter.slab_count)
         partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=limit_slabs)
         lane = RolloutLane(
-            groups=KVGroups(self.arbiter, partition, groups, header_index=BORROWER),
+            kv=KVSpace(self.arbiter, partition, geometry, header_index=BORROWER),
             gate=gate,
             loans=self.lender,
             reporting=Reporting(self.safety),

@@ -18,8 +18,7 @@ from rose.executor.inputs import are_counts, is_count, is_size, is_time_ms, requ
 from rose.executor.revocation import OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
-from rose.executor.weight_bins import HostUpload, StreamUpload, Upload
-from rose.memory import KVGroups, KVSpace
+from rose.memory import KVSpace
 
 if TYPE_CHECKING:  # One of these modules needs an extra of the package.
     from rose.executor.attached_loans import AttachedLoans
@@ -29,6 +28,8 @@ if TYPE_CHECKING:  # One of these modules needs an extra of the package.
 _ASK_MS: Final = 5.0
 # A parked borrower wakes up this often to renew its leases; an opening gate wakes it by a futex.
 _LOOK_UP_MS: Final = 50.0
+# Longest wait for the lane's stream. It is reached only if the stream hangs.
+_STREAM_MS: Final = 60_000.0
 _BLOCKS: Final = "blocks must be an integer from 0 to 10^9"
 
 
@@ -70,7 +71,7 @@ class RolloutLane:
     def __init__(
         self,
         *,
-        groups: KVGroups,
+        kv: KVSpace,
         gate: BorrowerGate,
         loans: "Lender | AttachedLoans",
         reporting: Reporting,
@@ -83,7 +84,7 @@ class RolloutLane:
         """Made by `CoServing.rollout`.
 
         Args:
-            groups: KV space of each attention group of the borrower's model.
+            kv: KV space of the borrower's model.
             gate: gate between segments.
             loans: object that grants slabs.
             reporting: context manager for rose's own calls; it reports their failures.
@@ -95,13 +96,11 @@ class RolloutLane:
             has_gates: whether a step is divided by gates. False makes each step one segment, to
                 measure the benefit of gates.
         """
-        self.groups = groups
+        self.kv = kv
         self._gpu = gpu  # Keeps the stream alive, since work may use it after the device is closed.
         # CUDA stream for all GPU work of the steps; None on a CPU.
         self.stream = None if gpu is None else gpu.rollout.handle
         self.device = None if gpu is None else gpu.device
-        # Copies host bytes into the pool; on a GPU by the lane's stream.
-        self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
         self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
         self.on_room: Callable[[], None] = lambda: None
         # Called by the step's thread after each timed-out wait at a closed gate.
@@ -120,8 +119,8 @@ class RolloutLane:
         # The refusal of the last call of `ensure`; None if it succeeded.
         self.no_memory: Refusal | None = None
         self._has_gates = has_gates
-        self._books = groups.arbiter
-        self._partition = groups.partition
+        self._books = kv.arbiter
+        self._partition = kv.partition
 
     # ---- compute --------------------------------------------------------------------------------
 
@@ -274,6 +273,15 @@ class RolloutLane:
             self._until_passed(self._gate.pass_)
         self.settle()
 
+    def await_stream(self) -> None:
+        """Wait until the lane's stream has no work left; call this only while a segment may run.
+
+        Raises:
+            DeadlineExceeded: the stream is still busy after a minute.
+        """
+        if self._gpu is not None:
+            self._gpu.rollout.wait(timeout_ms=_STREAM_MS)
+
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:
         while True:
             with self._reporting:
@@ -318,31 +326,6 @@ class RolloutLane:
         return self._loans.is_closed
 
     # ---- memory ---------------------------------------------------------------------------------
-
-    @property
-    def kv(self) -> KVSpace:
-        """The borrower's KV space; with several attention groups, that of the first group."""
-        return self.groups.spaces[0]
-
-    def ensure_groups(self, blocks: Sequence[int]) -> bool:
-        """Ensure `blocks[i]` free blocks in every group i at once, with a grant if necessary.
-
-        Returns:
-            Whether the blocks are free now.
-
-        Raises:
-            InvalidArgument: the length of `blocks` is not the number of groups.
-        """
-        require(are_counts(blocks), "blocks must list one number of blocks per group", blocks)
-        missing = self.groups.missing_slabs(blocks)
-        if missing == 0:
-            return True
-        with self._reporting:
-            # Requests for slabs are counted in blocks of the first group.
-            answer = self._loans.grow(missing * self.kv.blocks_per_slab)
-        if isinstance(answer, Refusal):
-            return False
-        return self.groups.missing_slabs(blocks) == 0
 
     def ensure(self, blocks: int) -> bool:
         """Ensure `blocks` free blocks, with a grant if necessary; return False if refused."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from rose.api.borrower import Borrower
 from rose.errors import RoseError, StepAborted
 from rose.executor import CoServing, KVGeometry, Quantum
-from rose.memory import Layout
 
 
 def descriptors() -> int:
@@ -23,23 +22,11 @@ def descriptors() -> int:
 
 class Tenant:
     def __init__(
-        self,
-        path: str,
-        *,
-        limit_bytes: int,
-        block_tokens: int,
-        bytes_per_token: int,
-        has_windows: bool = False,
-    ):
+        self, path: str, *, limit_bytes: int, block_tokens: int, bytes_per_token: int
+    ) -> None:
         self.path = path
         self.limit_bytes = limit_bytes
-        layout = Layout.BLOCK_MAJOR if has_windows else Layout.LAYER_MAJOR
-        self.geometry = KVGeometry(1, block_tokens, bytes_per_token, layout)
-        if has_windows:  # a second group, whose blocks are half as large
-            self.geometry = [
-                self.geometry,
-                KVGeometry(1, block_tokens, bytes_per_token // 2, layout),
-            ]
+        self.geometry = KVGeometry(1, block_tokens, bytes_per_token)
         self.demands = 0
         self.lock = threading.Lock()  # Guards `held`.
         self.step: threading.Thread | None = None
@@ -78,17 +65,6 @@ class Tenant:
             self.held += self.lane.kv.allocator.alloc(blocks)
         return len(self.held)
 
-    def take_groups(self, *blocks: int) -> list[list[int]] | None:
-        """Borrow memory for blocks of each group, and return the slabs they are in."""
-        if not self.lane.ensure_groups(blocks):
-            return None
-        taken = []
-        for space, count in zip(self.lane.groups.spaces, blocks, strict=True):
-            ids = space.allocator.alloc(count)
-            taken.append(sorted({space.allocator.slab_of(one) for one in ids}))
-            space.allocator.free(ids)
-        return taken
-
     def give(self) -> int:
         with self.lock:
             self.lane.kv.allocator.free(self.held)
@@ -118,7 +94,9 @@ class Tenant:
 
     def touch(self, slab: int) -> int:
         """Read a byte of any slab, whoever has it."""
-        return int(self.lane.kv.slab_window(range(slab, slab + 1))[0])
+        arbiter = self.device.arbiter
+        at = (arbiter.header_slabs + slab) * arbiter.slab_bytes - self.lane.kv.origin_bytes
+        return int(self.lane.kv.flat()[at])
 
     def mapped(self) -> int:
         """How many memory objects of a pool are mapped here."""

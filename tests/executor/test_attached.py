@@ -112,23 +112,6 @@ def rig(tmp_path: Path) -> Iterator[RemoteRig]:
     made.close()
 
 
-def test_groups_of_a_borrower_share_what_it_was_lent(rig: RemoteRig) -> None:
-    child = rig.attach(has_windows=True)
-    whole = BLOCKS_PER_SLAB
-    first, second = child.do("take_groups", 2 * whole, 0)
-    assert (len(first), second) == (2, [])
-    assert rig.slabs() == (2, 0)
-    # What the first group left is room for the second: nothing more is asked for.
-    assert child.do("take_groups", 0, 4 * whole) == [[], first]
-    assert rig.slabs() == (2, 0)
-    both = child.do("take_groups", whole, 2 * whole + 1)
-    assert [len(slabs) for slabs in both] == [1, 2]
-    assert rig.slabs() == (3, 0)
-    rig.device.lender.take_back(3)
-    assert rig.slabs() == (0, 0)  # all of it was idle
-    wait_for(lambda: child.do("state")["free"] == 0)
-
-
 def test_slabs_leave_in_the_order_that_the_borrower_ranked_them(rig: RemoteRig) -> None:
     child = rig.attach()
     child.do("borrow", 4 * BLOCKS_PER_SLAB)  # all of them full: only the ranks tell them apart

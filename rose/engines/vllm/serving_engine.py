@@ -69,6 +69,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             pool_bytes=(slabs + _HEADER_SLABS) * slab_bytes,
             slab_bytes=slab_bytes,
             log_path=settings.log_path,
+            isolation=settings.isolation,
             policy=settings.policy(),
         )
         lane = device.serving(
@@ -100,6 +101,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         return {
             "role": "serving",
             "listen": self._settings.listen,
+            "isolation": self._settings.isolation,
             "not_lending": self._not_lending,
             "gave_back": None,
             "pool_bytes": reading.pool_bytes,
