@@ -203,7 +203,7 @@ class Manifest:
     def fingerprint(self) -> bytes:
         """Return the SHA-256 of the encoded manifest without its MAC; see docs/protocol.md."""
         # Imported here, because that module imports this module.
-        from rose.transfer.wire.manifest_message import to_bytes  # noqa: PLC0415
+        from rose.transfer.manifest_bytes import to_bytes  # noqa: PLC0415
 
         return hashlib.sha256(to_bytes(self, is_signed=False)).digest()
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.checkpoints.tiling import plain_layout
 from rose.cli.weights.options import Events, WeightOptions, _secret, observed
 from rose.cli.weights.publish import CheckpointPublisher
 from rose.cli.weights.receive import _open, stored_tensors
@@ -21,6 +20,7 @@ from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
 from rose.transfer.observing.timed import TimedLog
 from rose.transfer.observing.timeline import Timeline
+from rose.transfer.plan.tiling import plain_layout
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.wire.messages import HelloReply, TensorEntry, encode
 from rose.transfer.wire.peers import Peers
