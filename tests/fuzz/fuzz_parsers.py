@@ -18,6 +18,7 @@ from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
+from rose.transfer.signing import fingerprint
 from rose.transfer.source import Frame
 from rose.transfer.wire import messages
 from tests.transfer.faults.disks import VirtualDisk
@@ -84,7 +85,7 @@ def try_manifest(content: bytes) -> object | None:
     except REFUSED:
         return None
     assert manifest_bytes.from_bytes(manifest_bytes.to_bytes(manifest)) == manifest
-    manifest.fingerprint()
+    fingerprint(manifest)
     follow([manifest])
     return manifest
 
