@@ -10,10 +10,11 @@ import pytest
 
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, RoseError, Unavailable
 from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import Chunk, Manifest, Signing, Subscription, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.relay_set import RelaySet
+from rose.transfer.signing import Signing
 from rose.transfer.source import Frames
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.worker import TILES, HandClock, Planted, weights

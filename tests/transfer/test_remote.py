@@ -13,6 +13,7 @@ from bench.delay_proxy import Settings, delay_proxy
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import WHOLE, Chunk, Manifest, UpdateKey
+from rose.transfer.proto import weights_pb2 as pb
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.store import MemoryStore
@@ -23,7 +24,6 @@ from rose.transfer.wire import remote as remote_module
 from rose.transfer.wire import server as server_module
 from rose.transfer.wire.messages import HelloReply, RelayPlace, TensorEntry
 from rose.transfer.wire.peers import Peers
-from rose.transfer.wire.proto import weights_pb2 as pb
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import WeightServer, page, serve
 from tests.transfer.worker import (

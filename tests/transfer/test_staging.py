@@ -10,7 +10,7 @@ import pytest
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Manifest, Signing, Subscription
+from rose.transfer.manifest import Manifest, Subscription
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
@@ -18,6 +18,7 @@ from rose.transfer.receiving.commit import Commit, CommitOutcome, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.receiving.staging import Staging
+from rose.transfer.signing import Signing
 from rose.transfer.source import Source, SourceAround
 from rose.transfer.tiles import Row
 from tests.transfer.chain_world import KEY, Chain

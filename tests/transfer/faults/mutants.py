@@ -5,11 +5,12 @@ from typing import Any, Final
 
 import pytest
 
-from rose.transfer.manifest import Chunk, Signing
+from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.scrub import Scrub
+from rose.transfer.signing import Signing
 
 
 def without_digest_check(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import SHA256_BYTES, Chunk, Manifest, Version
-from rose.transfer.wire.proto import weights_pb2 as pb
+from rose.transfer.proto import weights_pb2 as pb
 
 RUN_MAX: Final = 256
 MAC_BYTES_MAX: Final = 64

@@ -1,18 +1,16 @@
-"""A checkpoint cut into the tiles in which weights are published and received."""
+"""Named tensors cut into the tiles in which weights are published and received."""
 
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rose.checkpoints.checkpoint import Checkpoint
-from rose.checkpoints.safetensors_file import Units
-from rose.checkpoints.tensors import StoredTensor
 from rose.errors import InvalidArgument
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.spec import Region
+from rose.transfer.tensors import StoredTensor
 from rose.transfer.tiles import TILE_BYTES, ShardViews, Tiles
 
 _LAYOUT: Final = b"rose checkpoint 1\n"
@@ -20,7 +18,7 @@ _LAYOUT: Final = b"rose checkpoint 1\n"
 
 @dataclass(frozen=True, slots=True)
 class TilePlace:
-    """Place of a tile in a checkpoint.
+    """Place of a tile in its tensor.
 
     Args:
         tensor: name of the tensor.
@@ -34,7 +32,7 @@ class TilePlace:
 
 
 class Tiling:
-    """All tiles of a checkpoint.
+    """All tiles of some tensors.
 
     Args:
         tiles: sizes of the tiles, and the layout id.
@@ -44,19 +42,6 @@ class Tiling:
     def __init__(self, tiles: Tiles, places: Sequence[TilePlace]) -> None:
         self.tiles = tiles
         self._places = tuple(places)
-
-    def of(self, *checkpoints: Checkpoint) -> Iterator[tuple[TilePlace, list[Units]]]:
-        """Yield each tile's place, and its units in each checkpoint.
-
-        Works only for a tiling of `plain_tiling`. The units are read-only; their memory is
-        released when the next tile is requested.
-        """
-        for place in self._places:
-            (first,), (count,) = place.region.offset, place.region.shape
-            tensors = [one.tensors[place.tensor] for one in checkpoints]
-            yield place, [one.units(first, count) for one in tensors]
-            for one in tensors:
-                one.forget(first, count)
 
     def place(self, tile: int) -> TilePlace:
         """Return the place of a tile."""
@@ -81,12 +66,6 @@ class Tiling:
             raise InvalidArgument(f"the checkpoint has no {place.tensor} of shape {place.shape}")
         box = zip(place.region.offset, place.region.shape, strict=True)
         return row.reshape(place.shape)[tuple(slice(at, at + size) for at, size in box)]
-
-
-def tiling_of(checkpoint: Checkpoint, plan: Plan | None = None) -> Tiling:
-    """Return the tiling of a plan, or without a plan the plain tiling."""
-    stored = [one.stored for one in checkpoint.tensors.values()]
-    return plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
 
 
 def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
@@ -120,7 +99,7 @@ def plain_layout(tensors: Iterable[StoredTensor]) -> str:
 
 
 def planned_tiling(plan: Plan, tensors: Iterable[StoredTensor]) -> Tiling:
-    """Return the tiles of a plan; the checkpoint must use the plan's canonical tensor names.
+    """Return the tiles of a plan; the tensors must have the plan's canonical names.
 
     Raises:
         InvalidArgument: a tensor is missing, or has another shape or width.
