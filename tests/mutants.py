@@ -37,7 +37,7 @@ TESTS_OF: Final = {
     "compute": ("tests/compute", "tests/executor"),
     "slo": ("tests/slo", "tests/executor"),
     "transfer": ("tests/transfer", "tests/checkpoints"),
-    "scheduler": ("tests/scheduler", "tests/sim"),
+    "scheduler": ("tests/scheduler", "tests/lab/sim"),
     "executor": ("tests/executor", "tests/engines"),
     "kernels": ("tests/kernels", "tests/transfer"),
 }
