@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirements/*.txt)
+$(STAMP): pyproject.toml bench/lab/pyproject.toml setup.py requirements/install.py $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1)' 2>/dev/null || \
 	  { echo "rose: '$(PYTHON)' must be Python >= 3.10: set PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirement
 	@$(PYTHON) requirements/install.py --venv $(VENV)
 	@touch $@
 
-# The editable install uses rose/ as it is; only the C++ core must be rebuilt.
+# The editable installs use rose/ and bench/lab/ as they are; only the extensions must be rebuilt.
 # FAST=1 compiles each source separately: after an edit, only the edited sources are compiled again.
 build: install
 	@ROSE_FAST=$(FAST) $(BIN)/python setup.py -q build_ext --inplace
@@ -53,10 +53,10 @@ test-vllm: build
 # TRL beside rose: 2.5 GB, some minutes once.
 learn-env: build $(LEARN_VENV)/.rose-installed
 
-$(LEARN_VENV)/.rose-installed: requirements/learn.txt requirements/constraints.txt pyproject.toml
+$(LEARN_VENV)/.rose-installed: requirements/learn.txt requirements/constraints.txt pyproject.toml bench/lab/pyproject.toml
 	@$(BIN)/python -m venv $(LEARN_VENV)
 	@ROSE_CORE=elsewhere $(LEARN_VENV)/bin/pip install -q --no-compile -c requirements/constraints.txt \
-	  -r requirements/learn.txt -e '.[test,demo,bench]'
+	  -r requirements/learn.txt -e '.[test,bench]' -e './bench/lab[demo]'
 	@touch $@
 
 # Runs the learning runs of this commit that are missing; each seed has three arms. `make bench
@@ -147,5 +147,5 @@ gpu:
 	@$(PYTHON) -m bench.gpu.run --out "$(OUT)" $(if $(PART),--part "$(PART)")
 
 clean:
-	rm -rf build dist *.egg-info rose/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf build dist *.egg-info bench/lab/*.egg-info rose/_core*.so bench/lab/rose_lab/_sim*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find rose tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 // The scheduler's standard settings, the reason for each value, and their names for trials.
 //
-// "The drawn scenarios" are those of `bench.drawn`, with results in bench/results/drawn-200.json.
+// "The drawn scenarios" are those of `bench.lab.suites.drawn`, with results in bench/results/drawn-200.json.
 // "The paper" is ROSE (arXiv 2605.06534). A prior is the value that an estimate has before any
 // observation. A worker has one seat for each turn that it may run at a time. The home of a turn is
 // the worker whose cache has the context of its trajectory; the home is warm while that cache is
