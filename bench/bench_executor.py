@@ -100,8 +100,9 @@ class Borrower:
         self._lane.ensure(missing)
         allocator = self._lane.kv.allocator
         with self._books:
-            for block in allocator.alloc(min(missing, allocator.free_blocks)) or ():
-                self._blocks.setdefault(allocator.slab_of(block), []).append(block)
+            blocks = allocator.alloc(min(missing, allocator.free_blocks)) or []
+            for block, slab in zip(blocks, allocator.slabs_of(blocks), strict=True):
+                self._blocks.setdefault(slab, []).append(block)
 
     def _run(self) -> None:
         while not self._stop.is_set():

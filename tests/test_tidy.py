@@ -238,7 +238,7 @@ def includes_go_down(source: Source) -> Iterator[Finding]:
         elif "/" not in header or other not in CORE_FLOORS:
             yield line, f'"{header}": name the room too, as in "{room}/{header.split("/")[-1]}"'
         elif other != room and CORE_FLOORS[other] == CORE_FLOORS[room] and room not in BINDINGS:
-            yield line, f"{room} includes its sibling {other}; exchange values, joined in coserving or bind"
+            yield line, f"{room} includes its sibling {other}; join the two in coserving or bind"
         elif CORE_FLOORS[other] > CORE_FLOORS[room]:
             yield line, f"{room} includes {other}, which is above it; pass the part in"
 

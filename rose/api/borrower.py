@@ -246,15 +246,15 @@ class Borrower:
             self._lock.release()
 
     def _cheapest_slabs(self) -> list[int]:
-        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
-        for name, one in self._open.items():
-            for slab in one._slabs() & users.keys():
-                users[slab].add(name)
-        progress = {
-            name: Progress(one.computed, -one.number, is_in_flight=name in self._in_flight)
-            for name, one in self._open.items()
-        }
-        return order_of_loss(users, progress)
+        return order_of_loss(
+            self.lane.slabs(),
+            (
+                Progress(
+                    one._slabs(), one.computed, -one.number, is_in_flight=name in self._in_flight
+                )
+                for name, one in self._open.items()
+            ),
+        )
 
     def _empty(self, leaving: frozenset[int]) -> None:
         """Free all blocks of sequences that use `leaving` slabs and are not in the running step."""
@@ -305,8 +305,8 @@ class Sequence(Tokens):
         """True if tokens remain and all their blocks are present."""
         return self.remaining > 0 and not self._missing_blocks(self.tokens)
 
-    def _slabs(self) -> set[int]:
-        return {self._kv.allocator.slab_of(block) for block in self.blocks}
+    def _slabs(self) -> frozenset[int]:
+        return frozenset(self._kv.allocator.slabs_of(self.blocks))
 
     def _lose(self) -> None:
         """Free the blocks for serving. Only the borrower calls this."""

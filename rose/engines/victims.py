@@ -1,7 +1,7 @@
 """The order in which a borrower gives up slabs: least repeated work first."""
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,25 +10,25 @@ from typing import TypeAlias
 Cost: TypeAlias = tuple[bool, int, float, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Progress:
-    """The loss if a request's KV is taken.
+    """One request's slabs, and the loss if it loses any of them.
 
     Args:
+        slabs: slabs with KV of the request.
         tokens: tokens to recompute.
         age: a number that is larger for earlier requests, with the same unit and origin for all.
         is_in_flight: whether a step would have to be aborted.
     """
 
+    slabs: frozenset[int]
     tokens: int
     age: float
     is_in_flight: bool
 
 
-def order_of_loss(
-    users: Mapping[int, Collection[str]], progress: Mapping[str, Progress]
-) -> list[int]:
-    """Return all slabs, the cheapest to lose first.
+def order_of_loss(slabs: Iterable[int], requests: Iterable[Progress]) -> list[int]:
+    """Return all `slabs`, the cheapest to lose first.
 
     Each slab is the cheapest one after the loss of the slabs before it: once a request has lost one
     slab, losing another costs it nothing. Slabs of a step in flight come last. Among the others,
@@ -36,17 +36,16 @@ def order_of_loss(
     requests.
 
     Args:
-        users: for each slab, the requests with KV in it; each request must be in `progress`.
-        progress: loss by request.
+        slabs: slabs on loan.
+        requests: all requests with KV in these slabs.
     """
-    slabs_of: dict[str, list[int]] = {}
-    for slab, requests in users.items():
-        for request in requests:
-            slabs_of.setdefault(request, []).append(slab)
-    left = {slab: set(requests) for slab, requests in users.items()}
+    users: dict[int, set[Progress]] = {slab: set() for slab in slabs}
+    for request in requests:
+        for slab in request.slabs & users.keys():
+            users[slab].add(request)
 
     def cost(slab: int) -> Cost:
-        lost = [progress[request] for request in left[slab]]
+        lost = users[slab]
         return (
             any(one.is_in_flight for one in lost),
             sum(one.tokens for one in lost),
@@ -54,7 +53,7 @@ def order_of_loss(
             slab,
         )
 
-    now = {slab: cost(slab) for slab in left}
+    now = {slab: cost(slab) for slab in users}
     heap = list(now.values())
     heapq.heapify(heap)
     order: list[int] = []
@@ -65,10 +64,9 @@ def order_of_loss(
             continue  # An old entry: the slab is chosen already, or has a newer entry.
         order.append(slab)
         del now[slab]
-        for request in left.pop(slab):
-            for other in slabs_of[request]:
-                if other in now:
-                    left[other].discard(request)
-                    now[other] = cost(other)
-                    heapq.heappush(heap, now[other])
+        for request in users.pop(slab):
+            for other in request.slabs & now.keys():
+                users[other].discard(request)
+                now[other] = cost(other)
+                heapq.heappush(heap, now[other])
     return order

@@ -28,6 +28,7 @@ with rose.borrow(sys.argv[1], KVGeometry(*map(int, sys.argv[2:]))) as borrower:
             block = borrower.kv.views()[0][sequence.blocks[0]]
             print(sorted(set(block.tolist())))
             block[:] = 7
+    sequence.close()
 """
 
 

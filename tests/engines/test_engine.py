@@ -135,7 +135,7 @@ def test_step_pins_the_slabs_of_its_batch_and_no_others(stepper: Stepper) -> Non
         assert pinned() == set()
         stepper.prepare()
         touched = blocks_of(stepper.processor.cache, name)
-        assert pinned() == {allocator.slab_of(block) for block in touched} != set()
+        assert pinned() == set(allocator.slabs_of(touched)) != set()
         stepper.processor._generation_step(stepper.engine.manager.model)
         assert pinned() != set()
         stepper.processor.update_batch()

@@ -40,7 +40,7 @@ def filled_slabs(space: KVSpace, slabs: int) -> dict[int, list[int]]:
     taken: dict[int, list[int]] = {}
     while True:
         (block,) = space.allocator.alloc(1)
-        slab = space.allocator.slab_of(block)
+        (slab,) = space.allocator.slabs_of([block])
         if slab not in taken and len(taken) == slabs:
             space.allocator.free([block])
             return taken

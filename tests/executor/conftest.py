@@ -89,7 +89,9 @@ class Rig:
     def evacuate(self) -> None:
         leaving = self.rollout.leaving()
         allocator = self.rollout.kv.allocator
-        gone = [block for block in self.held if allocator.slab_of(block) in leaving]
+        slabs = allocator.slabs_of(self.held)
+        found = zip(self.held, slabs, strict=True)
+        gone = [block for block, slab in found if slab in leaving]
         self.held = [block for block in self.held if block not in gone]
         allocator.free(gone)
 

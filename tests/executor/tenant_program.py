@@ -51,7 +51,9 @@ class Tenant:
         leaving = self.lane.leaving()
         allocator = self.lane.kv.allocator
         with self.lock:
-            gone = [block for block in self.held if allocator.slab_of(block) in leaving]
+            slabs = allocator.slabs_of(self.held)
+            found = zip(self.held, slabs, strict=True)
+            gone = [block for block, slab in found if slab in leaving]
             self.held = [block for block in self.held if block not in gone]
             allocator.free(gone)
 
@@ -90,11 +92,11 @@ class Tenant:
         return sorted({int(one) for at in self.held for one in flat[at * size : (at + 1) * size]})
 
     def slabs(self) -> list[int]:
-        return sorted({self.lane.kv.allocator.slab_of(block) for block in self.held})
+        return sorted(set(self.lane.kv.allocator.slabs_of(self.held)))
 
     def touch(self, slab: int) -> int:
         """Read a byte of any slab, whoever has it."""
-        arbiter = self.device.arbiter
+        arbiter = self.lane.kv.arbiter
         at = (arbiter.header_slabs + slab) * arbiter.slab_bytes - self.lane.kv.origin_bytes
         return int(self.lane.kv.flat()[at])
 

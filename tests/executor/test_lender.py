@@ -304,7 +304,7 @@ def test_late_borrower_is_fenced_and_its_slabs_quarantined(open_rig) -> None:
     blocks = rig.borrow(60)
     step = ParkedStep(rig, blocks)
     lent = rig.counts()[1]
-    unpinned = lent - len({rig.rollout.kv.allocator.slab_of(block) for block in blocks})
+    unpinned = lent - len(set(rig.rollout.kv.allocator.slabs_of(blocks)))
     assert not rig.serving.ensure(64)  # bounded: the step is stuck in a segment and gives nothing
     quarantined = lent - unpinned
     assert rig.counts() == (16 - quarantined, 0, 0, quarantined)

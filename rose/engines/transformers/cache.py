@@ -321,17 +321,15 @@ class SlabCache(VersionedCache):
 
     def slabs_of(self, request_id: str) -> frozenset[int]:
         """Return the slabs with blocks of `request_id`."""
-        return frozenset(map(self.lane.kv.allocator.slab_of, self.blocks_of([request_id])))
+        return frozenset(self.lane.kv.allocator.slabs_of(self.blocks_of([request_id])))
 
     def drop_cached_in(self, slabs: frozenset[int]) -> None:
         """Drop unused prefix blocks in `slabs`."""
-        slab_of = self.lane.kv.allocator.slab_of
         for allocator in self.cache_allocators.values():
-            leaving = [
-                block
-                for block in allocator.ledger.cached_blocks
-                if slab_of(block // allocator.blocks_per_sector) in slabs
-            ]
+            pages = list(allocator.ledger.cached_blocks)
+            blocks = [page // allocator.blocks_per_sector for page in pages]
+            found = zip(pages, self.lane.kv.allocator.slabs_of(blocks), strict=True)
+            leaving = [page for page, slab in found if slab in slabs]
             if leaving:
                 self._forget(allocator, leaving)
 

@@ -315,19 +315,18 @@ class RolloutProcessor(DeviceProcessor):
 
     def _cheapest_slabs(self) -> list[int]:
         """Return the slabs, the cheapest to lose first."""
-        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
-        progress = {
-            name: Progress(
-                tokens=state.current_len(),
-                age=-float(state.created_time),
-                is_in_flight=name in self._in_flight,
-            )
-            for name, state in self._active().items()
-        }
-        for request_id in progress:
-            for slab in self.cache.slabs_of(request_id) & users.keys():
-                users[slab].add(request_id)
-        return order_of_loss(users, progress)
+        return order_of_loss(
+            self.lane.slabs(),
+            (
+                Progress(
+                    slabs=self.cache.slabs_of(name),
+                    tokens=state.current_len(),
+                    age=-float(state.created_time),
+                    is_in_flight=name in self._in_flight,
+                )
+                for name, state in self._active().items()
+            ),
+        )
 
     def _active(self) -> dict[str, Any]:
         return dict(self.scheduler.active_requests)
