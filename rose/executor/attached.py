@@ -39,6 +39,7 @@ class AttachedDevice(Closing):
         self._parts = ExitStack()
         self._loans: AttachedLoans | None = None
         self._lane: RolloutLane | None = None
+        self.device_id = ""  # "cpu", or the UUID of serving's GPU; set by `rollout`
         self._once = Once()
         self.safety = Safety(self._give_back)
 
@@ -73,6 +74,7 @@ class AttachedDevice(Closing):
         groups = groups_of(geometry)
         # The device counts loans in blocks of the first group.
         welcome, descriptors = self._ask(Hello(groups[0], limit_bytes))
+        self.device_id = welcome.device
         with ExitStack() as undo:
             undo.callback(close_all, descriptors)
             named = _by_name(welcome, descriptors)
