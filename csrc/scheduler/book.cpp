@@ -325,6 +325,30 @@ std::vector<TrajectoryId> Book::take_overdue() {
   return overdue;
 }
 
+bool Book::is_in_bounds() {
+  const std::size_t domains = risk.exposures.domains();
+  const auto is_trajectory = [&](const Trajectory& each) {
+    const bool is_waiting = each.state == TrajectoryState::kWaiting;
+    return each.job < jobs.size() &&
+           (is_waiting || jobs[each.job].outlook.has_life(each.life_number)) &&
+           (!each.run.is_held || (each.run.slot < workers.size() && each.run.domain < domains));
+  };
+  const auto is_queued = [&](const QueueKey& key) {
+    return key.job < jobs.size() && trajectories.find(key.trajectory) != nullptr;
+  };
+  const auto has_all = [&](const auto& waiting) {
+    return std::all_of(waiting.begin(), waiting.end(), [&](const auto& entry) {
+      return trajectories.find(entry.second) != nullptr;
+    });
+  };
+  for (std::size_t job = 0; job < jobs.size(); ++job) {
+    if (!has_all(jobs[job].waiting)) return false;
+  }
+  return jobs.is_in_bounds() && risk.exposures.is_in_bounds() &&
+         workers.is_in_bounds(jobs.size(), domains) && trajectories.all(is_trajectory) &&
+         std::all_of(turns.begin(), turns.end(), is_queued);
+}
+
 std::int64_t Book::live_max(std::size_t place) const noexcept {
   const Job& job = jobs[place];
   if (policy != PlacementPolicy::kJoint || settings.displaced_share >= 1) return kCountMax;

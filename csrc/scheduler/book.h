@@ -113,8 +113,9 @@ class Book {
     image(jobs, trajectories, workers, turns, risk, fairness, counters, now_ns, has_changed,
           stall_check_ns, graces_);
   }
-  // Returns true if all parts are valid and consistent; an image may contain any bytes.
-  bool is_sound();
+  // True if every index of an image is within its table, and every named trajectory exists. An
+  // image's checksum answers for all other values.
+  bool is_in_bounds();
 
  private:
   struct Grace {
@@ -127,7 +128,6 @@ class Book {
     }
   };
 
-  bool are_graces_sound() const;
   // True if the trajectory lost its cache for lack of memory, or leaves the cache because the home
   // lacks room.
   bool is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept;

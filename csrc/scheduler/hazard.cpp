@@ -1,5 +1,7 @@
 #include "scheduler/hazard.h"
 
+#include <algorithm>
+
 namespace rose::scheduler {
 
 namespace {
@@ -56,18 +58,6 @@ Nanoseconds HazardTable::hold_until_ns(WorkerId worker, Nanoseconds now_ns) cons
   const std::int64_t doublings = std::min(record.flaps - 2, kDoublingsMax);
   for (std::int64_t i = 0; i < doublings; ++i) hold_ns = std::min(2 * hold_ns, hold_max_ns_);
   return now_ns + hold_ns;
-}
-
-bool HazardTable::is_sound(std::size_t domains) const noexcept {
-  const auto is_record = [](const auto& entry) {
-    const Record& record = entry.second;
-    return record.seen.is_sound() && is_time(record.exposed_from_ns) && is_total(record.flaps) &&
-           is_time(record.revoked_ns);
-  };
-  return domains_.size() <= domains &&
-         std::all_of(domains_.begin(), domains_.end(),
-                     [](const Revocations& seen) { return seen.is_sound(); }) &&
-         std::all_of(workers_.begin(), workers_.end(), is_record);
 }
 
 Revocations& HazardTable::domain(std::size_t place) {

@@ -2,14 +2,12 @@
 // are revoked again and again within a short time.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
-#include "scheduler/bounds.h"
 #include "scheduler/events.h"
 #include "scheduler/settings.h"
 
@@ -36,7 +34,6 @@ struct Revocations {
   void image(Image& image) {
     image(count, exposed_s);
   }
-  bool is_sound() const noexcept { return is_amount(count) && is_amount(exposed_s); }
 };
 
 // Hazards of borrowed workers. A worker's prior is its domain's estimate; a domain's prior comes
@@ -70,7 +67,6 @@ class HazardTable {
   void image(Image& image) {
     image(workers_, domains_);
   }
-  bool is_sound(std::size_t domains) const noexcept;
 
  private:
   struct Record {

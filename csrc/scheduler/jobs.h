@@ -1,6 +1,7 @@
 // The RL jobs that share the scheduler, each with its own trainer, versions and staleness.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -73,7 +74,6 @@ struct Job {
     image(number, batch_trajectories, max_staleness, weight, created, published, published_ns,
           admitted, dropped_admitted, done, dropped, consumed, waiting, wants, places, outlook);
   }
-  bool is_sound() const noexcept;
 
  private:
   static void take_one(std::map<std::int64_t, std::int64_t>& counts, std::int64_t key) {
@@ -101,7 +101,12 @@ class JobTable {
   void image(Image& image) {
     image(jobs_, places_);
   }
-  bool is_sound() const noexcept;
+  bool is_in_bounds() const noexcept {
+    const auto is_place = [&](const auto& entry) { return entry.second < size(); };
+    const auto is_job = [](const Job& job) { return job.outlook.is_in_bounds(); };
+    return std::all_of(places_.begin(), places_.end(), is_place) &&
+           std::all_of(jobs_.begin(), jobs_.end(), is_job);
+  }
 
  private:
   Settings settings_;

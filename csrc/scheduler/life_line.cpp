@@ -1,7 +1,6 @@
 #include "scheduler/life_line.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace rose::scheduler {
 
@@ -51,23 +50,12 @@ double LifeLine::lag(double life_s) const {
   return std::min(1.0, (life_s - median_s_) / span_s);
 }
 
-bool LifeLine::has(std::size_t number) const noexcept {
-  if (number >= places_.size()) return false;
-  const std::size_t place = places_[number];
-  return place < numbers_.size() && numbers_[place] == number;
-}
-
-bool LifeLine::is_sound() const noexcept {
-  const auto is_life = [](double life_s) { return std::isfinite(life_s); };
-  const auto is_used = [&](std::size_t number) { return has(number); };
-  const auto is_unused = [&](std::size_t number) {
-    return number < places_.size() && !has(number);
+bool LifeLine::is_in_bounds() const noexcept {
+  const auto are_below = [](const std::vector<std::size_t>& all, std::size_t end) {
+    return std::all_of(all.begin(), all.end(), [end](std::size_t each) { return each < end; });
   };
-  return std::isfinite(median_s_) && std::isfinite(high_s_) && lives_s_.size() == numbers_.size() &&
-         lives_s_.size() + unused_.size() == places_.size() &&
-         std::all_of(lives_s_.begin(), lives_s_.end(), is_life) &&
-         std::all_of(numbers_.begin(), numbers_.end(), is_used) &&
-         std::all_of(unused_.begin(), unused_.end(), is_unused);
+  return lives_s_.size() == numbers_.size() && are_below(numbers_, places_.size()) &&
+         are_below(unused_, places_.size());
 }
 
 void LifeLine::select() const {

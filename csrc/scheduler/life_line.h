@@ -24,8 +24,10 @@ class LifeLine {
   void image(Image& image) {
     image(lives_s_, numbers_, places_, unused_, changes_, median_s_, high_s_);
   }
-  bool is_sound() const noexcept;
-  bool has(std::size_t number) const noexcept;
+  bool is_in_bounds() const noexcept;
+  bool has(std::size_t number) const noexcept {
+    return number < places_.size() && places_[number] < lives_s_.size();
+  }
 
  private:
   void select() const;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "scheduler/bounds.h"
-
 namespace rose::scheduler {
 
 namespace {
@@ -90,20 +88,6 @@ Freshness Outlook::freshness(const Trajectory& trajectory, std::int64_t versions
                              Nanoseconds now_ns) const noexcept {
   const LengthForecast& forecast = trajectory.forecast;
   return scheduler::freshness(clock_, versions_left, forecast.left_s, forecast.left_s_high, now_ns);
-}
-
-bool Outlook::is_sound() const noexcept {
-  return predictor_.is_sound() && contexts_.is_sound() && overcommit_.is_sound() &&
-         lives_.is_sound() && clock_.is_sound() && fates_.is_sound();
-}
-
-bool Outlook::knows(const Trajectory& trajectory) const noexcept {
-  const bool is_waiting = trajectory.state == TrajectoryState::kWaiting;
-  const LengthForecast& forecast = trajectory.forecast;
-  return (is_waiting || lives_.has(trajectory.life_number)) &&
-         is_amount(forecast.turn_tokens_left) && is_amount(forecast.turn_tokens_high) &&
-         is_amount(forecast.left_s) && is_amount(forecast.left_s_high) &&
-         is_amount(trajectory.life_s);
 }
 
 void Outlook::expect(Trajectory& trajectory, Nanoseconds now_ns) const noexcept {

@@ -53,20 +53,14 @@ class Outlook {
   // Mean final length of a context; 0 before the first trajectory is over.
   double end_tokens() const noexcept { return contexts_.mean(); }
   std::int64_t live() const noexcept { return static_cast<std::int64_t>(lives_.size()); }
-  std::size_t lives() const noexcept { return lives_.size(); }
   const Fates& fates() const noexcept { return fates_; }
 
   template <typename Image>
   void image(Image& image) {
     image(settings_, predictor_, contexts_, overcommit_, lives_, clock_, fates_);
   }
-  bool is_sound() const noexcept;
-  // True if the outlook uses these settings.
-  bool has(const Settings& settings) const noexcept {
-    return settings_ == settings && predictor_.has(settings);
-  }
-  // True if the outlook has the trajectory, with valid predictions.
-  bool knows(const Trajectory& trajectory) const noexcept;
+  bool is_in_bounds() const noexcept { return predictor_.is_in_bounds() && lives_.is_in_bounds(); }
+  bool has_life(std::size_t number) const noexcept { return lives_.has(number); }
 
  private:
   void expect(Trajectory& trajectory, Nanoseconds now_ns) const noexcept;

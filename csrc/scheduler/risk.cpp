@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "scheduler/bounds.h"
-
 namespace rose::scheduler {
 
 namespace {
@@ -159,12 +157,6 @@ void Risk::leave(Trajectory& trajectory) {
   Run& run = trajectory.run;
   exposures.remove(trajectory.job, run.domain, run.exposed);
   run.exposed = {};
-}
-
-bool Risk::is_sound(std::size_t jobs) const {
-  return exposures.is_sound(jobs) && hazards_.is_sound(exposures.domains()) &&
-         shown_per_s_.size() <= exposures.domains() &&
-         std::all_of(shown_per_s_.begin(), shown_per_s_.end(), is_amount);
 }
 
 double Risk::exposure_s(std::size_t jobs) const noexcept {

@@ -55,7 +55,6 @@ class Risk {
   void image(Image& image) {
     image(hazards_, shown_per_s_, is_dirty_, exposures);
   }
-  bool is_sound(std::size_t jobs) const;
 };
 
 // Upper bound on the time until every turn on a borrowed worker runs again, if all borrowed workers

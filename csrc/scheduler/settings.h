@@ -65,8 +65,6 @@ struct Settings {
   double move_contexts{0};
   std::int64_t mlfq_quantum_tokens{1};
 
-  bool operator==(const Settings&) const = default;
-
   template <typename Image>
   void image(Image& image) {
     image(max_staleness, batch_trajectories, worker_lag_max, recall_grace_ns, retry_ns,
@@ -78,8 +76,6 @@ struct Settings {
           reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, displaced_share,
           cache_wait_ns, move_contexts, mlfq_quantum_tokens);
   }
-  // True if sums with these numbers fit into 64 bits, since an image may hold any number.
-  bool is_sound() const noexcept;
 };
 
 }  // namespace rose::scheduler

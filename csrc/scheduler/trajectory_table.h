@@ -125,7 +125,6 @@ struct Trajectory {
   // becomes part of the prompt.
   std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
   std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
-  bool is_sound() const noexcept;
 
   template <typename Image>
   void image(Image& image) {
@@ -162,8 +161,6 @@ class TrajectoryTable {
   void image(Image& image) {
     image(by_id_, counts_);
   }
-  // True if the job of each trajectory is valid, and also the slot and the domain if it is held.
-  bool is_sound(std::size_t jobs, std::size_t slots, std::size_t domains) const noexcept;
   template <typename Predicate>
   bool all(const Predicate& is_so) const {
     return std::all_of(by_id_.begin(), by_id_.end(),

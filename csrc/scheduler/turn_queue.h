@@ -54,18 +54,11 @@ class TurnQueue {
 
   Place begin() const noexcept { return order_.begin(); }
   Place end() const noexcept { return order_.end(); }
-  // True if a turn pushed with these arguments is in the queue, starved or not.
-  bool has(const QueueKey& key, Nanoseconds queued_ns) const;
-  bool has_unstarved(const QueueKey& key, Nanoseconds queued_ns) const;
   bool is_empty() const noexcept { return order_.empty(); }
 
   template <typename Image>
   void image(Image& image) {
     image(order_, waits_);
-  }
-  // True if the queue has `turns` turns, and `unstarved` turns that have not starved.
-  bool is_sound(std::size_t turns, std::size_t unstarved) const noexcept {
-    return order_.size() == turns && waits_.size() == unstarved;
   }
 
  private:

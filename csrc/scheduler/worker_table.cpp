@@ -264,6 +264,22 @@ void WorkerTable::observe_pace(std::size_t slot, double took_s, double foreseen_
   note_change(slot);
 }
 
+bool WorkerTable::is_in_bounds(std::size_t jobs, std::size_t domains) {
+  const auto are_slots = [&](const std::vector<std::size_t>& slots) {
+    return std::all_of(slots.begin(), slots.end(), [&](auto slot) { return slot < size(); });
+  };
+  return columns_.has_size(size()) && seats_left_.size() == size() && are_slots(free_slots_) &&
+         std::all_of(slots_.begin(), slots_.end(),
+                     [&](const auto& entry) { return entry.second < size(); }) &&
+         std::all_of(devices_.begin(), devices_.end(),
+                     [&](const auto& entry) { return are_slots(entry.second); }) &&
+         std::all_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
+           const bool is_free = worker.number == kNobody;
+           return are_slots(worker.peers) &&
+                  (is_free || (worker.job < jobs && worker.domain < domains));
+         });
+}
+
 std::size_t WorkerTable::take_slot() {
   if (!free_slots_.empty()) {
     const std::size_t slot = free_slots_.back();

@@ -42,7 +42,6 @@ struct Pace {
     foreseen_s += rate * (foreseen - foreseen_s);
   }
   double ratio() const noexcept { return took_s / foreseen_s; }
-  bool is_sound() const noexcept;
 
   template <typename Image>
   void image(Image& image) {
@@ -105,7 +104,6 @@ struct WorkerColumns {
   // commit; 0 before the first.
   std::vector<double> commit_s;
 
-  bool operator==(const WorkerColumns&) const = default;
   std::size_t size() const noexcept { return number.size(); }
 
   template <typename Column>
@@ -231,14 +229,13 @@ class WorkerTable {
     image(workers_, columns_, free_slots_, seats_left_, free_seats_, next_held_off_ns_, slots_,
           devices_, last_epochs_, next_deadline_ns_, mean_pace_);
   }
-  // True if all slots, jobs and domains are valid, and the columns equal the records. Marks every
-  // slot as changed.
-  bool is_sound(std::size_t jobs, std::size_t domains);
+  bool is_in_bounds(std::size_t jobs, std::size_t domains);
+  // Marks every slot as changed, for a reader that has seen none.
+  void show_all() {
+    for (std::size_t slot = 0; slot < workers_.size(); ++slot) note_change(slot);
+  }
 
  private:
-  bool are_records_sound(std::size_t jobs, std::size_t domains) const;
-  bool are_slots_sound() const;
-  bool are_columns_sound();
   std::size_t take_slot();
   void settle(std::size_t slot);
   void set_free_seats(std::size_t slot, std::int64_t seats) noexcept;

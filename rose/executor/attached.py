@@ -38,6 +38,7 @@ class AttachedDevice(Closing):
         self._parts = ExitStack()
         self._loans: AttachedLoans | None = None
         self._lane: RolloutLane | None = None
+        self.device_id = ""  # "cpu", or the UUID of serving's GPU; set by `rollout`
         self._once = Once()
         self.safety = Safety(self._give_back)
 
@@ -70,6 +71,7 @@ class AttachedDevice(Closing):
         if self._lane is not None:
             raise InvalidArgument("a device can have one borrower, and this device has one")
         welcome, descriptors = self._ask(Hello(geometry, limit_bytes))
+        self.device_id = welcome.device
         with ExitStack() as undo:
             undo.callback(close_all, descriptors)
             named = _by_name(welcome, descriptors)

@@ -65,6 +65,12 @@ class CoServing(Closing):
         # Kind of the borrower's gate on a GPU, and why it was chosen; None on a CPU.
         self.gate_choice: GateChoice | None = None
 
+    @property
+    def device_id(self) -> str:
+        """The name "cpu", or the UUID of the GPU, whose ordinal may differ between processes."""
+        gpu = self._opened.gpu
+        return "cpu" if gpu is None else gpu.device.facts.uuid
+
     @classmethod
     def open(
         cls,
@@ -293,7 +299,7 @@ class CoServing(Closing):
             lender=self.lender,
             header_index=BORROWER,
             isolation=self._opened.isolation,
-            device="cpu" if gpu is None else gpu.device.facts.uuid,
+            device=self.device_id,
         )
         self.lender.lend_to(tenancy)
         return tenancy
@@ -312,6 +318,7 @@ class CoServing(Closing):
         binding, cap = found["binding"], self.lender.cap.left()
         answer = Ledger(
             os.getpid(),
+            self.device_id,
             cap=None if cap is None else (cap[0] * self.arbiter.slab_bytes, cap[1]),
             refusals=dict(found["refusals"]),
             binding=None if binding is None else binding.sentence,

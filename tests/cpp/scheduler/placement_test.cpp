@@ -162,7 +162,7 @@ Query any_query(Shift& shift) {
   return query;
 }
 
-TEST(choice_is_the_cheapest_of_all_workers_whatever_changed_before) {
+TEST(the_choice_is_the_cheapest_of_all_workers_after_any_changes) {
   int found = 0;
   int lost = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -193,23 +193,7 @@ void join(WorkerTable& workers, WorkerId number, double speed) {
   workers.set_grant(*workers.find(number), {number, 1, 60, 0}, 1);
 }
 
-TEST(same_turn_that_spares_caches_chooses_anew) {
-  WorkerTable workers{kSettings.hazard_per_s};
-  join(workers, 0, 2);
-  join(workers, 1, 1);
-  workers.keep(0, 40);
-  Placement placement{kSettings, PlacementPolicy::kJoint};
-  Query query;
-  query.prompt_tokens = 20;
-  query.need_tokens = 30;
-  query.most_tokens = 50;
-  for (int round = 0; round < 3; ++round) {
-    query.spares_caches = round % 2 == 0;
-    CHECK(placement.choose(workers, query) == static_cast<std::size_t>(query.spares_caches));
-  }
-}
-
-TEST(among_equals_the_smallest_number_wins_wherever_its_row_is) {
+TEST(among_equals_the_smallest_number_wins_in_any_row) {
   constexpr auto kWorkers = static_cast<WorkerId>(3 * kBlock);
   WorkerTable workers{kSettings.hazard_per_s};
   join(workers, kWorkers, 2);
@@ -226,7 +210,7 @@ TEST(among_equals_the_smallest_number_wins_wherever_its_row_is) {
   CHECK(placement.choose(workers, query) == workers.find(0));
 }
 
-TEST(lineup_has_those_with_room_and_says_of_each_what_the_table_says) {
+TEST(the_lineup_has_the_workers_with_room_and_their_columns) {
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     Shift shift{seed};
     Lineup lineup;
