@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.cases import CASES, Case, answer
+from tests.codec_cases import CASES, Case, answer
 from tests.kernels.on_cpu import FLAGS, HERE, ROOT, KernelsOnCpu, Order
 
 APPLY_BARRIERS_PER_BLOCK = 4

@@ -27,11 +27,11 @@ BLOCKS = [{"block_elements": 65_536, **one} for one in WIDTHS] + [
     {"block_elements": 16_384, "width": 16}
 ]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "change_key.change_keys_kernel": [{"ages": None}, {}],
-    "decode.resize_kernel": [{"which": which, **one} for one in BLOCKS for which in (4, 5)],
-    "decode.steps_kernel": BLOCKS,
+    "topk.change_keys_kernel": [{"ages": None}, {}],
+    "delta_apply.resize_kernel": [{"which": which, **one} for one in BLOCKS for which in (4, 5)],
+    "delta_apply.steps_kernel": BLOCKS,
     "digest.digest_kernel": WIDTHS,
-    "encode.encode_kernel": BLOCKS,
+    "delta_pack.delta_pack_kernel": BLOCKS,
 }
 
 

@@ -75,7 +75,7 @@ def delta_of(case: dict[str, Any], which: str, rule: ClassRule | None) -> Delta:
 def test_vectors_are_packed_and_unpacked_to_the_bit(
     case: dict[str, Any], isa: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ROSE_ISA", isa)
+    monkeypatch.setattr("rose.transfer.codec.strat.host_isa", lambda: isa)
     old, rule = from_hex(case["old"], numbers(case["width"])), rule_of(case["rule"])
     delta, encoded = delta_of(case, "delta", None), delta_of(case, "wire", rule)
     encoded = encoded if has_strat(encoded.entries) else delta
@@ -144,7 +144,7 @@ def test_one_pass_makes_the_delta_and_its_wire_encoding(
     old, new, rule = made
     shadow = old.copy()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROSE_ISA", isa)
+        patch.setattr("rose.transfer.codec.strat.host_isa", lambda: isa)
         delta, encoded = wire_pack(new, shadow, rule)
     plain = packed(new, old, 65_536)
     assert same(delta, plain)
