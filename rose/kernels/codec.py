@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # Triton is an optional package.
 # Kernels are loaded once and kept, because loading a kernel at its launch could wait for a stream
 # that a closed gate holds.
 @functools.cache
-def codec_of(ordinal: int) -> "EmbeddedCodec | TritonCodec":
+def gpu_codec(ordinal: int) -> "EmbeddedCodec | TritonCodec":
     """Return the codec for GPU `ordinal` of torch.
 
     Raises:

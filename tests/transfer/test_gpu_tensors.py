@@ -55,7 +55,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> OnCpu:
         return replace(seen, bits=seen.bits.view(Bits))
 
     monkeypatch.setattr(operations, "bits_of", with_device)
-    monkeypatch.setattr("rose.kernels.codec.codec_of", lambda _: stand_in)
+    monkeypatch.setattr("rose.kernels.codec.gpu_codec", lambda _: stand_in)
     monkeypatch.setattr("rose.kernels.streams.on_stream", stand_in.on_stream)
     return stand_in
 

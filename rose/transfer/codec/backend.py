@@ -145,11 +145,11 @@ def codec_of(tensor: TensorBits, stream: Any = None) -> Iterator[Codec]:
             "GPUs, pass .cpu()"
         )
     # Imported here, because these modules import torch, and Triton or the driver.
-    from rose.kernels.codec import codec_of as codec_of_gpu  # noqa: PLC0415
+    from rose.kernels.codec import gpu_codec  # noqa: PLC0415
     from rose.kernels.streams import on_stream  # noqa: PLC0415
 
     with on_stream(stream, tensor.bits.device):
-        yield codec_of_gpu(tensor.bits.device.index)
+        yield gpu_codec(tensor.bits.device.index)
 
 
 @functools.cache
