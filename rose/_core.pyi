@@ -311,11 +311,8 @@ class SlabRecord:
     @property
     def state(self) -> SlabState: ...
 
-class MoveObserver:
-    pass
-
-class Admission:
-    pass
+class MoveObserver: ...
+class Admission: ...
 
 class Arbiter:
     @staticmethod

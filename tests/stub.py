@@ -211,7 +211,7 @@ def stub_of(name: str, types: dict[str, dict[str, str]], aliases: str) -> str:
 
 def formatted(text: str) -> str:
     """Return the text as ruff writes it."""
-    for command in (["check", "--select=I,F401", "--fix-only", "-q"], ["format", "-q"]):
+    for command in (["check", "--select=I,F401,PYI009", "--fix-only", "-q"], ["format", "-q"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--stdin-filename=rose/_core.pyi", "-"],
             cwd=ROOT,
