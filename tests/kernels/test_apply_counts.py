@@ -75,7 +75,7 @@ def test_apply_barriers_per_block(library: Path, case: Case) -> None:
     assert barriers() <= APPLY_BARRIERS_PER_BLOCK
 
 
-def test_a_block_with_all_sections_has_all_barriers(library: Path) -> None:
+def test_block_with_all_sections_takes_all_barriers(library: Path) -> None:
     want = answer(STEPS[1])
     KernelsOnCpu(library, order=Order.FORWARD).apply(want.delta, want.old.copy())
     assert ctypes.CDLL(str(library)).barriers_of_last_run() == APPLY_BARRIERS_PER_BLOCK

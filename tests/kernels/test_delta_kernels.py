@@ -251,7 +251,7 @@ def test_arena_that_just_suffices_defers_nothing(kernels: KernelsOnCpu) -> None:
 # ---- top-k ---------------------------------------------------------------------------------------
 
 
-def test_ages_that_lie_anywhere_move(library: Path) -> None:
+def test_ages_at_any_address_grow(library: Path) -> None:
     for shift in (1, 5):
         twin = CudaTwin(KernelsOnCpu(library, order=Order.SHUFFLED, shift=shift))
         CodecLaws().test_due_changes_are_sent_and_ages_grow(
@@ -305,7 +305,7 @@ def test_threshold_zero_sends_every_change(kernels: KernelsOnCpu) -> None:
 # ---- output ------------------------------------------------------------------------------
 
 
-def test_output_that_is_too_small_is_left_alone(kernels: KernelsOnCpu) -> None:
+def test_output_that_is_too_small_is_not_written(kernels: KernelsOnCpu) -> None:
     want = answer(Case(16_384, 40_961, 0.03, 0.2))
     changed = [entry >> 4 & 0xFFFFF for entry in want.delta.entries]
     positions, values, bad = kernels.unpack(want.delta, want.old, output_count=sum(changed) - 1)
@@ -364,7 +364,7 @@ def test_planted_fault_is_caught(sanitised_library: Path, lie: str, says: str) -
     assert says in done.stderr
 
 
-def test_guards_see_what_a_kernel_writes_outside(library: Path) -> None:
+def test_guards_notice_writes_outside_of_memory(library: Path) -> None:
     kernels = KernelsOnCpu(library, order=Order.FORWARD)
     want = answer(Case(16_384, 33, 0.5))
     with pytest.raises(AssertionError, match="outside its memory"):

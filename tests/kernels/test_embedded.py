@@ -232,7 +232,7 @@ def test_device_refuses_with_the_words_of_the_core(codec: Any, width: int) -> No
     assert 0 < refusals < 40
 
 
-def test_device_that_refuses_a_sound_delta_is_a_bug_and_changes_nothing(
+def test_refusal_of_a_sound_delta_is_a_bug_and_changes_nothing(
     codec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     want, delta = answer(CASE), packed(CASE)
@@ -252,9 +252,7 @@ def test_device_that_refuses_a_sound_delta_is_a_bug_and_changes_nothing(
 
 
 @pytest.mark.parametrize("density", [0.05, 0.9])
-def test_apply_of_a_damaged_or_misplaced_delta_is_noticed_and_undone(
-    codec: Any, density: float
-) -> None:
+def test_apply_of_a_damaged_or_misplaced_delta_is_undone(codec: Any, density: float) -> None:
     case = replace(CASE, density=density)
     want, delta = answer(case), packed(case)
     places = (want.new != want.old).nonzero()[0]
@@ -278,7 +276,7 @@ def test_apply_of_a_damaged_or_misplaced_delta_is_noticed_and_undone(
     assert codec._codec.launches == ["delta_apply_digest"], "the weights are read once"
 
 
-def test_upper_halves_of_floats_are_changed_and_digested_in_place(codec: Any) -> None:
+def test_upper_halves_of_floats_are_changed_in_place(codec: Any) -> None:
     want, delta = answer(CASE), packed(CASE)
     floats = torch.from_numpy((want.old.astype(np.uint32) << 16).view(np.float32))
     halves = floats.view(torch.int16)[1::2]

@@ -166,5 +166,5 @@ def test_compiles_for_mi300(child: Child, name: str, how_many: str) -> None:
         assert re.findall(r"\.vgpr_spill_count: +(\d+)", assembly) == ["0"]
 
 
-def test_the_persistent_kernel_of_the_device_suite_compiles(child: Child) -> None:
+def test_persistent_kernel_of_the_device_suite_compiles(child: Child) -> None:
     assert child.run(cubin_of_spin) > 0

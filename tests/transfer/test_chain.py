@@ -57,7 +57,7 @@ def test_next_link_is_found_among_duplicates_in_any_order(order: random.Random, 
     assert next_version(held(10), offered, ROW) is Choice.WAIT
 
 
-def test_what_does_not_lead_on_needs_whole_tiles_and_what_is_dead_says_nothing() -> None:
+def test_gaps_need_whole_tiles_and_dead_incarnations_are_ignored() -> None:
     corrupted = Held(Version("r", 1, 3), (1, 1))
     for has, offered, chosen in [
         (held(3), [link(5), link(6)], Choice.SNAPSHOT),  # a gap

@@ -267,7 +267,7 @@ def test_digest_that_is_not_the_trainers_goes_back() -> None:
 
 
 @given(steps=st.integers(0, 2 * len(TILES) + 2))
-def test_abandoned_after_any_slice_it_is_the_base_or_the_version(steps: int) -> None:
+def test_commit_abandoned_after_any_slice_leaves_base_or_version(steps: int) -> None:
     bits = OLD.copy()
     commit = Commit(DELTA, Row(bits, TILES), row_digest(OLD))
     for _ in range(steps):
@@ -295,6 +295,6 @@ def test_error_of_somebody_else_passes_and_can_be_abandoned_after() -> None:
     assert np.array_equal(bits, OLD)
 
 
-def test_outcome_is_there_when_it_is_over() -> None:
+def test_outcome_is_available_after_the_end() -> None:
     with pytest.raises(InternalError):
         _ = Commit(DELTA, Row(OLD.copy(), TILES), row_digest(OLD)).outcome

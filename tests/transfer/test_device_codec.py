@@ -194,7 +194,7 @@ def create_codec(device: CudaDevice) -> DeviceCodec | None:
 
 @pytest.mark.parametrize("name", CALLS)
 @in_child()
-def test_arguments_arrive_where_they_belong(fake: Fake, name: str) -> None:
+def test_arguments_reach_their_kernel_parameters(fake: Fake, name: str) -> None:
     call, arguments, launched, values = CALLS[name]
     device = CudaDevice.open(0)
     codec = create_codec(device)

@@ -63,7 +63,7 @@ def test_thread_goes_on_when_there_is_memory_again(make: Callable) -> None:
 
 @BOTH
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_thread_that_a_bug_ends_says_so_before(make: Callable) -> None:
+def test_thread_ended_by_a_bug_reports_it(make: Callable) -> None:
     chain = Chain()
     source = Failing(chain.log)
     source.error = InternalError

@@ -60,7 +60,7 @@ def test_frame_that_is_not_the_published_chunk_of_the_tile_is_refused() -> None:
             sound_delta(bad, its, tile)
 
 
-def test_what_passed_is_not_looked_at_again_and_what_did_not_is() -> None:
+def test_delta_checked_on_arrival_is_not_checked_again() -> None:
     """A delta that nobody looked at is refused when it is applied; one that passed is not read."""
     chunk, frame = published(1)
     sound = sound_delta(frame, chunk, TILES[3])

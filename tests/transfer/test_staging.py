@@ -91,7 +91,7 @@ class Interrupted(SourceAround):
         return super().wait_manifests(after_n, timeout_s)
 
 
-def test_corruption_that_is_found_while_manifests_are_waited_for_is_repaired() -> None:
+def test_corruption_found_while_waiting_is_repaired() -> None:
     chain = Chain()
     source = Interrupted(chain.log)
     part = Part(source, chain.bits)

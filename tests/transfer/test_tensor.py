@@ -52,7 +52,7 @@ def test_arrays_of_numpy_are_bits_of_their_width(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_the_dtypes_of_ml_dtypes_are_known_by_name(dtype: str) -> None:
+def test_dtypes_of_ml_dtypes_are_supported(dtype: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.arange(6).astype(getattr(ml_dtypes, dtype)).reshape(2, 3)
     seen = bits_of("new", array)
@@ -116,7 +116,7 @@ def test_a_scalar_is_one_element() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4, 2)])
-def test_a_tensor_without_elements_is_a_version_like_any(shape: tuple[int, ...]) -> None:
+def test_tensor_without_elements_is_published(shape: tuple[int, ...]) -> None:
     torch = pytest.importorskip("torch")
     for empty in (np.empty(shape, np.float32), torch.empty(shape, dtype=torch.bfloat16)):
         assert bits_of("new", empty[::1]).bits.size == 0
@@ -142,7 +142,7 @@ BOXES = {
 
 @pytest.mark.parametrize("name", BOXES)
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4"])
-def test_a_box_of_a_larger_tensor_is_changed_where_it_lies(name: str, dtype: str) -> None:
+def test_box_of_a_larger_tensor_is_changed_in_place(name: str, dtype: str) -> None:
     rng = np.random.default_rng(5)
     shape = (3, 6, 4, 5)
     new, old = changed(
@@ -169,7 +169,7 @@ def test_a_box_of_a_larger_tensor_is_changed_where_it_lies(name: str, dtype: str
 @pytest.mark.parametrize(
     "name", sorted(BOXES.keys() - {"transpose"})
 )  # the one that torch spells apart
-def test_a_box_of_torch_is_that_of_numpy(name: str) -> None:
+def test_torch_and_numpy_give_the_same_box(name: str) -> None:
     torch = pytest.importorskip("torch")
     base = np.arange(360, dtype=np.int32).reshape(3, 6, 4, 5)
     tensor = torch.from_numpy(base).view(torch.float32)
@@ -227,7 +227,7 @@ class Other:
         (np.zeros(8, np.uint8), FREE, "new has the dtype uint8 and shadow uint16: make them equal"),
     ],
 )
-def test_what_cannot_be_packed_is_named(new: Any, shadow: Any, says: str) -> None:
+def test_tensor_that_cannot_be_packed_is_named(new: Any, shadow: Any, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         delta_pack(new, shadow)
 
@@ -254,7 +254,7 @@ def test_overlap_is_refused_and_neighbours_are_not(shift: int) -> None:
         delta_pack(memory[8:16], apart)
 
 
-def test_boxes_that_lie_between_each_other_do_not_overlap() -> None:
+def test_interleaved_boxes_do_not_overlap() -> None:
     memory = np.arange(48, dtype=np.uint16).reshape(6, 8)
     new, shadow = memory[:, :4], memory[:, 4:]
     delta_pack(new, shadow)
@@ -297,19 +297,19 @@ def test_bad_numbers_are_named(call: Any, says: str) -> None:
         ({"block_elements": 65536, "isa": "sse9"}, "isa 'sse9': choose portable, avx2 or avx512"),
     ],
 )
-def test_the_core_refuses_too(options: dict[str, Any], says: str) -> None:
+def test_core_refuses_what_python_refuses(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         _core.delta_pack(FREE, FREE.copy(), **options)
 
 
-def test_the_core_refuses_arrays_of_two_sizes() -> None:
+def test_core_refuses_arrays_of_two_sizes() -> None:
     with pytest.raises(InvalidArgument, match="new has 8 elements and shadow 7"):
         _core.delta_pack(FREE, FREE[:7].copy(), block_elements=65536)
     with pytest.raises(InvalidArgument, match="new has 8 elements and shadow 7"):
         _core.topk_threshold(FREE, FREE[:7].copy(), budget=1)
 
 
-def test_the_core_converts_nothing() -> None:
+def test_core_converts_no_dtype() -> None:
     with pytest.raises(InvalidArgument, match="new: the dtype must be uint8, uint16 or uint32"):
         _core.delta_pack(np.zeros(8, np.int64), FREE.copy(), block_elements=65536)
 
@@ -361,7 +361,7 @@ def test_an_instruction_set_the_machine_lacks_is_refused() -> None:
 # ---- torch
 
 
-def test_a_parameter_is_detached(pair: tuple[Any, Any]) -> None:
+def test_tensor_that_requires_grad_is_detached(pair: tuple[Any, Any]) -> None:
     torch = pytest.importorskip("torch")
     new = torch.nn.Parameter(torch.from_numpy(pair[0].view(np.int16)).view(torch.bfloat16).clone())
     shadow = torch.from_numpy(pair[1].view(np.int16).copy()).view(torch.bfloat16)
@@ -373,7 +373,7 @@ def test_a_parameter_is_detached(pair: tuple[Any, Any]) -> None:
     assert digest(weights) == digest(new)
 
 
-def test_what_torch_has_and_transfer_does_not_take() -> None:
+def test_unsupported_torch_tensors_are_refused() -> None:
     torch = pytest.importorskip("torch")
 
     class Spread(torch.Tensor):  # type: ignore[misc]

@@ -58,7 +58,7 @@ def commit_next(receiver: Receiver, bell: threading.Event, row: Row) -> None:
     receiver.report(commit.outcome)
 
 
-def test_spans_of_an_update_nest_and_tell_what_was_done() -> None:
+def test_spans_of_an_update_nest_and_name_their_work() -> None:
     timeline = Timeline("both", clock=SteppingClock())
     log = TimedLog()
     log.timeline = timeline
@@ -152,7 +152,7 @@ def test_merged_timelines_keep_every_span_and_tell_processes_apart(pids: list[in
         b"\xff",
     ],
 )
-def test_file_that_is_no_timeline_is_one_sentence(content: bytes) -> None:
+def test_invalid_timeline_file_gives_one_sentence(content: bytes) -> None:
     with pytest.raises(InvalidArgument, match="a file"):
         merged([("a file", content)])
 
