@@ -1,4 +1,4 @@
-"""The CUDA kernels as functions on arrays: their source, compiled for a CPU, one fiber a thread."""
+"""The CUDA kernels as functions on arrays: their source compiled for a CPU, a fiber per thread."""
 
 import ctypes
 import shlex

@@ -1,4 +1,4 @@
-"""What the reading kernels cost a block, counted in their source on this CPU."""
+"""Reads and barriers per block of the reading kernels, counted on this CPU."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""The stand-in for a GPU finds what it is there to find: races, and barriers not all come to."""
+"""The stand-in for a GPU finds races, and barriers that not all threads reach."""
 
 import ctypes
 import subprocess

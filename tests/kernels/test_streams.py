@@ -1,4 +1,4 @@
-"""Which stream is meant, and by whom."""
+"""The torch stream that a handle, a stream or None stands for."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for the GPUs it is meant for, ahead of time and without one."""
+"""Every Triton kernel compiles for its GPUs, ahead of time and without a GPU."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The first bytes of the chunk plane, packed as `docs/protocol.md` says."""
+"""The first bytes of a connection of the chunk plane, as in `docs/protocol.md`."""
 
 import struct
 from typing import Final

@@ -1,4 +1,4 @@
-"""Boxes of memory, against a list of all bytes."""
+"""Boxes of memory, compared with a list of all their bytes."""
 
 from typing import Any
 

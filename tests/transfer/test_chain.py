@@ -1,4 +1,4 @@
-"""Which version is next: by links within an incarnation, by digests into another one."""
+"""The choice of the next version: by base within an incarnation, by digest into another one."""
 
 import random
 from dataclasses import replace

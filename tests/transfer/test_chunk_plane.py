@@ -1,4 +1,4 @@
-"""The chunk plane for Python: what comes is what was put, and strangers get nothing, in TLS too."""
+"""The chunk plane from Python, with and without TLS: chunks arrive intact, a token is needed."""
 
 import gc
 import hashlib

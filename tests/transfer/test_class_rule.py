@@ -1,4 +1,4 @@
-"""The rule that is chosen is about the best that there is, and there is none without a gain."""
+"""The chosen class rule is close to the best one; without a gain there is none."""
 
 from typing import Any
 

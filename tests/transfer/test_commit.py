@@ -1,4 +1,4 @@
-"""A commit changes all of the weights or none, whatever fails and however long it rests."""
+"""A commit changes all weights or none, whatever fails and whenever it pauses."""
 
 import numpy as np
 import pytest

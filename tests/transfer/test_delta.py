@@ -1,4 +1,4 @@
-"""A delta as a value, as bytes, and as something that came over a wire."""
+"""A delta as a value, as bytes, and as damaged bytes."""
 
 import struct
 import zlib

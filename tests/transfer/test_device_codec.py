@@ -1,4 +1,4 @@
-"""The device codec from Python, over the fake driver: every argument arrives where it belongs."""
+"""The device codec over the fake driver: every argument reaches its kernel parameter."""
 
 from itertools import chain
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the fault runs found, each as the shortest story that shows it."""
+"""Faults that the fault runs found, each as its shortest story."""
 
 from random import Random
 

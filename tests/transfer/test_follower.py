@@ -1,4 +1,4 @@
-"""The threads of a relay and of a receiver outlive the world, and say so when a bug ends them."""
+"""The threads of a relay and a receiver survive errors, and report a bug that ends them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

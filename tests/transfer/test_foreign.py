@@ -1,4 +1,4 @@
-"""Arrays of other libraries: taken where they lie, and written to only where they say so."""
+"""Arrays of other libraries are used without a copy, and written only if they are writable."""
 
 import sys
 from typing import Any

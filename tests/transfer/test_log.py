@@ -1,4 +1,4 @@
-"""The log keeps to its limits, and the publisher's shadow moves with it or not at all."""
+"""The log keeps its limits, and the shadow changes only if the log accepts a version."""
 
 from collections.abc import Mapping
 from dataclasses import replace

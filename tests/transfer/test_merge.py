@@ -1,4 +1,4 @@
-"""Two deltas in a row as one: the law, and what is no row."""
+"""Merging two deltas, and deltas that cannot be merged."""
 
 from dataclasses import replace
 

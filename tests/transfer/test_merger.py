@@ -1,4 +1,4 @@
-"""Merged deltas bring a receiver that is behind to the newest version in few updates."""
+"""Merged deltas bring a late receiver to the newest version in few updates."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Messages between processes: what is sent is what comes, and whatever else comes is refused."""
+"""Messages between processes survive a round trip, and malformed ones are refused."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""The part of another rank: what the log took is kept there, and nothing else is."""
+"""Ranks that pack their own part: a rank keeps only what the publisher's log accepted."""
 
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What passes for a chunk: the bytes that were published, and a delta that is sound throughout."""
+"""A chunk is accepted only with the published bytes and a sound delta."""
 
 import hashlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A receiver follows its publisher through damage, corruption and death, and never guesses."""
+"""A receiver follows its publisher through damage, corruption and restarts."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A relay: each chunk crosses once, damage stops there, and what is here outlives its upstream."""
+"""A relay: each chunk crosses once, damage stops there, and versions outlive its upstream."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Several relays as one source: one that is gone or lies costs nobody a version, or a true bit."""
+"""Several relays as one source: one that is gone or lies costs no version and changes no bit."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Over the wire: what comes is what was sent, pages end, and servers may end or come later."""
+"""Over the wire: messages arrive intact, pages end, and servers may stop or start later."""
 
 import secrets
 import threading

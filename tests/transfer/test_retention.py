@@ -1,4 +1,4 @@
-"""Whatever a log keeps leads to the newest version, and it keeps to its limits."""
+"""The updates that a log keeps lead to the newest version within its limits."""
 
 import pytest
 from hypothesis import given

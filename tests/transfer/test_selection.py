@@ -1,4 +1,4 @@
-"""Sending the large changes only: what is left out waits in the shadow, and nothing is lost."""
+"""Only large changes are sent: the others wait in the shadow, and none is lost."""
 
 import math
 

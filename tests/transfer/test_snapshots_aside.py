@@ -1,4 +1,4 @@
-"""Whole tiles hold no version up, and are of one version though others come meanwhile."""
+"""Making a snapshot delays no version, and all its tiles are of one version."""
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence

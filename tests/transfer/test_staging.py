@@ -1,4 +1,4 @@
-"""What a receiver of some tiles stages is for what it holds, whatever comes between."""
+"""A receiver of some tiles stages only versions for the weights that it holds."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""How far weights are behind what is published."""
+"""The distance of weights to the newest published version."""
 
 from hypothesis import given
 from hypothesis import strategies as st

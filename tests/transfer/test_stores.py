@@ -1,4 +1,4 @@
-"""Stores keep what they are given, whole, and through a crash; a broken disk is said."""
+"""Stores keep updates whole, also through a crash, and report a broken disk."""
 
 import errno
 import hashlib

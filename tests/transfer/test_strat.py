@@ -1,4 +1,4 @@
-"""STRAT on the host says what the reference says, and refuses what nobody packed."""
+"""STRAT on the host equals the reference, and damaged encodings are refused."""
 
 import json
 from dataclasses import replace

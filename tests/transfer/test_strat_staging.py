@@ -1,4 +1,4 @@
-"""A publisher that sends wire encodings, and receivers that make deltas of them or refuse them."""
+"""A publisher that sends wire encodings, and receivers that decode or refuse them."""
 
 from typing import Any
 

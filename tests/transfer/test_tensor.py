@@ -1,4 +1,4 @@
-"""What may be passed to transfer, how it is looked at, and what is said about the rest."""
+"""Tensors that transfer accepts, the bits that it sees, and the errors for all others."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Timelines load, their spans nest, and those of several processes lie side by side."""
+"""Timelines load, their spans nest, and those of several processes can be merged."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The gRPC server that a log and a rank's part have in common."""
+"""The gRPC server that a log and a part of a rank share."""
 
 import secrets
 import threading

@@ -1,4 +1,4 @@
-"""Wrong weights are found before a byte is written; what is applied by parts is undone exactly."""
+"""Weights of another version are refused before a byte is written."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A receiver with weights of its own, as an engine would drive it, and weights that change."""
+"""A receiver with weights of its own, driven as by an engine."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A shard map says where everything is, once; or it is refused by a sentence."""
+"""A shard map covers every element once, or is refused in one sentence."""
 
 from dataclasses import replace
 from math import prod

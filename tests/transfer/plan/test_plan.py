@@ -1,4 +1,4 @@
-"""A plan carries every element from who has it to all who want it, over slow links once."""
+"""A plan sends every element to all its receivers, and over each slow link once."""
 
 from dataclasses import replace
 from math import prod

@@ -1,4 +1,4 @@
-"""Shard maps and plans as JSON: the way there and back, and what is no file of ours."""
+"""Shard maps and plans as JSON: round trips, and files that are refused."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Cells that no region cuts, and their parts of a size."""
+"""Cells that no region divides, and their parts of limited size."""
 
 from itertools import product
 from math import prod
