@@ -94,7 +94,7 @@ def compiled(name: str, variant: dict[str, Any], target: tuple[Any, ...], aligne
 
 
 def ptxas_report(name: str, variant: dict[str, Any], arch: int, aligned: bool) -> str:
-    """Return what the assembler says of a kernel, with the size of the binary Triton made."""
+    """Return the report of the assembler on a kernel, and the size of Triton's binary."""
     import triton
 
     kernel = compiled(name, variant, ("cuda", arch, 32), aligned)

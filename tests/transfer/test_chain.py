@@ -115,7 +115,7 @@ def test_longest_update_from_what_is_held_is_taken(order: random.Random) -> None
 
 
 def test_part_of_the_weights_follows_by_name_and_enters_by_its_tiles() -> None:
-    """The digest of all weights says nothing to a receiver that has one tile of two."""
+    """A receiver of one tile of two cannot use the digest of all weights."""
     parts = ((5, 6), (7, 8))
     layout = HALF.tiles.layout
     total = digest_sum(keyed(tile, part) for tile, part in enumerate(parts))

@@ -42,7 +42,7 @@ SNAPSHOT = staged_of(NEW, None)
 
 
 class Failing:
-    """A row that fails at the n-th call of one method, before or after it did what it should."""
+    """A row that fails at the n-th call of one method, before or after its effect."""
 
     def __init__(self, row: Row, *, method: str, at: int, is_late: bool = False) -> None:
         self.row = row

@@ -34,7 +34,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A frame, and what it was made from."""
+    """A frame, and the weights that it was packed from."""
 
     frame: bytes
     old: Any

@@ -184,7 +184,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
 
 
 def create_codec(device: CudaDevice) -> DeviceCodec | None:
-    """Create it; in a build without device code see that it says so, and return None."""
+    """Create the codec; in a build without device code check the error, and return None."""
     if embedded_kernels():
         return DeviceCodec.create(device)
     with pytest.raises(Unavailable, match="this build of rose has no device code"):

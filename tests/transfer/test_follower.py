@@ -18,7 +18,7 @@ from tests.transfer.worker import LONG_S, NAMELESS, TILES, eventually, row_diges
 
 
 class Failing(SourceAround):
-    """Raises at each wait, as long as it is told to."""
+    """Raises at each wait, as often as requested."""
 
     error: type[BaseException] | None = None
 

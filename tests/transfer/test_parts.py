@@ -294,7 +294,7 @@ def sent(tile: int, frame: bytes) -> bytes:
 
 
 class Lying(RemotePart):
-    """A rank that says what no rank says."""
+    """A rank that sends malformed replies."""
 
     lie: Sequence[bytes] = ()
 

@@ -61,7 +61,7 @@ def test_frame_that_is_not_the_published_chunk_of_the_tile_is_refused() -> None:
 
 
 def test_delta_checked_on_arrival_is_not_checked_again() -> None:
-    """A delta that nobody looked at is refused when it is applied; one that passed is not read."""
+    """A damaged delta is refused when it is applied, unless it is marked as checked."""
     chunk, frame = published(1)
     sound = sound_delta(frame, chunk, TILES[3])
     assert sound.is_checked

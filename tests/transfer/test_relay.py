@@ -543,7 +543,7 @@ def test_relay_observes_its_limits() -> None:
 def test_missing_chunk_of_a_relay_is_awaited_without_a_snapshot(
     misses: int, snapshots: int
 ) -> None:
-    """Over TCP a relay can only say that it has no such chunk; that it tells of it says more."""
+    """Over TCP a relay reports a missing chunk; its manifests show that the chunk exists."""
     world = World()
     world.round()
 

@@ -320,7 +320,7 @@ def test_relay_with_wrong_chunks_is_reported_once_and_asked_last() -> None:
 
 
 class Foreign(Planted):
-    """A relay of another rose: nothing that it says is understood."""
+    """A relay of another format: its messages are refused."""
 
     def __init__(self, relay: Any, error: RoseError) -> None:
         super().__init__(relay)

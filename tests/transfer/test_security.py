@@ -92,7 +92,7 @@ def agreed(address: str, tls: TlsFiles, **knobs: object) -> tuple[str | None, st
 
 @needs_openssl
 def test_control_agrees_on_the_newest_and_on_nothing_that_can_be_read_later(tls: TlsFiles) -> None:
-    """gRPC offers no way to forbid TLS 1.2; what it takes of it has keys of its own, and tags."""
+    """gRPC cannot forbid TLS 1.2, but accepts only its ephemeral keys and authenticated ciphers."""
     old = {"maximum_version": ssl.TLSVersion.TLSv1_2}
     with published(tls) as (_, server):
         newest = agreed(server.address, tls)

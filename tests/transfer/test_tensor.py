@@ -198,7 +198,7 @@ def test_elements_that_share_memory_are_read_and_not_written() -> None:
 
 
 class Other:
-    """Nobody's tensor."""
+    """An object that is no tensor."""
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def spans_of(content: bytes) -> list[dict]:
 
 
 def nest(one: dict, other: dict) -> bool:
-    """Return whether two spans of a thread lie apart, or one in the other, as Chrome wants it."""
+    """Return whether two spans of a thread are disjoint or nested, as Chrome requires."""
     (a, b), (c, d) = ((span["ts"], span["ts"] + span["dur"]) for span in (one, other))
     return b <= c or d <= a or (a <= c and d <= b) or (c <= a and b <= d)
 

@@ -67,7 +67,7 @@ def same(one: Delta, other: Delta) -> bool:
 
 
 def around(box: Bits) -> set[int]:
-    """Return what lies between the elements of a box, 0x55 where nobody wrote."""
+    """Return the values between the elements of a box: 0x55 where nothing was written."""
     room: Any = box
     while room.base is not None:
         room = room.base
