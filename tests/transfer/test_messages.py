@@ -1,4 +1,4 @@
-"""Messages between processes: what is sent is what comes, and whatever else comes is refused."""
+"""Messages between processes survive a round trip, and malformed ones are refused."""
 
 import dataclasses
 import hashlib
@@ -101,7 +101,7 @@ KINDS = sorted(MESSAGES, key=lambda kind: kind.__name__)
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-def test_what_is_sent_is_what_comes(kind: type, data: st.DataObject) -> None:
+def test_messages_survive_a_round_trip(kind: type, data: st.DataObject) -> None:
     message = data.draw(MESSAGES[kind])
     assert decode(kind, encode(message)) == message
 
@@ -118,7 +118,7 @@ def plain() -> Manifest:
 
 
 @given(manifests())
-def test_a_manifest_on_a_disk_is_its_message_too(manifest: Manifest) -> None:
+def test_manifest_on_disk_is_its_message(manifest: Manifest) -> None:
     content = manifest_bytes.to_bytes(manifest)
     assert manifest_bytes.from_bytes(content) == manifest
     with pytest.raises(CorruptData):
@@ -237,7 +237,7 @@ def test_numbers_and_names_are_bounded() -> None:
         decode(ManifestsReply, many.SerializeToString())
 
 
-def test_what_does_not_fit_is_not_sent() -> None:
+def test_fields_out_of_range_are_not_sent() -> None:
     for wrong in [
         ReportRequest("\ud800", 1, True, (1, 2)),
         ReportRequest("x", -1, True, (1, 2)),

@@ -1,4 +1,4 @@
-"""What a receiver of some tiles stages is for what it holds, whatever comes between."""
+"""A receiver of some tiles stages only versions for the weights that it holds."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -91,7 +91,7 @@ class Interrupted(SourceAround):
         return super().wait_manifests(after_n, timeout_s)
 
 
-def test_corruption_that_is_found_while_manifests_are_waited_for_is_repaired() -> None:
+def test_corruption_found_while_waiting_is_repaired() -> None:
     chain = Chain()
     source = Interrupted(chain.log)
     part = Part(source, chain.bits)

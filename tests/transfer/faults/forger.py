@@ -1,4 +1,4 @@
-"""A relay that lies: everything it says fits together, but for the key that it does not have."""
+"""A relay that lies: its messages are consistent, but it lacks the key."""
 
 import struct
 import zlib

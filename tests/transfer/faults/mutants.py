@@ -1,4 +1,4 @@
-"""Guards of rose taken out one by one: a machine that misses one of them proves nothing."""
+"""Guards of rose, removed one at a time: the fault runs must notice each removal."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final

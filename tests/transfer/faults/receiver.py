@@ -1,4 +1,4 @@
-"""A receiver of a run: its staging without a thread, its commits slice by slice, its memory."""
+"""A receiver of a run: its staging without a thread, its commits in slices, and its memory."""
 
 import threading
 from random import Random

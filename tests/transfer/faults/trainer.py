@@ -1,4 +1,4 @@
-"""The trainer of a run: publishes, dies, and comes back from an older checkpoint."""
+"""The trainer of a run: publishes, dies, and restarts from an older checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

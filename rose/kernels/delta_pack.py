@@ -1,14 +1,26 @@
-"""Encode differences as delta blocks."""
+"""Pack: encode the differences between two versions as delta blocks."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from rose.kernels.block_plan import EMPTY, RAW, BlockPlan
-from rose.kernels.gap_code import four, set_field, set_positions
-from rose.kernels.tile import LAUNCH, TILE, load_bits
+from rose.kernels.block_plan import EMPTY, RAW, BlockPlan, plan_to_write
+from rose.kernels.deltas import AGE_LIMIT
+from rose.kernels.tile import (
+    LAUNCH,
+    TILE,
+    ages_of,
+    four,
+    load_bits,
+    parts_of,
+    row_of,
+    set_field,
+    set_positions,
+)
+from rose.kernels.topk import change_keys
 
 _EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
 
@@ -21,7 +33,7 @@ def ranked(is_one: tl.tensor, found: tl.tensor) -> tuple[tl.tensor, ...]:
 
 
 @triton.jit
-def encode_kernel(
+def delta_pack_kernel(
     differences: tl.tensor,
     table: tl.tensor,
     offsets: tl.tensor,
@@ -67,22 +79,13 @@ def encode_kernel(
             set_field(section + large_at, large_rank, width, magnitude, is_large)
 
 
-def encode(differences: Any, plan: BlockPlan, *, block_elements: int) -> Any:
-    """Return the payload of a row of differences. Waits for the stream.
-
-    Args:
-        differences: (count,) int8, int16 or int32.
-        plan: result of `plan_to_write` for the differences.
-        block_elements: elements per block, as in the plan.
-
-    Returns:
-        (words,) int32 with the bits of u32 words.
-    """
+def _encoded(differences: Any, plan: BlockPlan, *, block_elements: int) -> Any:
+    """Return the payload of a row of differences, (words,) int32. Waits for the stream."""
     words = int(plan.sizes.sum())
     payload = torch.zeros(words, dtype=torch.int32, device=differences.device)
     if words:
         with torch.cuda.device_of(differences):
-            encode_kernel[(len(plan.sizes),)](
+            delta_pack_kernel[(len(plan.sizes),)](
                 differences,
                 plan.table,
                 plan.sizes.cumsum(0) - plan.sizes,
@@ -92,3 +95,54 @@ def encode(differences: Any, plan: BlockPlan, *, block_elements: int) -> Any:
                 **LAUNCH,
             )
     return payload
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A delta, and what becomes of the tensors that it was packed from.
+
+    Args:
+        entries: (blocks,) int64, the delta's table: one u64 for each block.
+        payload: (words,) int32 with the bits of u32 words.
+        shadow: (count,) the shadow after the sent changes.
+        ages: (count,) uint8, the ages after the pack, or None.
+    """
+
+    entries: Any
+    payload: Any
+    shadow: Any
+    ages: Any
+
+
+def delta_pack(
+    new: Any, shadow: Any, *, block_elements: int, threshold: int, ages: Any, age_limit: int
+) -> Packing:
+    """Pack the changes from `shadow` to `new`; changes neither. Waits for the stream.
+
+    Takes as much memory as the weights.
+
+    Args:
+        new: int8, int16 or int32.
+        shadow: the old elements, of the same type and number.
+        block_elements: 65,536 or 16,384.
+        threshold: only changes with at least this key are sent; 0 sends all.
+        ages: uint8 or int8 in the shape of `new`, see `topk.change_keys`; None to ignore ages.
+        age_limit: age at which a change is sent whatever its key.
+    """
+    fresh, moved, aged = row_of(new), row_of(shadow).clone(), ages_of(ages)
+    older = None if aged is None else torch.empty_like(aged)
+    entries, payload = [moved[:0].long()], [moved[:0].int()]
+    keys = change_keys(fresh, moved, ages=aged, age_limit=age_limit)
+    for part in parts_of(len(fresh)):
+        difference = fresh[part] - moved[part]
+        sent = difference
+        if threshold:
+            sent = difference * (next(keys) >= threshold)
+        plan = plan_to_write(sent, block_elements)
+        entries.append(plan.entries)
+        payload.append(_encoded(sent, plan, block_elements=block_elements))
+        moved[part] += sent
+        if aged is not None and older is not None:
+            age = aged[part].clamp(max=AGE_LIMIT - 1) + 1
+            older[part] = age * (sent != difference)
+    return Packing(torch.cat(entries), torch.cat(payload), moved, older)

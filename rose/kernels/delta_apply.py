@@ -1,4 +1,4 @@
-"""Decode delta blocks into differences. The host has checked the delta; nothing is checked here."""
+"""Apply: decode delta blocks into differences, and add them. The host has checked the delta."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -7,9 +7,18 @@ import torch
 import triton
 import triton.language as tl
 
-from rose.kernels.block_plan import EMPTY, GROUP_ELEMENTS, RAW, elements_of, plan_to_read
-from rose.kernels.gap_code import bits_of_set, field, four, positions
-from rose.kernels.tile import LAUNCH, TILE, store_bits
+from rose.kernels.block_plan import EMPTY, RAW, elements_of, plan_to_read
+from rose.kernels.tile import (
+    LAUNCH,
+    TILE,
+    bits_of_set,
+    field,
+    four,
+    parts_of,
+    positions,
+    row_of,
+    store_bits,
+)
 from rose.units import ceil_div
 
 _EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
@@ -100,7 +109,7 @@ def resize_kernel(
         store_bits(differences + first + lane, tl.where(old < 0, -size, size), is_there, width)
 
 
-def decoded(
+def differences_of(
     entries: Any, offsets: Any, payload: Any, *, like: Any, block_elements: int
 ) -> Iterator[tuple[slice, Any]]:
     """Yield the differences that sound blocks make in a row, part by part.
@@ -121,13 +130,13 @@ def decoded(
     count, width = len(like), 8 * like.element_size()
     elements = elements_of(count, block_elements, like.device)
     plan = plan_to_read(entries, offsets, payload, elements, width)
-    room = min(GROUP_ELEMENTS, ceil_div(count, block_elements) * block_elements)
+    parts = list(parts_of(count))
+    room = ceil_div(parts[0].stop, block_elements) * block_elements if parts else 0
     differences = torch.empty(room, dtype=like.dtype, device=like.device)
     lanes, listed_lanes = torch.empty((2, room), dtype=torch.int32, device=like.device)
     sizes = {"width": width, "block_elements": block_elements, **LAUNCH}
-    for at in range(0, count, GROUP_ELEMENTS):
-        part = slice(at, min(at + GROUP_ELEMENTS, count))
-        blocks = slice(at // block_elements, ceil_div(part.stop, block_elements))
+    for part in parts:
+        blocks = slice(part.start // block_elements, ceil_div(part.stop, block_elements))
         operands = plan.table[blocks], offsets[blocks], payload, differences.zero_()
         programs = (blocks.stop - blocks.start,)
         # Three launches: each reads what other threads wrote in the previous one.
@@ -135,4 +144,26 @@ def decoded(
             steps_kernel[programs](*operands, lanes, **sizes)
             resize_kernel[programs](*operands, lanes, listed_lanes, which=LISTED, **sizes)
             resize_kernel[programs](*operands, listed_lanes, lanes, which=LARGE, **sizes)
-        yield part, differences[: part.stop - at]
+        yield part, differences[: part.stop - part.start]
+
+
+def delta_apply(
+    weights: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int, undo: bool
+) -> None:
+    """Apply or undo a delta, without waiting for the device.
+
+    Args:
+        weights: int8, int16 or int32, changed in place.
+        entries: see `differences_of`.
+        offsets: see `differences_of`.
+        payload: see `differences_of`.
+        block_elements: elements per block.
+        undo: whether to undo the delta.
+    """
+    row = row_of(weights)
+    for part, change in differences_of(
+        entries, offsets, payload, like=row, block_elements=block_elements
+    ):
+        row[part].sub_(change) if undo else row[part].add_(change)
+    if not weights.is_contiguous():
+        weights.copy_(row.view(weights.shape))
