@@ -373,6 +373,7 @@ class BuildWithNinja(build_ext):
         """Add the extension of the laboratory to a build in place, if this is a checkout."""
         if self.inplace and (ROOT / LABORATORY).is_dir():
             self.distribution.ext_modules = [extension(CORE), extension(SIMULATOR)]
+            self.distribution.package_dir["rose_lab"] = str(LABORATORY / "rose_lab")
         super().finalize_options()
 
     def run(self) -> None:

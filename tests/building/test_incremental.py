@@ -62,6 +62,20 @@ def test_nothing_is_done_twice(built: Path) -> None:
     assert would_do(built) == set()
 
 
+def test_the_laboratory_is_linked_from_the_same_objects_in_the_same_run(project: Path) -> None:
+    folder = project / SETUP.LABORATORY / "rose_lab"
+    (made,) = folder.glob("_sim.*.so")
+    made.unlink()
+    (project / "csrc/base/clock.cpp").touch()
+    done = steps(build(project, ROSE_CUDA="on" if NVCC else "off"))
+    assert done == {
+        f"C++ {unit_of(project, 'csrc/base/clock.cpp')}",
+        "link _core.so",
+        "link _sim.so",
+    }
+    assert made.exists()
+
+
 def test_a_copy_is_up_to_date(project: Path) -> None:
     # Every test here stands on this: what a copy does not change, it need not build.
     assert steps(build(project, ROSE_CUDA="on" if NVCC else "off")) == set()
