@@ -25,7 +25,7 @@ from rose.executor import (
     RolloutLane,
     ServingLane,
 )
-from rose.executor.revocation import Revocation
+from rose.executor.revocation import Notice, Revocation
 from rose.units import MIB, NS_PER_MS
 
 KV = KVGeometry(layers=4, block_tokens=16, bytes_per_token=1024)
@@ -83,9 +83,8 @@ class Borrower:
     def is_in_step(self) -> bool:
         return self._pin is not None
 
-    def _on_revoke(self, revocation: Revocation) -> None:
+    def _on_revoke(self, _notice: Notice) -> None:
         with self._books:
-            revocation.begin(())
             if self._pin is None:
                 self._free_leaving()
 

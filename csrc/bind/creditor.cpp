@@ -11,6 +11,7 @@
 
 #include "base/histogram.h"
 #include "bind/clock.h"
+#include "bind/features.h"
 #include "bind/status.h"
 #include "bind/unlocked.h"
 #include "coserving/certified_creditor.h"
@@ -52,16 +53,6 @@ std::shared_ptr<ServingState> create_state(std::shared_ptr<CertificateLog> log,
   return std::make_shared<ServingState>(std::move(log), std::move(listener));
 }
 
-slo::Features features_of(const std::array<double, 3>& values, const char* name) {
-  for (const double value : values) {
-    if (!(value >= 0 && value <= 1e9)) {
-      raise(Status::invalid_argument(std::string{name} + " must hold values in 0..1e9, got " +
-                                     std::to_string(value)));
-    }
-  }
-  return {.decode_sequences = values[0], .context_tokens = values[1], .prefill_tokens = values[2]};
-}
-
 std::tuple<double, double, double> values_of(const slo::Features& features) {
   return {features.decode_sequences, features.context_tokens, features.prefill_tokens};
 }
@@ -77,20 +68,11 @@ const char* name_of(slo::BindingTarget target) {
   return kNames[static_cast<std::size_t>(target)];
 }
 
-using Batch = std::optional<std::array<double, 3>>;
-
-// `slots` must outlive the result.
-std::optional<slo::CommittedBatch> batch_of(const Batch& values,
-                                            const std::vector<std::uint32_t>& slots) {
-  if (!values) return std::nullopt;
-  return slo::CommittedBatch{.features = features_of(*values, "batch"), .slots = slots};
-}
-
-std::unique_ptr<CertifiedCreditor> create_creditor(
+std::shared_ptr<CertifiedCreditor> create_creditor(
     const std::shared_ptr<HostGate>& gate, std::shared_ptr<ServingState> state,
     std::shared_ptr<LatencyModel> model, std::shared_ptr<CertificateLog> log,
-    const std::array<double, 3>& largest_step, const std::array<double, 3>& largest_chunk,
-    double segment_prior_ms, double segment_share, double poll_ms, double retry_ms,
+    const FeatureValues& largest_step, const FeatureValues& largest_chunk, double segment_prior_ms,
+    double segment_share, double poll_ms, double retry_ms,
     std::shared_ptr<compute::Watchdog> watchdog, std::shared_ptr<Clock> clock) {
   return take(CertifiedCreditor::create(
       gate, std::move(state), std::move(model), std::move(log),
@@ -120,8 +102,6 @@ void bind_serving_state(py::module_& module) {
           py::arg("slots"), py::kw_only(), py::arg("is_late") = false)
       .def("finished", &ServingState::finished, py::arg("slot"))
       .def("beat", &ServingState::beat)
-      .def("step_began", &ServingState::step_began)
-      .def("step_ended", &ServingState::step_ended)
       .def_property_readonly("pending", &ServingState::pending)
       .def_property_readonly("waiting", &ServingState::waiting)
       .def_property_readonly("running",
@@ -167,7 +147,7 @@ void bind_creditor(py::module_& module) {
       .def_readonly("until_ns", &compute::Offer::until_ns);
 
   // ~Creditor joins its thread. The thread never takes the GIL, and the join must not hold the GIL.
-  UnlockedClass<CertifiedCreditor>(module, "Creditor")
+  UnlockedClass<CertifiedCreditor, std::shared_ptr<CertifiedCreditor>>(module, "Creditor")
       .def(py::init(&create_creditor), py::arg("gate").none(false), py::arg("state").none(false),
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),
            py::arg("largest_step"), py::arg("largest_chunk"), py::arg("segment_prior_ms"),
@@ -186,17 +166,6 @@ void bind_creditor(py::module_& module) {
           },
           py::arg("batch") = py::none(), py::arg("slots") = std::vector<std::uint32_t>{})
       .def("withdraw", &CertifiedCreditor::withdraw)
-      // If slack is not lent, the call takes less time than a release of the GIL.
-      .def(
-          "before_step",
-          [](CertifiedCreditor& self, const Batch& batch, const std::vector<std::uint32_t>& slots) {
-            const auto committed = batch_of(batch, slots);
-            if (!self.lends_slack()) return static_cast<double>(self.before_step(committed)) / 1e6;
-            const Nanoseconds lent_ns = unlocked([&] { return self.before_step(committed); });
-            return static_cast<double>(lent_ns) / 1e6;
-          },
-          py::arg("batch") = py::none(), py::arg("slots") = std::vector<std::uint32_t>{})
-      .def("close_for_step", &CertifiedCreditor::close_for_step)
       .def(
           "granted",
           [](const CertifiedCreditor& self, HarvestMode mode) {

@@ -186,6 +186,13 @@ void bind_attachment(py::module_& m) {
       .def_static("create", &attach_tenant, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
                   py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
                   py::arg("socket_fd") = -1, py::arg("device") = py::none())
+      // In the arbiter's own process, for a tenant that add_tenant() made.
+      .def_static(
+          "create_here",
+          [](std::shared_ptr<Arbiter> arbiter, PartitionId partition) {
+            return take(Attachment::create_here(std::move(arbiter), partition));
+          },
+          py::arg("arbiter"), py::arg("partition"))
       .def_static("create_mapped", &attach_mapped, py::kw_only(), py::arg("slab_bytes"),
                   py::arg("slab_count"), py::arg("header_slabs"), py::arg("ledger_fd"),
                   py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
@@ -228,6 +235,7 @@ void bind_attachment(py::module_& m) {
           "attend",
           [](Self& a, double every_ms) { check(a.attend(ns_of_ms(every_ms, "every_ms"))); },
           py::kw_only(), py::arg("every_ms"))
+      .def("wake", &Self::wake)
       .def("hold", &Self::hold)
       .def("release", &Self::release)
       .def("admit", [](Self& a) { return take(a.look()).admitted; })

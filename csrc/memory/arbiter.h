@@ -184,6 +184,8 @@ class Arbiter final : private SlabWatcher {
   // Reads the tenant's mailbox, takes back the slabs that the tenant left or returned, and returns
   // their number. The tenant need not ring first; a second call changes nothing.
   Result<std::int32_t> sweep(PartitionId partition) noexcept;
+  // The same for one slab, which the tenant has just left.
+  Status sweep_slab(PartitionId partition, SlabId slab) noexcept;
   // Takes everything back from a tenant whose process is proven gone: its slabs are usable again,
   // its leases end, and its partition is dropped. Returns the number of slabs taken back; a second
   // call changes nothing.
@@ -409,6 +411,8 @@ class Arbiter final : private SlabWatcher {
   Status release_quarantined(SlabId slab) noexcept;
   void erase_if_over(LeaseId id, const Lease& lease) noexcept;
   Result<std::int32_t> sweep_locked(PartitionId id) noexcept;
+  // True if the slab was one of the tenant's and is back.
+  Result<bool> bring_back(PartitionId id, SlabId slab) noexcept;
   Result<std::int32_t> take_given(PartitionId id) noexcept;
   Status drop_locked(PartitionId id) noexcept;
   Result<RevocationProgress> poll_locked(RevocationId id) noexcept;

@@ -194,6 +194,7 @@ class Borrower:
                 if ready:
                     pin = self.lane.pin(block for one in ready for block in one.blocks)
                     self._in_flight = frozenset(one.name for one in ready)
+                    self.lane.rank(self._cheapest_slabs())
         finally:
             if pin is None:
                 quantum.__exit__(None, None, None)
@@ -232,7 +233,7 @@ class Borrower:
     # ---- revocation -----------------------------------------------------------------------------
 
     def _give_up(self, notice: Notice) -> None:
-        """Choose slabs to return, and free the blocks of all sequences that use these slabs.
+        """Free the blocks of all sequences that use revoked slabs.
 
         Sequences of the running step keep their blocks. This runs in a thread of serving or of the
         keeper or, if the borrower is in another process than serving, in the watcher's thread.
@@ -240,7 +241,6 @@ class Borrower:
         if not self._lock.acquire(timeout=notice.remaining_s()):
             return
         try:
-            notice.begin(self._cheapest_slabs()[: notice.slabs])
             self._empty(self.lane.leaving())
         finally:
             self._lock.release()

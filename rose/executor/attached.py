@@ -8,19 +8,18 @@ from rose._core import Attachment, CudaDevice, HostGate, MappedWindow, PoolExpor
 from rose.closing import Closing, Once
 from rose.compute import Gpu, tested_gate
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.executor.attached_loans import AttachedLoans
 from rose.executor.channel import Channel, close_all
 from rose.executor.lent_window import LentWindow
+from rose.executor.loans import BEATS, Loans
 from rose.executor.messages import Hello, Rejected, Welcome
 from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
+from rose.executor.socket_line import SocketLine
 from rose.executor.watcher import Watcher
 from rose.memory import KVGeometry, KVSpace
 
 _CONNECT_S: Final = 5.0
-# Number of heartbeats in a lease's TTL.
-_BEATS: Final = 16
 # The device may have to prepare its records of a large pool before it answers.
 _WELCOME_S: Final = 30.0
 
@@ -36,7 +35,7 @@ class AttachedDevice(Closing):
         """Made by `CoServing.attach`."""
         self._channel = channel
         self._parts = ExitStack()
-        self._loans: AttachedLoans | None = None
+        self._loans: Loans | None = None
         self._lane: RolloutLane | None = None
         self.device_id = ""  # "cpu", or the UUID of serving's GPU; set by `rollout`
         self._once = Once()
@@ -85,9 +84,11 @@ class AttachedDevice(Closing):
                 header_index=welcome.header_index,
                 window=window,
             )
-        attachment.attend(every_ms=welcome.lease_ttl_ms / _BEATS)
+        attachment.attend(every_ms=welcome.lease_ttl_ms / BEATS)
         lent_window = LentWindow(attachment, window) if window else None
-        loans = AttachedLoans(attachment, self._channel, host_gate, lent_window)
+        line = SocketLine(self._channel)
+        loans = Loans(attachment, line, host_gate, lent_window, clock=attachment)
+        line.on_lost = loans.end
         gate, _ = tested_gate(gpu, host_gate, window=welcome.gate_window, in_one_process=False)
         lane = RolloutLane(
             kv=kv,
@@ -95,7 +96,6 @@ class AttachedDevice(Closing):
             loans=loans,
             reporting=Reporting(self.safety),
             on_revoke=on_revoke,
-            why_refused=loans.why_refused,
             slabs_max=welcome.slabs_max,
             gpu=gpu,
             has_gates=welcome.has_gates,

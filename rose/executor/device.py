@@ -8,19 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rose._core import BootClock, Clock, CloseReason, GateChoice
+from rose._core import Attachment, BootClock, Clock, CloseReason, GateChoice, HostGate, Process
 from rose.closing import Closing, Once
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.events import Reason
-from rose.executor.borrower import LocalBorrower
 from rose.executor.limit_file import read_limit, write_limit
+from rose.executor.loans import BEATS, Loans
+from rose.executor.notices import Notices
 from rose.executor.reading import DeviceReading
 from rose.executor.refusals import REASONS, read_refusals
 from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane, ServingLimits
+from rose.executor.tenancy import Tenancy
 from rose.executor.wiring import BORROWER, SERVING, Opened, Parts, build
 from rose.memory import (
     Isolation,
@@ -37,12 +39,10 @@ from rose.slo.prior import ModelCost
 from rose.units import MIB, NS_PER_MS
 
 if TYPE_CHECKING:  # These modules need an extra of the package.
-    from rose._core import Process
     from rose.executor.attached import AttachedDevice
     from rose.executor.channel import Channel
     from rose.executor.listener import Listener
     from rose.executor.messages import Hello
-    from rose.executor.tenancy import Tenancy
 
 
 class CoServing(Closing):
@@ -60,6 +60,7 @@ class CoServing(Closing):
         self._parts: Parts | None = None
         self._rollout: RolloutLane | None = None
         self._listener: Listener | None = None
+        self._borrowing = ExitStack()  # Ends the tenancy of a borrower in this process.
         self._once = Once()
         self.safety = Safety(self._give_back)
         # Kind of the borrower's gate on a GPU, and why it was chosen; None on a CPU.
@@ -215,23 +216,48 @@ class CoServing(Closing):
             gpu, self.gate, window=GATE_WINDOW, streams=serving_streams
         )
         parts.serving.watch(serving_streams)
-        limit_slabs = min(limit_bytes // self.arbiter.slab_bytes, self.arbiter.slab_count)
-        partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=limit_slabs)
+        tenancy = self._tenancy(parts, geometry, limit_bytes, Process.open(os.getpid()))
+        self._borrowing.callback(tenancy.let_go)
+        attachment = Attachment.create_here(self.arbiter, tenancy.partition)
+        self._borrowing.callback(attachment.close)
+        clock = self._opened.clock
         lane = RolloutLane(
-            kv=KVSpace(self.arbiter, partition, geometry, header_index=BORROWER),
+            # Borrower and serving use the same mapping of the pool.
+            kv=KVSpace(
+                attachment,
+                tenancy.partition,
+                geometry,
+                header_index=tenancy.header_index,
+                window=self.arbiter,
+            ),
             gate=gate,
-            loans=self.lender,
+            loans=Loans(attachment, tenancy, self.gate, window=None, clock=clock),
             reporting=Reporting(self.safety),
             on_revoke=on_revoke,
-            why_refused=partial(_why_refused, parts),
-            slabs_max=min(limit_slabs, self.lender.lendable_slabs),
+            slabs_max=tenancy.slabs_max,
             gpu=gpu,
             has_gates=self._opened.policy.has_gates,
         )
+        attachment.attend(every_ms=self._opened.policy.lease_ttl_ms / BEATS)
+        tenancy.ring = Notices(attachment, lane, clock=clock).ring
+        tenancy.is_idle = partial(_is_idle, gpu, self.gate)
         self._rollout = lane
-        self.lender.lend_to(LocalBorrower(lane, self.arbiter, self.gate, gpu, self._opened.policy))
+        self.lender.lend_to(tenancy)
         self._begin_lending(parts)
         return lane
+
+    def _tenancy(
+        self, parts: Parts, geometry: KVGeometry, limit_bytes: int, process: Process
+    ) -> Tenancy:
+        return Tenancy(
+            geometry,
+            limit_bytes,
+            process,
+            lender=self.lender,
+            header_index=BORROWER,
+            isolation=self._opened.isolation,
+            why_refused=partial(_why_refused, parts),
+        )
 
     def listen(self, path: str | Path) -> "Listener":
         """Let a borrower in another process attach at a Unix socket; lending starts.
@@ -253,14 +279,20 @@ class CoServing(Closing):
         try:
             from rose.executor.channel import check_path  # noqa: PLC0415 (an extra)
             from rose.executor.listener import Listener  # noqa: PLC0415 (an extra)
+            from rose.executor.welcome import welcome  # noqa: PLC0415 (an extra)
 
             limit_path = Path(f"{check_path(path)}.limit")
             share = read_limit(limit_path)
+            gpu = self._opened.gpu
             self.lender.limit(int(share * self.arbiter.slab_count))
             self._listener = Listener(
                 path,
-                admit=self._admit,
-                why_refused=lambda: _why_refused(parts).name,
+                admit=partial(self._admit, parts),
+                welcome=partial(
+                    welcome,
+                    lender=self.lender,
+                    device=self.device_id,
+                ),
                 show=partial(self._show, parts),
                 limit=partial(self._limit, limit_path),
                 on_failure=self.safety.report,
@@ -284,23 +316,13 @@ class CoServing(Closing):
 
         return AttachedDevice.connect(path)
 
-    def _admit(self, hello: "Hello", process: "Process") -> "Tenancy":
+    def _admit(self, parts: Parts, hello: "Hello", process: Process) -> Tenancy:
         """Make a borrower in another process a tenant; raise an error if it must be rejected."""
-        from rose.executor.tenancy import Tenancy  # noqa: PLC0415 (an extra)
-
         self._check_geometry(hello.geometry)
         self._check_lends()
-        gpu = self._opened.gpu
-        if gpu is not None:
-            gpu.check_other_process()
-        tenancy = Tenancy(
-            hello,
-            process,
-            lender=self.lender,
-            header_index=BORROWER,
-            isolation=self._opened.isolation,
-            device=self.device_id,
-        )
+        if self._opened.gpu is not None:
+            self._opened.gpu.check_other_process()
+        tenancy = self._tenancy(parts, hello.geometry, hello.limit_bytes, process)
         self.lender.lend_to(tenancy)
         return tenancy
 
@@ -494,6 +516,7 @@ class CoServing(Closing):
             self._stop_lending()
         if self._listener is not None:
             self._listener.close()
+        self._borrowing.close()
         try:
             self.lender.log.close()
         except RoseError as error:
@@ -504,3 +527,8 @@ class CoServing(Closing):
 
 def _why_refused(parts: Parts) -> Reason:
     return REASONS.get(parts.creditor.last_refusal, Reason.SERVING_BUSY)
+
+
+def _is_idle(gpu: Gpu | None, gate: HostGate) -> bool:
+    """Return True if no step of a borrower in this process runs, on the host and on the GPU."""
+    return (gpu is None or gpu.rollout.is_idle()) and not gate.is_in_step()

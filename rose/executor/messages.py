@@ -12,12 +12,11 @@ from msgspec import Meta
 
 from rose.errors import CorruptData
 from rose.memory import KVGeometry
+from rose.memory.mapped import DESCRIPTORS_MAX
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 # Larger than every message.
 MESSAGE_BYTES_MAX: Final = 1 << 20
-# The kernel's limit for one message. A pool of 140 GiB in objects of 1 GiB needs 140.
-DESCRIPTORS_MAX: Final = 253
 
 # Ranges of the fields; `decode` checks them.
 _INT32_MAX: Final = (1 << 31) - 1
@@ -105,14 +104,10 @@ class Granted:
     """The tenant owns the slabs until they are taken back; its mailbox lists them too.
 
     Args:
-        lease_id: id of the loan.
-        lease_epoch: epoch of the loan.
         slabs: ids of the slabs whose descriptors this message carries, in order; empty if the
             tenant maps the whole pool.
     """
 
-    lease_id: Number
-    lease_epoch: Number
     slabs: Annotated[tuple[Count, ...], Meta(max_length=DESCRIPTORS_MAX)] = ()
 
 

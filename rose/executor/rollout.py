@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from typing_extensions import Self
 
@@ -15,18 +15,15 @@ from rose.compute import BorrowerGate, Gpu
 from rose.errors import InvalidArgument, StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor.inputs import are_counts, is_count, is_size, is_time_ms, require
+from rose.executor.loans import Loans
 from rose.executor.revocation import OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
 from rose.memory import KVSpace
 
-if TYPE_CHECKING:  # One of these modules needs an extra of the package.
-    from rose.executor.attached_loans import AttachedLoans
-    from rose.executor.lender import Lender
-
 # Default wait for a quantum: longer than the creditor takes to answer, short enough to retry often.
 _ASK_MS: Final = 5.0
-# A parked borrower wakes up this often to renew its leases; an opening gate wakes it by a futex.
+# A parked borrower wakes up this often for `on_look`; an opening gate wakes it by a futex.
 _LOOK_UP_MS: Final = 50.0
 # Longest wait for the lane's stream. It is reached only if the stream hangs.
 _STREAM_MS: Final = 60_000.0
@@ -63,9 +60,9 @@ class RolloutLane:
     quantum. A refusal is a value. Only the exception `StepAborted` is part of normal operation.
 
     A step must pin all blocks that it uses. Unpin them as soon as the model has run, before long
-    work on the host such as sampling. If the borrower is in another process than serving, revoked
-    slabs without a pin leave within milliseconds, even if the engine is too busy to free their
-    blocks. Their data is then lost. `leaving` lists the slabs until their blocks are freed.
+    work on the host such as sampling. Revoked slabs without a pin leave within milliseconds, even
+    if the engine is too busy to free their blocks. Their data is then lost. `leaving` lists the
+    slabs until their blocks are freed.
     """
 
     def __init__(
@@ -73,10 +70,9 @@ class RolloutLane:
         *,
         kv: KVSpace,
         gate: BorrowerGate,
-        loans: "Lender | AttachedLoans",
+        loans: Loans,
         reporting: Reporting,
         on_revoke: OnRevoke | None,
-        why_refused: Callable[[], Reason],
         slabs_max: int,
         gpu: Gpu | None,
         has_gates: bool,
@@ -86,11 +82,10 @@ class RolloutLane:
         Args:
             kv: KV space of the borrower's model.
             gate: gate between segments.
-            loans: object that grants slabs.
+            loans: the borrower's side of its loans.
             reporting: context manager for rose's own calls; it reports their failures.
-            on_revoke: function that frees blocks when serving needs slabs; None: the arbiter
-                chooses the slabs.
-            why_refused: function that returns the reason why the gate stays closed.
+            on_revoke: function that frees the blocks of `leaving` slabs when serving needs them;
+                None: nothing frees blocks until the next step.
             slabs_max: largest number of slabs, given the borrower's limit and serving's reserve.
             gpu: GPU of the borrower's work; None on a CPU.
             has_gates: whether a step is divided by gates. False makes each step one segment, to
@@ -101,7 +96,7 @@ class RolloutLane:
         # CUDA stream for all GPU work of the steps; None on a CPU.
         self.stream = None if gpu is None else gpu.rollout.handle
         self.device = None if gpu is None else gpu.device
-        self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
+        self.on_revoke: OnRevoke = on_revoke or (lambda _notice: None)
         self.on_room: Callable[[], None] = lambda: None
         # Called by the step's thread after each timed-out wait at a closed gate.
         self.on_look: Callable[[], None] = lambda: None
@@ -114,7 +109,8 @@ class RolloutLane:
         self.runs_ahead = not isinstance(gate, StreamGate)
         self._loans = loans
         self._reporting = reporting
-        self.why_refused = why_refused
+        # Returns the reason why the gate stays closed.
+        self.why_refused = loans.why_refused
         self._slabs_max = slabs_max
         # The refusal of the last call of `ensure`; None if it succeeded.
         self.no_memory: Refusal | None = None
@@ -135,7 +131,6 @@ class RolloutLane:
         """
         del batch
         require(is_time_ms(timeout_ms), "timeout_ms must be at least 0", timeout_ms)
-        self._renew()
         if self._is_late():
             return Refusal(Reason.LATE)
         with self._reporting:
@@ -285,7 +280,6 @@ class RolloutLane:
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:
         while True:
             with self._reporting:
-                self._loans.renew()
                 verdict = attempt(timeout_ms=_LOOK_UP_MS)
             if verdict == Verdict.PASSED:
                 self.passes += 1
@@ -302,10 +296,6 @@ class RolloutLane:
             return False
         with self._reporting:
             return self._books.is_late(self._partition)
-
-    def _renew(self) -> None:
-        with self._reporting:
-            self._loans.renew()
 
     def end_step(self) -> None:
         """End the step. Only `Quantum` calls this."""
@@ -412,13 +402,8 @@ class RolloutLane:
         """Return the largest number of slabs that can be on loan, by the limit and the reserve."""
         return self._slabs_max
 
-    @property
-    def takes_ranks(self) -> bool:
-        """True if the arbiter chooses slabs by their `rank`; False if `on_revoke` chooses them."""
-        return self._loans.takes_ranks
-
     def rank(self, slabs: Sequence[int]) -> None:
-        """Set the order in which slabs are taken back. Only for lanes with `takes_ranks`.
+        """Set the order in which slabs are taken back; call this when a step is planned.
 
         Idle slabs are taken before all others. A slab's rank is valid until its loan ends.
 

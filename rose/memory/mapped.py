@@ -19,6 +19,8 @@ from rose.errors import InvalidArgument
 
 Isolation: TypeAlias = Literal["shared", "mapped"]
 ISOLATIONS: Final[tuple[str, ...]] = get_args(Isolation)
+# The kernel's limit for one message. A pool of 140 GiB in objects of 1 GiB needs 140.
+DESCRIPTORS_MAX: Final = 253
 
 
 def check_isolation(isolation: str) -> None:

@@ -27,8 +27,7 @@ class KVSpace:
         partition: partition of the tenant.
         geometry: KV layout of the tenant's model.
         header_index: index of the tenant's header slab; each tenant needs its own.
-        window: the tenant's own mapping of the pool, which backs its views; None: the mapping of
-            `arbiter`.
+        window: the mapping of the pool that backs the views; None: the mapping of `arbiter`.
 
     Raises:
         InvalidArgument: the geometry does not fit the slabs, or the header slab does not exist.
@@ -41,7 +40,7 @@ class KVSpace:
         geometry: KVGeometry,
         *,
         header_index: int,
-        window: MappedWindow | None = None,
+        window: "MappedWindow | Arbiter | None" = None,
     ) -> None:
         slab_bytes = arbiter.slab_bytes
         if not 0 <= header_index < arbiter.header_slabs:

@@ -11,6 +11,7 @@ from rose.memory import KVSpace
 from tests.engines.pair import Pair
 from tests.engines.stepper import Stepper, blocks_of
 from tests.engines.windowed import windowed
+from tests.waiting import wait_for
 
 POISON = 0xFF
 
@@ -131,7 +132,7 @@ def test_kv_in_slabs_that_leave_moves_and_its_requests_go_on(
         assert processor.aborted_steps == 1
         assert processor.moved_bytes > 0
         assert slabs_in_use(stepper) == used - 1
-        assert pair.device.arbiter.snapshot().partitions[1].held == used - 1
+        wait_for(lambda: pair.device.arbiter.snapshot().partitions[1].held == used - 1)
         assert processor.scheduler.preempted_tokens == 0
         stepper.finish()
         assert stepper.client.wrong(truth) == []

@@ -8,6 +8,7 @@ from rose.engines.transformers import EngineConfig, Model, stock_engine
 from tests.engines.pair import Client, Pair
 from tests.engines.stepper import Stepper
 from tests.engines.windowed import MODELS, WINDOW, windowed
+from tests.pins import Pins
 
 LENGTHS = [(5, 40), (60, 30), (23, 30), (150, 20)]  # prompts and answers, around the window
 
@@ -96,11 +97,10 @@ def test_aborted_steps_are_rolled_back(stepper: Stepper, model: Model, gate: int
 
 
 def test_a_step_pins_the_slabs_of_its_request(stepper: Stepper) -> None:
+    pins = Pins(stepper.pair.rollout_lane)
     request = stepper.client.send(prompt_tokens=60, new_tokens=4)
     stepper.prepare()
-    cache = stepper.processor.cache
-    pinned = {one.slab for one in stepper.pair.device.arbiter.candidates(1) if one.pins}
-    assert pinned == cache.slabs_of(request)
+    assert pins.slabs == stepper.processor.cache.slabs_of(request) != set()
     stepper.processor._generation_step(stepper.engine.manager.model)
     stepper.processor.update_batch()
     stepper.finish()

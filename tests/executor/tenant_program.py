@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rose.api.borrower import Borrower
 from rose.errors import RoseError, StepAborted
-from rose.executor import CoServing, KVGeometry, Quantum
+from rose.executor import CoServing, KVGeometry, Notice, Quantum
 
 
 def descriptors() -> int:
@@ -42,9 +42,8 @@ class Tenant:
         self.lane.on_revoke = self.on_revoke
         self.held: list[int] = []
 
-    def on_revoke(self, demand) -> None:
+    def on_revoke(self, _notice: Notice) -> None:
         self.demands += 1
-        demand.begin(())
         self.evacuate()
 
     def evacuate(self) -> None:

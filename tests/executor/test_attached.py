@@ -564,7 +564,7 @@ def test_an_admission_that_fails_leaves_its_place_to_the_next(
         raise Unavailable("on purpose")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rose.executor.tenancy.Welcome", fail)
+        patch.setattr("rose.executor.welcome.Welcome", fail)
         with CoServing.attach(rig.path) as other, pytest.raises(Unavailable):
             other.rollout(ROLLOUT_KV, limit_bytes=SLAB)
     assert rig.attach().do("borrow", 1) == 1

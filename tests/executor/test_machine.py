@@ -84,8 +84,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         slabs = self.rollout.kv.allocator.slabs_of(blocks)
         return [block for block, slab in zip(blocks, slabs, strict=True) if slab in leaving]
 
-    def on_revoke(self, revocation) -> None:
-        revocation.begin(())
+    def on_revoke(self, _notice) -> None:
         self.rollout.give(self.leaving_now())
 
     # ---- serving

@@ -11,7 +11,7 @@ import pytest
 
 from rose.errors import StepAborted
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum
-from rose.executor.revocation import Revocation
+from rose.executor.revocation import Notice
 from rose.slo.verify import verify_log
 from rose.units import MIB
 from tests.known_model import confirm
@@ -76,8 +76,7 @@ class Rig:
             torch.cuda._sleep(1000)
         self.rollout_stream.synchronize()
 
-    def on_revoke(self, revocation: Revocation) -> None:
-        revocation.begin(())
+    def on_revoke(self, _notice: Notice) -> None:
         self.evacuate()
 
     def evacuate(self) -> None:

@@ -321,7 +321,8 @@ class SlabCache(VersionedCache):
 
     def slabs_of(self, request_id: str) -> frozenset[int]:
         """Return the slabs with blocks of `request_id`."""
-        return frozenset(self.lane.kv.allocator.slabs_of(self.blocks_of([request_id])))
+        blocks = list(self.blocks_of([request_id]))
+        return frozenset(self.lane.kv.allocator.slabs_of(blocks))
 
     def drop_cached_in(self, slabs: frozenset[int]) -> None:
         """Drop unused prefix blocks in `slabs`."""

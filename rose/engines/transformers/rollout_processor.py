@@ -216,8 +216,7 @@ class RolloutProcessor(DeviceProcessor):
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
         self._pin = self.lane.pin(self.cache.blocks_of(sorted(self._in_flight)))
-        if self.lane.takes_ranks:  # The order in which serving may take slabs without a notice.
-            self.lane.rank(self._cheapest_slabs())
+        self.lane.rank(self._cheapest_slabs())
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _generation_step(self, model: torch.nn.Module) -> None:
@@ -295,15 +294,13 @@ class RolloutProcessor(DeviceProcessor):
     # ---- any thread -----------------------------------------------------------------------------
 
     def give_up_slabs(self, revocation: Notice) -> None:
-        """Choose slabs for `revocation` and empty those that no step in flight needs.
+        """Empty the revoked slabs that no step in flight needs.
 
         Called by serving's thread. Pinned slabs leave when the step ends or is aborted.
         """
         if not self.lock.acquire(timeout=revocation.remaining_s()):
             return
         try:
-            chosen = self._cheapest_slabs()[: revocation.slabs]
-            revocation.begin(chosen)
             self._evacuate(self.lane.leaving())
         finally:
             self.lock.release()

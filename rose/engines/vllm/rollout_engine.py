@@ -275,9 +275,6 @@ class BorrowingScheduler(RolloutScheduler):
         try:
             output = super().schedule(throttle_prefills)
             is_planned = output.total_num_scheduled_tokens > 0
-            if is_planned and self.lane.takes_ranks:
-                with self._books:
-                    self.lane.rank(self._cheapest_slabs())
         finally:
             self._had_no_plan = not is_planned
             if not is_planned:

@@ -10,9 +10,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from rose.engines.victims import Progress, order_of_loss
 from rose.engines.vllm.kv_slots import LeasedKVCacheManager
 from rose.engines.vllm.seams import pool_of
-from rose.engines.victims import Progress, order_of_loss
 from rose.executor import Notice, RolloutLane
 
 
@@ -95,6 +95,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
                 written = self._written_by(output.num_scheduled_tokens)
                 requests = frozenset(output.num_scheduled_tokens)
                 self._in_flight[id(output)] = _InFlight(self.lane.pin(blocks), requests, written)
+                self.lane.rank(self._cheapest_slabs())
             return output
 
     def forward_ended(self, scheduler_output: SchedulerOutput) -> None:
@@ -144,14 +145,13 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     # ---- the thread of revocations --------------------------------------------------------------
 
     def give_up_slabs(self, revocation: Notice) -> None:
-        """Choose slabs for `revocation` and empty them; pinned slabs leave when the step ends.
+        """Empty the revoked slabs; pinned slabs leave when the step ends.
 
         If the scheduler's lock is not free before the deadline, nothing happens.
         """
         if not self._books.acquire(timeout=revocation.remaining_s()):
             return
         try:
-            revocation.begin(self._cheapest_slabs()[: revocation.slabs])
             self._evacuate(self.lane.leaving())
         finally:
             self._books.release()
@@ -174,7 +174,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         return written.difference(self.lane.kv.null_blocks)
 
     def _slabs_of(self, request: Request) -> frozenset[int]:
-        blocks = self._blocks_of([request.request_id])
+        blocks = list(self._blocks_of([request.request_id]))
         return frozenset(self.lane.kv.allocator.slabs_of(blocks))
 
     def _cheapest_slabs(self) -> list[int]:

@@ -75,7 +75,7 @@ struct Scene {
   std::shared_ptr<CertificateLog> log;
   std::shared_ptr<HostGate> gate;
   std::shared_ptr<ServingState> state;
-  std::unique_ptr<CertifiedCreditor> certified;
+  std::shared_ptr<CertifiedCreditor> certified;
 };
 
 }  // namespace rose::test

@@ -1,59 +1,66 @@
-"""The loans of a borrower whose lender runs in another process."""
+"""A borrower's side of its loans: requests for slabs, and reports through shared memory."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
-from rose._core import Attachment, HostGate
-from rose.errors import CorruptData, RoseError
+from rose._core import Attachment, Clock, HostGate
 from rose.events import Reason, Refusal
-from rose.executor.channel import Channel, close_all
 from rose.executor.lent_window import LentWindow
-from rose.executor.messages import Answer, AskGrow, AskReason, Granted, Question, Refused
 from rose.memory import LentSlabs
 from rose.units import NS_PER_MS
 
-# A device that does not answer within this time counts as gone: borrowing ends.
-_ANSWER_S: Final = 5.0
+BEATS: Final = 16
+"""Number of heartbeats of a borrower in a lease's TTL."""
+
+SERVING_IS_GONE: Final = "serving's process has ended, or has stopped lending"
 
 
-class AttachedLoans:
-    """Requests slabs, and asks for reasons of refusals, over a connection.
+class Line(Protocol):
+    """A borrower's connection to its lender.
 
-    Everything else goes through shared memory. Any thread may call the methods. The lock guards the
-    connection: no other question comes between a question and its answer.
+    In the lender's process it is the `Tenancy` itself, in another process a `SocketLine`.
     """
 
-    takes_ranks = True  # The other process's arbiter chooses slabs by rank, without `on_revoke`.
+    def grow(self, blocks: int) -> LentSlabs | Refusal:
+        """Request slabs for up to `blocks` more blocks.
+
+        Returns:
+            Descriptors of the granted slabs, or none if the borrower maps the whole pool; or the
+            refusal.
+        """
+        ...
+
+    def why_refused(self) -> Reason:
+        """Return the reason why the gate stays closed."""
+        ...
+
+
+class Loans:
+    """Requests slabs by a line to the lender. Everything else goes through shared memory.
+
+    Any thread may call the methods.
+    """
 
     def __init__(
         self,
         attachment: Attachment,
-        channel: Channel,
+        line: Line,
         gate: HostGate,
         window: LentWindow | None,
+        *,
+        clock: Clock | Attachment,
     ) -> None:
-        """Made by `AttachedDevice.rollout`; `window` is None if the whole pool is mapped."""
+        """Made by the device; `window` is None if the whole pool is mapped."""
         self._attachment = attachment
-        self._channel = channel
+        self._line = line
         self._gate = gate
         self._window = window
-        self._lock = threading.Lock()
+        self._clock = clock
         self._no_growth_before_ns = 0
-        self.closed_because: str | None = None
+        self._closed_because: str | None = None
 
     # ---- requests -------------------------------------------------------------------------------
-
-    def _ask(self, question: Question) -> tuple[Answer | Question, list[int]]:
-        """Return the answer and its descriptors. If no answer arrives, borrowing ends."""
-        try:
-            with self._lock:
-                self._channel.send(question)
-                return self._channel.receive(timeout_s=_ANSWER_S)
-        except RoseError as error:
-            self.end(str(error))
-            return Refused(Reason.CLOSED.name, 0.0), []
 
     def grow(self, blocks: int) -> Refusal | None:
         """Request slabs for up to `blocks` more blocks.
@@ -67,23 +74,13 @@ class AttachedLoans:
             return Refusal(Reason.IN_STEP)
         if self.retry_after_ms() > 0:
             return Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=self.retry_after_ms())
-        answer, descriptors = self._ask(AskGrow(blocks))
-        slabs = answer.slabs if isinstance(answer, Granted) else ()
-        if len(descriptors) != len(slabs):
-            close_all(descriptors)
-            raise CorruptData(
-                f"expected {len(slabs)} descriptors, one per slab, got {len(descriptors)}"
-            )
-        match answer:
-            case Granted():
-                if not self._admit(LentSlabs(dict(zip(slabs, descriptors, strict=True)))):
-                    return Refusal(Reason.IN_STEP)  # A step has begun; it delays the mapping.
-                return None
-            case Refused(reason=name, retry_after_ms=wait_ms) if name in Reason.__members__:
-                wait_ns = int(wait_ms * NS_PER_MS)
-                self._no_growth_before_ns = self._attachment.now_ns() + wait_ns
-                return Refusal(Reason[name], retry_after_ms=wait_ms)
-        raise CorruptData("the device must answer a request for slabs with Granted or Refused")
+        match self._line.grow(blocks):
+            case Refusal(retry_after_ms=wait_ms) as refusal:
+                self._no_growth_before_ns = self._clock.now_ns() + int(wait_ms * NS_PER_MS)
+                return refusal
+            case lent:
+                # If a step has begun in the meantime, the mapping is delayed until the step's end.
+                return None if self._admit(lent) else Refusal(Reason.IN_STEP)
 
     def _admit(self, lent: LentSlabs) -> bool:
         """Map the slabs if necessary and admit them; False if a step delays the mapping."""
@@ -94,19 +91,10 @@ class AttachedLoans:
         return True
 
     def why_refused(self) -> Reason:
-        """Ask the device why the gate stays closed."""
-        if self.is_closed:
-            return Reason.CLOSED
-        answer, strays = self._ask(AskReason())
-        close_all(strays)
-        if isinstance(answer, Refused) and answer.reason in Reason.__members__:
-            return Reason[answer.reason]
-        return Reason.SERVING_BUSY
+        """Return the reason why the gate stays closed."""
+        return Reason.CLOSED if self.is_closed else self._line.why_refused()
 
     # ---- reports --------------------------------------------------------------------------------
-
-    def renew(self) -> None:
-        """Do nothing: the attachment's thread sends heartbeats, and so the lender renews."""
 
     @contextmanager
     def planning(self) -> Iterator[None]:
@@ -147,20 +135,29 @@ class AttachedLoans:
         return self.closed_because is not None
 
     @property
+    def closed_because(self) -> str | None:
+        """Reason why lending has ended; None while it goes on."""
+        return (
+            SERVING_IS_GONE
+            if self._closed_because is None and self.is_gate_shut
+            else self._closed_because
+        )
+
+    @property
     def is_gate_shut(self) -> bool:
         """True if no step can ever start again, for example after `gave_back` in serving."""
         return self._gate.is_shut_down()
 
     def retry_after_ms(self) -> float:
         """Return for how many more milliseconds the loan must not grow, after a refusal."""
-        return max(0.0, (self._no_growth_before_ns - self._attachment.now_ns()) / NS_PER_MS)
+        return max(0.0, (self._no_growth_before_ns - self._clock.now_ns()) / NS_PER_MS)
 
     # ---- the end --------------------------------------------------------------------------------
 
     def close(self, why: str) -> None:
         """Stop borrowing; the first reason is kept."""
-        if self.closed_because is None:
-            self.closed_because = why
+        if self._closed_because is None:
+            self._closed_because = why
 
     def end(self, why: str) -> None:
         """Stop borrowing, and release a step that waits at a gate which will never open."""
