@@ -283,16 +283,11 @@ class CoServing(Closing):
 
             limit_path = Path(f"{check_path(path)}.limit")
             share = read_limit(limit_path)
-            gpu = self._opened.gpu
             self.lender.limit(int(share * self.arbiter.slab_count))
             self._listener = Listener(
                 path,
                 admit=partial(self._admit, parts),
-                welcome=partial(
-                    welcome,
-                    lender=self.lender,
-                    device=self.device_id,
-                ),
+                welcome=partial(welcome, lender=self.lender, device=self.device_id),
                 show=partial(self._show, parts),
                 limit=partial(self._limit, limit_path),
                 on_failure=self.safety.report,
