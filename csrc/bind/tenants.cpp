@@ -14,6 +14,7 @@
 #include "bind/pool.h"
 #include "bind/status.h"
 #include "bind/unlocked.h"
+#include "coserving/borrower_step.h"
 #include "coserving/tenant.h"
 #include "memory/attachment.h"
 #include "memory/tenant_watch.h"
@@ -236,45 +237,22 @@ void bind_attachment(py::module_& m) {
           [](Self& a, double every_ms) { check(a.attend(ns_of_ms(every_ms, "every_ms"))); },
           py::kw_only(), py::arg("every_ms"))
       .def("wake", &Self::wake)
-      .def("hold", &Self::hold)
-      .def("release", &Self::release)
+      .def("begin_plan",
+           [](Self& a) {
+             coserving::PlannedSlabs slabs = take(coserving::begin_plan(a));
+             return std::pair{std::move(slabs.leaving), std::move(slabs.lent)};
+           })
+      .def(
+          "end_plan",
+          [](Self& a, const std::vector<SlabId>& order) { check(coserving::end_plan(a, order)); },
+          py::arg("order"))
       .def("admit", [](Self& a) { return take(a.look()).admitted; })
-      .def(
-          "lent",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.lent());
-          },
-          py::arg("partition"))
-      .def(
-          "leaving",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.leaving());
-          },
-          py::arg("partition"))
-      .def(
-          "is_late",
-          [](const Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return a.is_late();
-          },
-          py::arg("partition"))
+      .def("lent", [](Self& a) { return take(a.lent()); })
+      .def("leaving", [](Self& a) { return take(a.leaving()); })
+      .def("is_late", &Self::is_late)
       .def("revocation", [](const Self& a) { return take(a.revocation()); })
       .def("beat", &Self::beat, py::kw_only(), py::arg("progress") = 0)
-      .def(
-          "set_ranks",
-          [](Self& a, const std::vector<SlabId>& slabs, const std::vector<std::uint32_t>& ranks) {
-            check(a.set_ranks(slabs, ranks));
-          },
-          py::arg("slabs"), py::arg("ranks"))
-      .def(
-          "give_idle",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.give_idle());
-          },
-          py::arg("partition"))
+      .def("give_idle", [](Self& a) { return take(a.give_idle()); })
       .def("close", [](Self& a) { check_unlocked([&] { return a.close(); }); });
 }
 

@@ -19,6 +19,7 @@ from rose._core import LedgerView, SlabState
 from rose.clock import BootClock, Clock
 from rose.compute.usage import GpuMeter, GpuUse
 from rose.errors import RoseError
+from rose.events import SegmentLimit
 from rose.executor.messages import AskLedger, Ledger
 from rose.executor.observing import ask_device
 from rose.units import GIB, MIB, MS_PER_S, NS_PER_MS
@@ -81,12 +82,7 @@ def draw(ledger: LedgerView, reported: Ledger, *, use: GpuUse, clock: Clock) -> 
                 f"{(now_ns - one.oldest_pin_ns) / NS_PER_MS:.0f}" if one.pins else "-",
             )
     legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
-    lines = (
-        f"gpu: {use.sentence}",
-        _cap(reported.cap),
-        *_refusals(reported),
-        *reported.kills[-1:],
-    )
+    lines = (f"gpu: {use.sentence}", _cap(reported.cap), *_refusals(reported), *_harm(reported))
     return Group(table, *map(Text, lines), _strip([record.state for record in records]), legend)
 
 
@@ -106,7 +102,21 @@ def _refusals(reported: Ledger) -> list[str]:
         f"{count} {name.replace('_', ' ')}" for name, count in reported.refusals.items() if count
     ]
     lines = [f"refused: {', '.join(counts)}"] if counts else []
+    if reported.segment is not None:
+        lines.append(f"too long: {SegmentLimit(*reported.segment).sentence}")
     return lines if reported.binding is None else [*lines, f"last failed: {reported.binding}"]
+
+
+def _harm(reported: Ledger) -> list[str]:
+    """Return what borrowers cost serving, the newest kill, and why none may attach."""
+    lines = [*reported.kills[-1:], *filter(None, (reported.barred,))]
+    if reported.waited_ms > 0:
+        lines.insert(
+            0,
+            f"waited beyond certificates in 10 min: {reported.waited_ms:.0f} of "
+            f"{reported.wait_budget_ms:.0f} ms",
+        )
+    return lines
 
 
 def _cap(cap: tuple[int, float] | None) -> str:

@@ -1,7 +1,7 @@
 """The order in which a borrower gives up slabs: least repeated work first."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,22 +12,26 @@ Cost: TypeAlias = tuple[bool, int, float, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Progress:
-    """One request's slabs, and the loss if it loses any of them.
+    """One request's blocks, and the loss if their KV is taken.
 
     Args:
-        slabs: slabs with KV of the request.
+        blocks: blocks with KV of the request.
         tokens: tokens to recompute.
         age: a number that is larger for earlier requests, with the same unit and origin for all.
         is_in_flight: whether a step would have to be aborted.
     """
 
-    slabs: frozenset[int]
+    blocks: Collection[int]
     tokens: int
     age: float
     is_in_flight: bool
 
 
-def order_of_loss(slabs: Iterable[int], requests: Iterable[Progress]) -> list[int]:
+def order_of_loss(
+    slabs: Iterable[int],
+    requests: Sequence[Progress],
+    slabs_of: Callable[[Sequence[int]], Sequence[int]],
+) -> list[int]:
     """Return all `slabs`, the cheapest to lose first.
 
     Each slab is the cheapest one after the loss of the slabs before it: once a request has lost one
@@ -38,11 +42,16 @@ def order_of_loss(slabs: Iterable[int], requests: Iterable[Progress]) -> list[in
     Args:
         slabs: slabs on loan.
         requests: all requests with KV in these slabs.
+        slabs_of: function that returns the slab of each block.
     """
     users: dict[int, set[Progress]] = {slab: set() for slab in slabs}
-    for request in requests:
-        for slab in request.slabs & users.keys():
+    held: dict[Progress, set[int]] = {request: set() for request in requests}
+    owned = [(request, block) for request in requests for block in request.blocks]
+    found = slabs_of([block for _, block in owned])
+    for (request, _), slab in zip(owned, found, strict=True):
+        if slab in users:
             users[slab].add(request)
+            held[request].add(slab)
 
     def cost(slab: int) -> Cost:
         lost = users[slab]
@@ -65,7 +74,7 @@ def order_of_loss(slabs: Iterable[int], requests: Iterable[Progress]) -> list[in
         order.append(slab)
         del now[slab]
         for request in users.pop(slab):
-            for other in request.slabs & now.keys():
+            for other in held[request] & now.keys():
                 users[other].discard(request)
                 now[other] = cost(other)
                 heapq.heappush(heap, now[other])

@@ -1,7 +1,8 @@
 """A borrower's side of its loans: requests for slabs, and reports through shared memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from rose._core import Attachment, Clock, HostGate
@@ -14,6 +15,22 @@ BEATS: Final = 16
 """Number of heartbeats of a borrower in a lease's TTL."""
 
 SERVING_IS_GONE: Final = "serving's process has ended, or has stopped lending"
+
+
+@dataclass(slots=True)
+class Plan:
+    """The slabs of a borrower that plans a step.
+
+    Args:
+        leaving: slabs to empty, because they are being taken back or are overdue.
+        lent: all other slabs, when the plan began; see `RolloutLane.slabs` for those of now.
+        order: slabs in the order in which they are to be taken, set by the borrower's engine. Idle
+            slabs are taken before all others. A slab's rank is valid until its loan ends.
+    """
+
+    leaving: frozenset[int]
+    lent: list[int]
+    order: list[int] = field(default_factory=list)
 
 
 class Line(Protocol):
@@ -31,8 +48,8 @@ class Line(Protocol):
         """
         ...
 
-    def why_refused(self) -> Reason:
-        """Return the reason why the gate stays closed."""
+    def why_refused(self) -> Refusal:
+        """Return why the gate stays closed."""
         ...
 
 
@@ -52,7 +69,7 @@ class Loans:
         clock: Clock | Attachment,
     ) -> None:
         """Made by the device; `window` is None if the whole pool is mapped."""
-        self._attachment = attachment
+        self.attachment = attachment
         self._line = line
         self._gate = gate
         self._window = window
@@ -87,23 +104,24 @@ class Loans:
         if self._window is not None:
             return self._window.take(lent)
         with lent:
-            self._attachment.admit()
+            self.attachment.admit()
         return True
 
-    def why_refused(self) -> Reason:
-        """Return the reason why the gate stays closed."""
-        return Reason.CLOSED if self.is_closed else self._line.why_refused()
+    def why_refused(self) -> Refusal:
+        """Return why the gate stays closed."""
+        return Refusal(Reason.CLOSED) if self.is_closed else self._line.why_refused()
 
     # ---- reports --------------------------------------------------------------------------------
 
     @contextmanager
-    def planning(self) -> Iterator[None]:
+    def planning(self) -> Iterator[Plan]:
         """Let the attachment's thread return no slab with blocks in use."""
-        self._attachment.hold()
+        leaving, lent = self.attachment.begin_plan()
+        plan = Plan(frozenset(leaving), lent)
         try:
-            yield
+            yield plan
         finally:
-            self._attachment.release()
+            self.attachment.end_plan(plan.order)
 
     def step_began(self) -> None:
         """Unmap nothing, and map no GPU memory, until `step_ended`."""
@@ -119,13 +137,6 @@ class Loans:
         """Unmap some revoked slabs, unless a step runs."""
         if self._window is not None:
             self._window.tidy()
-
-    def rank(self, slabs: Sequence[int]) -> None:
-        """Write the order of revocation into the mailbox.
-
-        A slab's rank is valid until its loan ends.
-        """
-        self._attachment.set_ranks(slabs, range(len(slabs)))
 
     # ---- shared memory --------------------------------------------------------------------------
 

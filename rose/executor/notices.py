@@ -26,8 +26,9 @@ class Notices:
         """Look at the mailbox, and notify the engine."""
         self._has_room = True
         news = self._attachment.news(timeout_ms=0.0)
-        self.report(news)
-        if news.closed:
+        try:
+            self.report(news)
+        finally:
             # The attachment's thread returns slabs that the engine has not emptied.
             self._attachment.wake()
 

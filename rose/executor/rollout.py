@@ -1,7 +1,7 @@
 """The borrower's lane: leased memory, quanta of compute, and the return of both."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +14,8 @@ from rose._core import CudaGraph, StreamGate, Verdict
 from rose.compute import BorrowerGate, Gpu
 from rose.errors import InvalidArgument, StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor.inputs import are_counts, is_count, is_size, is_time_ms, require
-from rose.executor.loans import Loans
+from rose.executor.inputs import is_count, is_size, is_time_ms, require
+from rose.executor.loans import Loans, Plan
 from rose.executor.revocation import OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
@@ -109,14 +109,13 @@ class RolloutLane:
         self.runs_ahead = not isinstance(gate, StreamGate)
         self._loans = loans
         self._reporting = reporting
-        # Returns the reason why the gate stays closed.
+        # Returns why the gate stays closed.
         self.why_refused = loans.why_refused
         self._slabs_max = slabs_max
         # The refusal of the last call of `ensure`; None if it succeeded.
         self.no_memory: Refusal | None = None
         self._has_gates = has_gates
-        self._books = kv.arbiter
-        self._partition = kv.partition
+        self._attachment = loans.attachment
 
     # ---- compute --------------------------------------------------------------------------------
 
@@ -131,25 +130,19 @@ class RolloutLane:
         """
         del batch
         require(is_time_ms(timeout_ms), "timeout_ms must be at least 0", timeout_ms)
-        if self._is_late():
-            return Refusal(Reason.LATE)
         with self._reporting:
-            self._gate.begin_step()
-            verdict = self._gate.pass_(timeout_ms=timeout_ms)
-            if verdict == Verdict.PASSED:
-                # While an engine prepares a step it may wait for its stream, so the stream must not
-                # be parked at a gate.
-                verdict = self._gate.settle(timeout_ms=timeout_ms)
+            verdict = self._gate.start(self._attachment, timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
             self.passes += 1
             with self._reporting:
                 self._loans.step_began()
             return Quantum(self)
-        self._gate.end_step()
+        if verdict is None:
+            return Refusal(Reason.LATE)
         if verdict == Verdict.SHUT_DOWN:
             return Refusal(Reason.CLOSED)
-        return Refusal(self.why_refused())
+        return self.why_refused()
 
     def gate(self) -> None:
         """End a segment, and wait until the next one may start.
@@ -290,13 +283,6 @@ class RolloutLane:
                 raise Unavailable("the device was closed while a step was at its gate")
             self.on_look()
 
-    def _is_late(self) -> bool:
-        """Return True while slabs are overdue. No step may start until those slabs are empty."""
-        if self._loans.is_closed:
-            return False
-        with self._reporting:
-            return self._books.is_late(self._partition)
-
     def end_step(self) -> None:
         """End the step. Only `Quantum` calls this."""
         self.step_thread = 0
@@ -360,11 +346,12 @@ class RolloutLane:
         require(is_count(blocks), _BLOCKS, blocks)
         return self.kv.allocator.alloc(blocks)
 
-    def planning(self) -> AbstractContextManager[None]:
-        """Keep the data of all blocks while a step is planned, from `leaving` to `pin`.
+    def planning(self) -> AbstractContextManager[Plan]:
+        """Keep the data of all blocks while a step is planned, until `pin`.
 
-        Use it as `with lane.planning():`, and only for the milliseconds of planning, because slabs
-        in revocation wait for the end of the block.
+        Use it as `with lane.planning() as plan:`, and only for the milliseconds of planning,
+        because slabs in revocation wait for the end of the block. Free the blocks in
+        `plan.leaving`, pin the step's blocks, and set `plan.order`.
         """
         return self._loans.planning()
 
@@ -396,29 +383,16 @@ class RolloutLane:
 
     def slabs(self) -> list[int]:
         """Return the ids of the slabs on loan, except slabs being taken back."""
-        return self._books.lent(self._partition)
+        return self._attachment.lent()
 
     def slabs_max(self) -> int:
         """Return the largest number of slabs that can be on loan, by the limit and the reserve."""
         return self._slabs_max
 
-    def rank(self, slabs: Sequence[int]) -> None:
-        """Set the order in which slabs are taken back; call this when a step is planned.
-
-        Idle slabs are taken before all others. A slab's rank is valid until its loan ends.
-
-        Args:
-            slabs: ids of slabs, in the order in which they are to be taken.
-        """
-        is_sound = are_counts(slabs) and all(one < self._books.slab_count for one in slabs)
-        require(is_sound, "slabs must list ids of slabs", slabs)
-        with self._reporting:
-            self._loans.rank(slabs)
-
     def give_back_idle(self) -> int:
         """Give back all slabs without used blocks and pins; return their number."""
         with self._reporting:
-            return self._books.give_idle(self._partition)
+            return self._attachment.give_idle()
 
     def retry_after_ms(self) -> float:
         """Return for how many more milliseconds the loan must not grow, after a revocation."""
@@ -426,4 +400,4 @@ class RolloutLane:
 
     def leaving(self) -> frozenset[int]:
         """Return the ids of slabs to empty: slabs being taken back, and overdue slabs."""
-        return frozenset(self._books.leaving(self._partition))
+        return frozenset(self._attachment.leaving())

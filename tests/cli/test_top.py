@@ -158,6 +158,28 @@ def test_why_rollouts_wait_is_shown(
     assert f"last failed: {device.reading().binding.sentence}" in out
 
 
+def test_harm_is_shown_with_its_budget_its_reason_and_the_pause(
+    borrower: RolloutLane, device: CoServing
+) -> None:
+    reported = Ledger(
+        os.getpid(),
+        kills=("the borrower, process 7, was killed: serving waited",),
+        waited_ms=640.4,
+        wait_budget_ms=1000.0,
+        segment=(912.0, 187.5),
+        barred="no borrower may attach for another 3.5 s, because it was killed",
+    )
+    fd = device.arbiter.share_ledger()
+    try:
+        text = text_of(draw(LedgerView.open(fd), reported, clock=BootClock()))
+    finally:
+        os.close(fd)
+    assert "waited beyond certificates in 10 min: 640 of 1000 ms" in text
+    assert "a rollout segment takes 912 ms, but serving's targets allow 188 ms" in text
+    assert "process 7, was killed: serving waited" in text
+    assert "no borrower may attach for another 3.5 s" in text
+
+
 @pytest.mark.parametrize("name", ["nothing.sock", "x" * 200])
 def test_no_device_is_one_sentence(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,11 +1,12 @@
 """The order in which a borrower's slabs are taken back."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from rose.engines.transformers import Model
-from rose.executor.loans import Loans
+from rose.executor.loans import Loans, Plan
 from tests.engines.pair import Pair
 from tests.engines.stepper import Stepper
 from tests.engines.test_moves import spread
@@ -25,7 +26,15 @@ def test_every_step_ranks_the_slabs_by_what_their_loss_costs(
 ) -> None:
     ranked: list[list[int]] = []
     names = spread(stepper, 3)
-    monkeypatch.setattr(Loans, "rank", lambda _loans, slabs: ranked.append(list(slabs)))
+    stock = Loans.planning
+
+    @contextmanager
+    def planning(loans: Loans) -> Iterator[Plan]:
+        with stock(loans) as plan:
+            yield plan
+            ranked.append(plan.order)
+
+    monkeypatch.setattr(Loans, "planning", planning)
     stepper.prepare()
     cache = stepper.processor.cache
     slab_of = {name: next(iter(cache.slabs_of(name))) for name in names}

@@ -76,7 +76,8 @@ class Tenant:
         return self.lane.slabs()
 
     def rank(self, slabs: list[int]) -> None:
-        self.lane.rank(slabs)
+        with self.lane.planning() as plan:
+            plan.order = slabs
 
     def fill(self, value: int) -> None:
         size = self.lane.kv.geometry.block_bytes

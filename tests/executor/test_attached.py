@@ -355,7 +355,7 @@ def test_the_ledger_can_be_looked_at(rig: RemoteRig) -> None:
     with Channel.connect(rig.path, timeout_s=LONG_S) as channel:
         channel.send(AskLedger())
         answer, descriptors = channel.receive(timeout_s=LONG_S)
-    assert answer == Ledger(os.getpid(), "cpu", refusals=answer.refusals)
+    assert answer == Ledger(os.getpid(), "cpu", refusals=answer.refusals, wait_budget_ms=1000.0)
     assert answer.refusals["slo_at_risk"] == 0
     assert len(descriptors) == 1
     os.close(descriptors[0])

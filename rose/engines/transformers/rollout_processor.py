@@ -133,11 +133,12 @@ class RolloutProcessor(DeviceProcessor):
             return False
         is_ready = False
         try:
-            with self.lock, self.lane.planning():
-                self._evacuate(self.lane.leaving())
+            with self.lock, self.lane.planning() as plan:
+                self._evacuate(plan.leaving)
                 is_ready = super()._prepare()
                 if is_ready:
                     self._pin_batch()
+                    plan.order = self._cheapest_first(self.lane.slabs())
         finally:
             if not is_ready:
                 self._unpin()
@@ -200,7 +201,7 @@ class RolloutProcessor(DeviceProcessor):
         Raises:
             StepAborted: the engine stops or pauses, or the gate was closed for too long.
         """
-        self._note_wait(self.lane.why_refused)
+        self._note_wait(lambda: self.lane.why_refused().reason)
         if self.listener is not None:
             self.deliver_evicted()
             self.listener.while_parked()
@@ -216,7 +217,6 @@ class RolloutProcessor(DeviceProcessor):
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
         self._pin = self.lane.pin(self.cache.blocks_of(sorted(self._in_flight)))
-        self.lane.rank(self._cheapest_slabs())
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _generation_step(self, model: torch.nn.Module) -> None:
@@ -310,20 +310,18 @@ class RolloutProcessor(DeviceProcessor):
         self.rooms += 1
         self.wake.set()
 
-    def _cheapest_slabs(self) -> list[int]:
-        """Return the slabs, the cheapest to lose first."""
-        return order_of_loss(
-            self.lane.slabs(),
-            (
-                Progress(
-                    slabs=self.cache.slabs_of(name),
-                    tokens=state.current_len(),
-                    age=-float(state.created_time),
-                    is_in_flight=name in self._in_flight,
-                )
-                for name, state in self._active().items()
-            ),
-        )
+    def _cheapest_first(self, slabs: list[int]) -> list[int]:
+        """Return the slabs on loan, the cheapest to lose first."""
+        requests = [
+            Progress(
+                blocks=self.cache.blocks_of([name]),
+                tokens=state.current_len(),
+                age=-float(state.created_time),
+                is_in_flight=name in self._in_flight,
+            )
+            for name, state in self._active().items()
+        ]
+        return order_of_loss(slabs, requests, self.lane.kv.allocator.slabs_of)
 
     def _active(self) -> dict[str, Any]:
         return dict(self.scheduler.active_requests)

@@ -87,15 +87,15 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Plan a step and pin the blocks that it reads and writes."""
-        with self._books, self.lane.planning():
-            self._evacuate(self.lane.leaving())
+        with self._books, self.lane.planning() as plan:
+            self._evacuate(plan.leaving)
             output = super().schedule(throttle_prefills)
             blocks = self._blocks_of(output.num_scheduled_tokens)
             if blocks:
                 written = self._written_by(output.num_scheduled_tokens)
                 requests = frozenset(output.num_scheduled_tokens)
                 self._in_flight[id(output)] = _InFlight(self.lane.pin(blocks), requests, written)
-                self.lane.rank(self._cheapest_slabs())
+                plan.order = self._cheapest_first(self.lane.slabs())
             return output
 
     def forward_ended(self, scheduler_output: SchedulerOutput) -> None:
@@ -177,21 +177,19 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         blocks = list(self._blocks_of([request.request_id]))
         return frozenset(self.lane.kv.allocator.slabs_of(blocks))
 
-    def _cheapest_slabs(self) -> list[int]:
-        """Return the slabs, the cheapest to lose first."""
+    def _cheapest_first(self, slabs: list[int]) -> list[int]:
+        """Return the slabs on loan, the cheapest to lose first."""
         in_flight = frozenset[str]().union(*(one.requests for one in self._in_flight.values()))
-        return order_of_loss(
-            self.lane.slabs(),
-            (
-                Progress(
-                    slabs=self._slabs_of(one),
-                    tokens=one.num_computed_tokens,
-                    age=-float(one.arrival_time),
-                    is_in_flight=one.request_id in in_flight,
-                )
-                for one in self.running
-            ),
-        )
+        requests = [
+            Progress(
+                blocks=self._blocks_of([one.request_id]),
+                tokens=one.num_computed_tokens,
+                age=-float(one.arrival_time),
+                is_in_flight=one.request_id in in_flight,
+            )
+            for one in self.running
+        ]
+        return order_of_loss(slabs, requests, self.lane.kv.allocator.slabs_of)
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
         """Preempt the requests with blocks in the slabs `leaving`, the newest request first."""
