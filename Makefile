@@ -151,5 +151,5 @@ gpu:
 	@$(PYTHON) -m bench.gpu.run --out "$(OUT)" $(if $(PART),--part "$(PART)")
 
 clean:
-	rm -rf build dist *.egg-info bench/lab/*.egg-info rose/_core*.so bench/lab/rose_lab/_sim*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf build dist *.egg-info bench/lab/build bench/lab/*.egg-info rose/_core*.so bench/lab/rose_lab/_sim*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find rose tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

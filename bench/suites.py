@@ -8,7 +8,7 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _FOLDERS: Final = ("bench", "bench/lab/suites")
 # Suites of several files; every other file is a separate suite.
 _FILES: Final = {
-    "compute": ("compute", "gate", "latency", "harvest"),
+    "compute": ("compute", "gate", "latency"),
     "memory": ("admission", "blocks", "scrub", "tenants"),
     "transfer": ("chunks", "codec", "crossing", "update"),
 }

@@ -101,10 +101,11 @@ FLOORS: Final = {
 }
 # Rooms of the laboratory. Each may import all of rose but its commands, which `cli` builds on.
 LABORATORY_FLOORS: Final = {
-    **dict.fromkeys(("", "_sim", "machine", "traces", "checkpoints", "broker"), 0),
-    "sim": 1,
-    "demo": 2,
-    "cli": 3,
+    **dict.fromkeys(("", "_sim", "machine", "numbers", "plot_style"), 0),
+    **dict.fromkeys(("traces", "checkpoints", "broker"), 1),
+    "sim": 2,
+    "demo": 3,
+    "cli": 4,
 }
 FRAMEWORKS: Final = frozenset({"torch", "transformers", "triton", "vllm", "sglang", "cupy"})
 FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels"})
@@ -179,6 +180,8 @@ def laboratory_imports_go_down(source: Source) -> Iterator[Finding]:
             yield line, f"{room} imports rose.cli; only the commands of the laboratory may"
         elif package != "rose_lab" or other == room or other not in LABORATORY_FLOORS:
             continue
+        elif 0 < LABORATORY_FLOORS[other] == LABORATORY_FLOORS[room]:
+            yield line, f"{room} imports its sibling {other}; exchange values, joined one floor up"
         elif LABORATORY_FLOORS[other] > LABORATORY_FLOORS[room]:
             yield line, f"{room} imports {other}, which is above it; pass the part to a constructor"
 
@@ -644,6 +647,7 @@ PLANTED: Final = [
     ("laboratory_imports_go_down", "bench/lab/rose_lab/traces/x.py", "import rose_lab.demo.rl", 1),
     ("laboratory_imports_go_down", "bench/lab/rose_lab/demo/x.py", "from rose.cli import runs", 1),
     ("laboratory_imports_go_down", "bench/lab/rose_lab/demo/x.py", "import bench.rows", 1),
+    ("laboratory_imports_go_down", "bench/lab/rose_lab/traces/x.py", "import rose_lab.broker", 1),
     ("laboratory_imports_go_down", "bench/lab/rose_lab/attic/x.py", "import os", 1),
     ("frameworks_stay_in_engines", "rose/executor/x.py", "import os\nimport torch.cuda", 2),
     ("frameworks_stay_in_engines", "rose/cli/x.py", "def f():\n    from torch import nn", 2),

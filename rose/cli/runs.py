@@ -1,9 +1,8 @@
-"""Shared parts of commands: files, folders, interrupts, progress."""
+"""Shared parts of commands: files, interrupts, progress."""
 
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -43,31 +42,6 @@ def write_output(path: Path, content: bytes, *, what: str) -> None:
             f"cannot write {what} to {path}: {error.strerror or error}; "
             f"name a file in a directory that can be written"
         ) from None
-
-
-def try_folder(folder: Path) -> None:
-    """Test before a long run that the folder of `--out` can be written; leave nothing behind.
-
-    Raises:
-        InvalidArgument: the folder cannot be written; the message says why.
-    """
-    if folder.is_file():
-        raise InvalidArgument(f"--out {folder} is a file: name a folder")
-    missing: list[Path] = []
-    try:
-        missing += [one for one in (folder, *folder.parents) if not one.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot write to --out {folder}: {error.strerror or error}; "
-            f"name a folder that can be written"
-        ) from None
-    finally:
-        for one in missing:
-            with suppress(OSError):
-                one.rmdir()
 
 
 @contextmanager

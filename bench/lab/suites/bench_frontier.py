@@ -185,7 +185,7 @@ def test_modelled(
 
 
 def add_arm(report: Report, at: Mapping[str, Any], arm: str) -> None:
-    """Report an arm's harvest and its four costs."""
+    """Report an arm's harvest, its four costs and, for an arm of rose, its late tokens."""
     numbers, ratios = at["arms"][arm], at["ratios"].get(arm)
     terms = [Term("rollout_tokens_per_s", numbers["rollout_tokens_per_s"], "tokens/s")]
     terms.append(Term("slo_attainment", numbers["slo_attainment"], "share"))
@@ -194,6 +194,11 @@ def add_arm(report: Report, at: Mapping[str, Any], arm: str) -> None:
     report.add(
         named(f"harvest_{arm}", at["load"]), numbers["harvested_tokens_share"], "share", terms=terms
     )
+    if arm in DIALS:  # Certificates may be wrong for a share epsilon of the steps.
+        late, late_alone = (at["late_token_share"][one] for one in (arm, "alone"))
+        bar = Bar(at_most=default_policy(DEVICE).epsilon)
+        name = named(f"late_tokens_over_alone_{arm}", at["load"])
+        report.add(name, max(0.0, late - late_alone), "share of tokens", bar=bar)
 
 
 def add_clairvoyants(

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from bench.lab.suites.drawn_scenarios import drawn
 from bench.lab.suites.drawn_verdict import LEAST, Verdict, first_runs, median_over_bound, verdict_of
-from rose_lab.demo.numbers import fixed, percent, print_rows
+from rose_lab.numbers import fixed, percent, print_rows
 from rose_lab.sim.scenario.parts import SyntheticTraffic
 from rose_lab.sim.study.figures import ArmFigures
 from rose_lab.sim.study.paired import by_seed

@@ -18,7 +18,7 @@ from rose.memory.presets import find_model, preset_names
 from rose.units import GIB, MIB
 from rose_lab.cli.plan import advice
 from rose_lab.cli.plan_numbers import Load, Setting, make_plan
-from rose_lab.demo.numbers import size_text
+from rose_lab.numbers import size_text
 from tests.reference.slo import ServingMemory, worst_horizon_fits
 
 LOAD = Load(

@@ -6,7 +6,7 @@ import pytest
 
 from rose.cli.main import main
 from rose.transfer.plan.files import ShardFile, plan_from_json, shards_to_json
-from rose_lab.demo.numbers import size_text
+from rose_lab.numbers import size_text
 from tests.transfer.plan.models import Model, flattened, sharded
 
 MODEL = Model()

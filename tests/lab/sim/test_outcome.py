@@ -4,7 +4,7 @@ import pytest
 
 from rose.errors import InternalError
 from rose.slo import SLO
-from rose_lab.sim import ArmOutcome, RequestOutcome, excess_late_share, excess_misses, missed
+from rose_lab.sim import ArmOutcome, RequestOutcome, excess_misses, missed
 
 TARGETS = SLO(ttft_ms=100.0, tpot_ms=10.0)
 
@@ -25,8 +25,8 @@ def arm(*requests: RequestOutcome) -> ArmOutcome:
     )
 
 
-def request(ttft_ms: float, longest_gap_ms: float, *, late_gaps: int = 0) -> RequestOutcome:
-    return RequestOutcome(ttft_ms, longest_gap_ms, 5.0, output_tokens=10, late_gaps=late_gaps)
+def request(ttft_ms: float, longest_gap_ms: float) -> RequestOutcome:
+    return RequestOutcome(ttft_ms, longest_gap_ms, 5.0, output_tokens=10)
 
 
 def test_a_request_is_missed_for_its_first_token_or_one_long_gap() -> None:
@@ -41,14 +41,6 @@ def test_what_serving_alone_misses_is_nobodys_excess() -> None:
     beside = arm(request(200.0, 1.0), request(300.0, 1.0), request(1.0, 5.0))
     assert excess_misses(beside, alone, slo=TARGETS) == {0}
     assert excess_misses(alone, alone, slo=TARGETS) == frozenset()
-
-
-def test_the_late_share_counts_tokens_beyond_those_late_alone() -> None:
-    alone = arm(request(1.0, 11.0, late_gaps=1), request(1.0, 1.0))
-    beside = arm(request(200.0, 12.0, late_gaps=2), request(1.0, 11.0, late_gaps=1))
-    assert excess_late_share(beside, alone, slo=TARGETS) == pytest.approx(3 / 20)
-    assert excess_late_share(alone, beside, slo=TARGETS) == 0.0
-    assert excess_late_share(arm(), arm(), slo=TARGETS) == 0.0
 
 
 def test_arms_of_different_traces_are_not_compared() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.lab.suites import frontier, frontier_engines, frontier_judged
-from bench.lab.suites.bench_frontier import add_measured
+from bench.lab.suites.bench_frontier import add_arm, add_measured
 from bench.lab.suites.frontier import (
     ARMS,
     DEVICE,
@@ -339,8 +339,25 @@ def test_the_overhead_of_gates_is_what_rollouts_alone_lose() -> None:
     assert gate_overhead_percent(record_of(solo=(solo("share_all", 100),))) is None
 
 
+def test_the_late_tokens_of_an_arm_of_rose_are_limited_by_epsilon() -> None:
+    numbers = dict.fromkeys(("rollout_tokens_per_s", "slo_attainment"), 1.0)
+    numbers["harvested_tokens_share"] = 0.5
+    at = {
+        "load": 0.1,
+        "arms": dict.fromkeys(("alone", "share_all", "rose"), numbers),
+        "ratios": {},
+        "late_token_share": {"alone": 0.001, "share_all": 0.2, "rose": 0.004},
+    }
+    report = Rows()
+    for arm in ("share_all", "rose"):
+        add_arm(report, at, arm)  # type: ignore[arg-type]
+    (row,) = (row for name, row in report.rows.items() if name.startswith("late_tokens"))
+    assert row["value"] == pytest.approx(0.003)
+    assert row["bar"] == Bar(at_most=0.01)
+
+
 class Rows:
-    """A report that keeps what it is told."""
+    """A report that stores its rows."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, object]] = {}

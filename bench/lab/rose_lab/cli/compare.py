@@ -11,10 +11,11 @@ from typing import Final
 import click
 from rich.console import Console
 
-from rose.cli.runs import ends_interrupt, try_folder
+from rose.cli.runs import ends_interrupt
 from rose.clock import BootClock
 from rose.errors import InvalidArgument, Unavailable
 from rose.slo import SLO, Policy
+from rose_lab.cli.out_folder import try_folder
 from rose_lab.cli.traffic import load_trace, traffic_options
 from rose_lab.demo.progress import Phases, phases
 from rose_lab.demo.record import RunPlan, RunRecord

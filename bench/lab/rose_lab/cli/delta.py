@@ -13,7 +13,7 @@ from rose_lab.checkpoints.apply import Identity, apply_delta, identify
 from rose_lab.checkpoints.delta_file import DeltaFile, make_delta_file
 from rose_lab.checkpoints.inspection import inspect
 from rose_lab.cli.delta_report import density, print_inspection, printable
-from rose_lab.demo.numbers import size_text
+from rose_lab.numbers import size_text
 
 _EXIT_NEITHER: Final = 1
 _NEITHER: Final = "neither the base nor the target"

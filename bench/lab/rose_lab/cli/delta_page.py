@@ -22,7 +22,7 @@ from rose_lab.cli.delta_report import (
     tensor_row,
     uncompared,
 )
-from rose_lab.demo.plot_style import (
+from rose_lab.plot_style import (
     NOBODY,
     ROLLOUTS,
     SERVING,

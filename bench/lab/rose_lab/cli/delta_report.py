@@ -15,7 +15,7 @@ from rose_lab.checkpoints.inspection import (
     Inspection,
     TensorChange,
 )
-from rose_lab.demo.numbers import number, print_rows, size_text
+from rose_lab.numbers import number, print_rows, size_text
 
 GIGABITS_PER_S: Final = (1, 10, 25, 100)
 CODEC_NAMES: Final = {

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from rose._core import CudaDriver
 from rose.cli.ranges import FiniteRange
-from rose.cli.runs import ends_interrupt, try_folder
+from rose.cli.runs import ends_interrupt
 from rose.clock import BootClock
 from rose.compute import device_ordinal
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
+from rose_lab.cli.out_folder import try_folder
 from rose_lab.cli.traffic import load_trace, traffic_options
 from rose_lab.demo.experiment import (
     SHARE_ALL_SOLO_S,

@@ -26,7 +26,7 @@ from rose_lab.cli.plan_numbers import (
     Setting,
     make_plan,
 )
-from rose_lab.demo.numbers import size_text
+from rose_lab.numbers import size_text
 
 _Row = tuple[str, str, str]  # what, how much, why
 _EXIT_DOES_NOT_FIT: Final = 1

@@ -9,11 +9,12 @@ from typing import Final
 import click
 from rich.console import Console
 
-from rose.cli.runs import ends_interrupt, try_folder
+from rose.cli.runs import ends_interrupt
 from rose.clock import BootClock
 from rose.errors import InvalidArgument
 from rose.slo import SLO
 from rose.units import GIB
+from rose_lab.cli.out_folder import try_folder
 from rose_lab.cli.profile_report import ProfileAsked, print_profile, profile_report
 from rose_lab.demo.progress import phases
 from rose_lab.demo.report import write_json

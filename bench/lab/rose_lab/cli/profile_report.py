@@ -13,7 +13,7 @@ from rich.text import Text
 from rose.slo import SLO
 from rose.units import GIB, MS_PER_S
 from rose_lab.broker import Broker, LoanChange, Observation, ServingDevice, Unread
-from rose_lab.demo.numbers import duration, number, percent, percentile, plain, print_rows, ratio
+from rose_lab.numbers import duration, number, percent, percentile, plain, print_rows, ratio
 
 
 @dataclass(frozen=True, slots=True)

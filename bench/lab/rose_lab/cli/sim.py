@@ -13,15 +13,16 @@ import numpy as np
 from msgspec.structs import replace
 from rich.console import Console
 
-from rose.cli.runs import ends_interrupt, try_folder
+from rose.cli.runs import ends_interrupt
 from rose.clock import BootClock
 from rose.errors import InvalidArgument
 from rose.units import MS_PER_S
+from rose_lab.cli.out_folder import try_folder
 from rose_lab.cli.sim_report import ScenarioRuns, print_study, summarise_study, summarise_validation
-from rose_lab.demo.numbers import plain
 from rose_lab.demo.progress import phases
 from rose_lab.demo.report import write_json
 from rose_lab.machine import machine_card
+from rose_lab.numbers import plain
 from rose_lab.sim.scenario.arms import RULES
 from rose_lab.sim.scenario.parts import DailyTraffic
 from rose_lab.sim.scenario.scenario import Scenario

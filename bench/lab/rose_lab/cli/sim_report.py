@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from rose_lab.demo.numbers import NO_NUMBER, fixed, number, percent, print_rows
+from rose_lab.numbers import NO_NUMBER, fixed, number, percent, print_rows
 from rose_lab.sim.outcome import PRICES
 from rose_lab.sim.scenario.arms import ROSE
 from rose_lab.sim.scenario.scenario import Scenario

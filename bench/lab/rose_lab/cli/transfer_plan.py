@@ -11,7 +11,7 @@ from rich.text import Text
 from rose.transfer.plan import Coverage, Plan, Traffic
 from rose.units import ceil_div
 from rose_lab.cli.delta_report import density
-from rose_lab.demo.numbers import size_text
+from rose_lab.numbers import size_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from rose_lab.demo.plot_style import (
+from rose_lab.demo.schemes import ALONE, CONTROL
+from rose_lab.plot_style import (
     DEDICATED,
     LIMIT,
     NOBODY,
@@ -19,7 +20,6 @@ from rose_lab.demo.plot_style import (
     WARNING,
     as_svg,
 )
-from rose_lab.demo.schemes import ALONE, CONTROL
 
 _WIDTH: Final = 3.3  # inches per panel
 _TEXT_COLUMNS: Final = 42  # characters per panel

@@ -13,7 +13,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from rose_lab.demo.plot_style import (
+from rose_lab.demo.record import (
+    ARMS,
+    WORKERS,
+    RlLoopRecord,
+    RunRecord,
+    SliceTimeline,
+    TurnRecord,
+)
+from rose_lab.demo.summary import start_s
+from rose_lab.plot_style import (
     DEDICATED,
     LIMIT,
     NOBODY,
@@ -25,15 +34,6 @@ from rose_lab.demo.plot_style import (
     finite,
     legend,
 )
-from rose_lab.demo.record import (
-    ARMS,
-    WORKERS,
-    RlLoopRecord,
-    RunRecord,
-    SliceTimeline,
-    TurnRecord,
-)
-from rose_lab.demo.summary import start_s
 
 _ARM_STYLES: Final[dict[str, dict[str, Any]]] = {
     "alone": {"color": "#0072B2", "linestyle": "-"},

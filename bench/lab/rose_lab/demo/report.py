@@ -13,7 +13,6 @@ from rich.text import Text
 from rose.errors import InvalidArgument
 from rose.units import MIB
 from rose.whole_file import write_whole
-from rose_lab.demo.numbers import fixed, number, percent, print_rows
 from rose_lab.demo.record import WORKERS, RunRecord
 from rose_lab.demo.schemes import CONTROL
 from rose_lab.demo.summary import (
@@ -26,6 +25,7 @@ from rose_lab.demo.summary import (
     summarise,
     version_rows,
 )
+from rose_lab.numbers import fixed, number, percent, print_rows
 
 _HEADERS: Final = (
     "req.",

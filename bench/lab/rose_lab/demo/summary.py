@@ -9,7 +9,6 @@ from typing import Any, Final
 from rose.slo import Policy
 from rose.units import MIB, MS_PER_S
 from rose_lab.broker import LoanChange
-from rose_lab.demo.numbers import NO_NUMBER, fixed, number, percent, percentile, plain, ratio
 from rose_lab.demo.record import (
     WORKERS,
     Answered,
@@ -25,6 +24,7 @@ from rose_lab.demo.record import (
 from rose_lab.demo.schemes import ALONE, CONTROL
 from rose_lab.demo.targets import HINDSIGHT_RANK, Feasibility, feasibility
 from rose_lab.demo.verdict import REQUESTS_MIN, judge, judge_loads
+from rose_lab.numbers import NO_NUMBER, fixed, number, percent, percentile, plain, ratio
 
 _PERCENTILES: Final = (50, 90, 99)
 _BINDING: Final = ("shape", "predicted_ms", "bound_ms", "target_ms", "sentence")

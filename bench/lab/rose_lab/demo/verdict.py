@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rose_lab.demo.numbers import fixed, percent, ratio
 from rose_lab.demo.schemes import ALONE, UNRULED
 from rose_lab.demo.targets import Feasibility
+from rose_lab.numbers import fixed, percent, ratio
 
 AA_MIN: Final = 0.9
 AA_MAX: Final = 1.1

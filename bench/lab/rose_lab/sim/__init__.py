@@ -9,7 +9,6 @@ from rose_lab.sim.load import at_load, stretched
 from rose_lab.sim.outcome import (
     ArmOutcome,
     RequestOutcome,
-    excess_late_share,
     excess_misses,
     missed,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "RequestOutcome",
     "at_load",
     "default_policy",
-    "excess_late_share",
     "excess_misses",
     "missed",
     "simulate",

@@ -28,10 +28,6 @@ class RequestOutcome:
     output_tokens: int
     late_gaps: int = 0
 
-    def late_tokens(self, slo: SLO) -> int:
-        """Return the number of late tokens; `slo` must be that of the run."""
-        return self.late_gaps + (self.ttft_ms > slo.ttft_ms)
-
     def meets(self, slo: SLO) -> bool:
         """Return True if the first token and every later token came in time."""
         return self.ttft_ms <= slo.ttft_ms and self.longest_gap_ms <= slo.tpot_ms
@@ -115,17 +111,3 @@ def excess_misses(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> frozenset[
     """Return the requests that met their targets in serving alone, but missed one in this arm."""
     check(len(arm.requests) == len(alone.requests), "the arms served different traces")
     return missed(arm, slo=slo) - missed(alone, slo=slo)
-
-
-def excess_late_share(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> float:
-    """Return how many more tokens are late than in serving alone, as a share of all tokens.
-
-    This share corresponds to a certificate's error rate, the share of steps that may exceed their
-    forecast. The share of missed requests is higher, because one late token makes a whole request
-    miss its targets.
-    """
-    tokens = sum(request.output_tokens for request in arm.requests)
-    late, late_alone = (
-        sum(request.late_tokens(slo) for request in one.requests) for one in (arm, alone)
-    )
-    return max(0, late - late_alone) / tokens if tokens else 0.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rose.cli.main import main
-from rose.cli.runs import try_folder
 from rose.errors import InvalidArgument
+from rose_lab.cli.out_folder import try_folder
 
 COMMANDS = (
     ["demo", "--quick"],
