@@ -17,6 +17,7 @@ from rich.text import Text
 
 from rose._core import LedgerView, SlabState
 from rose.clock import BootClock, Clock
+from rose.compute.usage import GpuMeter, GpuUse
 from rose.errors import RoseError
 from rose.events import SegmentLimit
 from rose.executor.messages import AskLedger, Ledger
@@ -41,12 +42,13 @@ _MARKS: Final = {
 }
 
 
-def draw(ledger: LedgerView, reported: Ledger, *, clock: Clock) -> Group:
-    """Return the view: a table of partitions, cap, refusals, the newest kill, a strip of the slabs.
+def draw(ledger: LedgerView, reported: Ledger, *, use: GpuUse, clock: Clock) -> Group:
+    """Return the view: a table of partitions, the GPU, cap, refusals, the newest kill, the slabs.
 
     Args:
         ledger: the device's ledger.
         reported: the device's last report of values that are not in the ledger.
+        use: load, memory and clocks of serving's GPU.
         clock: the device's clock.
 
     Raises:
@@ -80,9 +82,8 @@ def draw(ledger: LedgerView, reported: Ledger, *, clock: Clock) -> Group:
                 f"{(now_ns - one.oldest_pin_ns) / NS_PER_MS:.0f}" if one.pins else "-",
             )
     legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
-    told = (*_refusals(reported), *_harm(reported))
-    lines = (Text(_cap(reported.cap)), *map(Text, told))
-    return Group(table, *lines, _strip([record.state for record in records]), legend)
+    lines = (f"gpu: {use.sentence}", _cap(reported.cap), *_refusals(reported), *_harm(reported))
+    return Group(table, *map(Text, lines), _strip([record.state for record in records]), legend)
 
 
 def _strip(states: Sequence[SlabState]) -> Text:
@@ -129,7 +130,7 @@ def _cap(cap: tuple[int, float] | None) -> str:
 
 
 class WatchedDevice:
-    """A watched device: its ledger is mapped into memory, its cap is polled."""
+    """A watched device: its ledger is mapped into memory; its cap and its GPU are polled."""
 
     def __init__(self, socket_path: str, clock: Clock) -> None:
         """Request ledger and cap.
@@ -142,6 +143,7 @@ class WatchedDevice:
         self._clock = clock
         self._ledger, self._reported = ask_device(socket_path, AskLedger(), timeout_s=_PATIENCE_S)
         self._reported_ns = clock.now_ns()
+        self._meter = GpuMeter(self._reported.device, clock=clock)
 
     @property
     def pid(self) -> int:
@@ -155,13 +157,13 @@ class WatchedDevice:
             self._reported_ns = self._clock.now_ns()
 
     def look(self) -> Group:
-        """Draw the ledger and the last reported cap, with the time that the cap still holds."""
+        """Draw the ledger, the GPU's use, and the last reported cap with the time that it holds."""
         reported = self._reported
         if reported.cap is not None:
             size_bytes, left_ms = reported.cap
             left_ms -= (self._clock.now_ns() - self._reported_ns) / NS_PER_MS
             reported = replace(reported, cap=(size_bytes, left_ms))
-        return draw(self._ledger, reported, clock=self._clock)
+        return draw(self._ledger, reported, use=self._meter.read(), clock=self._clock)
 
 
 @click.command()

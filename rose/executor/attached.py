@@ -42,6 +42,7 @@ class AttachedDevice(Closing):
         self._parts = ExitStack()
         self._loans: Loans | None = None
         self._lane: RolloutLane | None = None
+        self.device_id = ""  # "cpu", or the UUID of serving's GPU; set by `rollout`
         self._once = Once()
         self.safety = Safety(self._give_back)
 
@@ -83,6 +84,7 @@ class AttachedDevice(Closing):
         if self._lane is not None:
             raise InvalidArgument("a device can have one borrower, and this device has one")
         welcome, descriptors = self._join(Hello(geometry, limit_bytes), patience_ms)
+        self.device_id = welcome.device
         with ExitStack() as undo:
             undo.callback(close_all, descriptors)
             named = _by_name(welcome, descriptors)

@@ -66,6 +66,12 @@ class CoServing(Closing):
         # Kind of the borrower's gate on a GPU, and why it was chosen; None on a CPU.
         self.gate_choice: GateChoice | None = None
 
+    @property
+    def device_id(self) -> str:
+        """The name "cpu", or the UUID of the GPU, whose ordinal may differ between processes."""
+        gpu = self._opened.gpu
+        return "cpu" if gpu is None else gpu.device.facts.uuid
+
     @classmethod
     def open(
         cls,
@@ -277,16 +283,11 @@ class CoServing(Closing):
 
             limit_path = Path(f"{check_path(path)}.limit")
             share = read_limit(limit_path)
-            gpu = self._opened.gpu
             self.lender.limit(int(share * self.arbiter.slab_count))
             self._listener = Listener(
                 path,
                 admit=partial(self._admit, parts),
-                welcome=partial(
-                    welcome,
-                    lender=self.lender,
-                    device="cpu" if gpu is None else gpu.device.facts.uuid,
-                ),
+                welcome=partial(welcome, lender=self.lender, device=self.device_id),
                 show=partial(self._show, parts),
                 limit=partial(self._limit, limit_path),
                 on_failure=self.safety.report,
@@ -338,6 +339,7 @@ class CoServing(Closing):
         barred, segment = self.lender.readmission.barred, _why_refused(parts).segment
         answer = Ledger(
             os.getpid(),
+            self.device_id,
             cap=None if cap is None else (cap[0] * self.arbiter.slab_bytes, cap[1]),
             refusals=dict(found["refusals"]),
             binding=None if binding is None else binding.sentence,

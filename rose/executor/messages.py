@@ -155,6 +155,7 @@ class Ledger:
 
     Args:
         pid: id of serving's process.
+        device: "cpu", or the UUID of serving's GPU.
         cap: (largest number of bytes on loan, milliseconds until the cap expires). The time is
             infinite if the cap never expires, and 0 if it has expired. None: there is no cap.
         refusals: number of refused quanta so far, by reason.
@@ -168,6 +169,7 @@ class Ledger:
     """
 
     pid: Count
+    device: Word
     cap: tuple[Bytes, Milliseconds] | None = None
     refusals: Annotated[dict[Word, Number], Meta(max_length=64)] = field(default_factory=dict)
     binding: Sentence | None = None

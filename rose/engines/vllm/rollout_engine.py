@@ -244,6 +244,7 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         side = self._side
         return {
             "role": "rollout",
+            "device": side.device.device_id,
             "attach": self._settings.attach,
             "gave_back": side.device.gave_back,
             "lent_bytes": 0

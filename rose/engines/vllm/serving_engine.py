@@ -96,10 +96,15 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         """Return this engine's part of `/rose/status`."""
         device = self._side.device
         if device.gave_back is not None:
-            return {"role": "serving", "gave_back": device.gave_back}
+            return {
+                "role": "serving",
+                "device": device.device_id,
+                "gave_back": device.gave_back,
+            }
         reading = device.reading()
         return {
             "role": "serving",
+            "device": device.device_id,
             "listen": self._settings.listen,
             "isolation": self._settings.isolation,
             "not_lending": self._not_lending,
