@@ -17,12 +17,12 @@ CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -
 # pip does not compile modules: Python compiles each at its first import, and keeps the result.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
+.PHONY: install build wheel messages stub demo test test-slow lint lint-style lint-types lint-layout format
 .PHONY: check mutants bench gpu docs clean vllm-env test-vllm learn-env learn test-learn
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirements/*.txt)
+$(STAMP): pyproject.toml bench/lab/pyproject.toml setup.py requirements/install.py $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1)' 2>/dev/null || \
 	  { echo "rose: '$(PYTHON)' must be Python >= 3.10: set PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirement
 	@$(PYTHON) requirements/install.py --venv $(VENV)
 	@touch $@
 
-# The editable install uses rose/ as it is; only the C++ core must be rebuilt.
+# The editable installs use rose/ and bench/lab/ as they are; only the extensions must be rebuilt.
 # FAST=1 compiles each source separately: after an edit, only the edited sources are compiled again.
 build: install
 	@ROSE_FAST=$(FAST) $(BIN)/python setup.py -q build_ext --inplace
@@ -53,10 +53,10 @@ test-vllm: build
 # TRL beside rose: 2.5 GB, some minutes once.
 learn-env: build $(LEARN_VENV)/.rose-installed
 
-$(LEARN_VENV)/.rose-installed: requirements/learn.txt requirements/constraints.txt pyproject.toml
+$(LEARN_VENV)/.rose-installed: requirements/learn.txt requirements/constraints.txt pyproject.toml bench/lab/pyproject.toml
 	@$(BIN)/python -m venv $(LEARN_VENV)
 	@ROSE_CORE=elsewhere $(LEARN_VENV)/bin/pip install -q --no-compile -c requirements/constraints.txt \
-	  -r requirements/learn.txt -e '.[test,demo,bench]'
+	  -r requirements/learn.txt -e '.[test,bench]' -e './bench/lab[demo]'
 	@touch $@
 
 # Runs the learning runs of this commit that are missing; each seed has three arms. `make bench
@@ -82,6 +82,10 @@ wheel: build
 # The output of protoc is in the repository, so building rose needs no protoc.
 messages: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $$(find rose -name '*.proto')
+
+# The types of the C++ core, from the signatures of its bindings.
+stub: build
+	$(BIN)/python -m tests.stub
 
 demo: build
 	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit(1)' || \
@@ -147,5 +151,5 @@ gpu:
 	@$(PYTHON) -m bench.gpu.run --out "$(OUT)" $(if $(PART),--part "$(PART)")
 
 clean:
-	rm -rf build dist *.egg-info rose/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf build dist *.egg-info bench/lab/build bench/lab/*.egg-info rose/_core*.so bench/lab/rose_lab/_sim*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find rose tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

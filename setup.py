@@ -1,5 +1,9 @@
 """Build `rose._core`, the C++20 core of rose and its device code, with ninja.
 
+`bench/lab` is the laboratory, a distribution of its own. Its extension `rose_lab._sim` is linked
+from some of the same objects. `build_ext --inplace` builds both extensions in one run of ninja; the
+wheel of each distribution holds its own (`bench/lab/setup.py` uses this file).
+
 setuptools' own compile step follows no `#include` and does not notice changed flags; ninja does
 both, so `python setup.py build_ext --inplace` rebuilds what a change touches and nothing else.
 Everything about the project that is not the extension is in `pyproject.toml`.
@@ -28,7 +32,9 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 import ninja
 import pybind11
@@ -41,14 +47,21 @@ UP = Path("..", "..")  # from BUILD to ROOT
 WARNINGS = "-Wall -Wextra -Wconversion -Werror"
 COMPILE = f"-std=c++20 -DNDEBUG -fPIC -fvisibility=hidden -pthread {WARNINGS}"
 LINK = "-shared -pthread -Wl,-z,noexecstack -Wl,--strip-debug"
-TARGET = "_core.so"
-FAST_TARGET = "fast/_core.so"
+CORE: Final = "rose._core"
+SIMULATOR: Final = "rose_lab._sim"
+LABORATORY: Final = Path("bench", "lab")
+# What the simulator is linked from, besides rooms of its own. The core registers their classes.
+SHARED_ROOMS: Final = ("base", "scheduler")
 # What goes into a wheel: without the names of functions, which profilers and tests want.
-STRIPPED = "stripped/_core.so"
+STRIPPED = "stripped"
+FAST = "fast"
 # Loops over elements gain from -O3; elsewhere it makes the extension larger and no call faster.
 # Bindings, half of the time of a build, are called as fast at -O1 and take two thirds of it.
 LEVEL = "-O2"
-LEVEL_OF_ROOM = {"bind": "-O1", "scheduler": "-O3", "sim": "-O3", "transfer": "-O3"}
+LEVEL_OF_ROOM = {
+    **dict.fromkeys(("bind", "bind_sim"), "-O1"),
+    **dict.fromkeys(("scheduler", "sim", "transfer"), "-O3"),
+}
 # Translation units of a room, where one is not enough for two cores or 4 GiB of memory.
 UNITS_OF_ROOM = {"bind": 4, "transfer": 2}
 PROBE = "#include <bit>\n#include <concepts>\nstatic_assert(__cplusplus >= 202002L);\n"
@@ -67,7 +80,7 @@ DEFAULT_CUDA = "/usr/local/cuda"
 # One rule per kind of input.
 RULES = """
 rule cxx
-  command = $cxx $level $compile -MMD -MF $out.d -c $in -o $out
+  command = $cxx $options $compile -MMD -MF $out.d -c $in -o $out
   depfile = $out.d
   deps = gcc
   description = C++ $in
@@ -238,6 +251,25 @@ def units_of(sources: list[str]) -> dict[str, list[str]]:
     return units
 
 
+def sources_of(extension: str) -> list[str]:
+    """Return the C++ sources of an extension, from the root."""
+    own = LABORATORY / "csrc"
+    shared = [Path("csrc", room) for room in SHARED_ROOMS]
+    folders = [Path("csrc")] if extension == CORE else [own, *shared]
+    found = (path for folder in folders for path in ROOT.glob(f"{folder}/**/*.cpp"))
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def target_of(extension: str, mode: str = "") -> str:
+    """Return the file that ninja links, from the build folder.
+
+    Args:
+        extension: name of the extension.
+        mode: `FAST`, `STRIPPED`, or nothing for an extension that is built in place.
+    """
+    return str(Path(mode, f"{extension.rpartition('.')[2]}.so"))
+
+
 def unit_text(sources: list[str]) -> str:
     """Return the C++ of a unit: its sources, each with the warnings that it asks for."""
     lines = [
@@ -250,14 +282,16 @@ def unit_text(sources: list[str]) -> str:
     for source in sources:
         lines += [
             "#pragma GCC diagnostic push",
-            f'#include "{Path(source).relative_to("csrc")}"',
+            f'#include "{source.rpartition("csrc/")[2]}"',
             "#pragma GCC diagnostic pop",
         ]
     return "\n".join([*lines, ""])
 
 
-def build_file(sources: list[str], kernels: list[str], nvcc: list[str]) -> str:
-    """Return the text of a `build.ninja` that makes the extension from `sources` and `kernels`.
+def build_file(extensions: Mapping[str, list[str]], kernels: list[str], nvcc: list[str]) -> str:
+    """Return the text of a `build.ninja` that makes extensions, each from its sources.
+
+    The core also holds the `kernels`. A source that two extensions share is compiled once.
 
     Paths of the project are relative to the build folder, so that a copy of the project with its
     build folder is as up to date as the original.
@@ -270,39 +304,77 @@ def build_file(sources: list[str], kernels: list[str], nvcc: list[str]) -> str:
         f"cxx = {shlex.join(cached(compiler()))}".replace("$", "$$"),
         # What the user sets comes last, so that it wins.
         f"compile = {COMPILE} {shlex.join(include)} {os.environ.get('CXXFLAGS', '')}",
-        f"level = {LEVEL}",
+        f"options = {LEVEL}",
         f"nvcc = {shlex.join(nvcc)}".replace("$", "$$"),
         f"device = {DEVICE} {shlex.join([*device_codes(), *project])}",
         f"link = {LINK} {os.environ.get('LDFLAGS', '')}",
         RULES,
     ]
-    compiled = {unit: Path(unit) for unit in units_of(sources)}
-    compiled |= {source: UP / source for source in sources}
-    compiled["fatbin_table.cpp"] = Path("fatbin_table.cpp")
+    units = {name: units_of(sources) for name, sources in extensions.items()}
+    compiled = {"fatbin_table.cpp": (Path("fatbin_table.cpp"), Path())}  # with the folder of a room
+    for name, sources in extensions.items():
+        for unit, together in units[name].items():
+            compiled[unit] = Path(unit), Path(together[0]).parent
+        compiled |= {source: (UP / source, Path(source).parent) for source in sources}
     object_of = {name: str(Path("obj", name).with_suffix(".o")) for name in compiled}
-    for name, source in compiled.items():
+    for name, (source, folder) in compiled.items():
         text.append(f"build {escape(object_of[name])}: cxx {escape(source)}")
-        room = source.stem.partition("_")[0] if name.startswith("unity/") else source.parent.name
-        if level := LEVEL_OF_ROOM.get(room):
-            text.append(f"  level = {level}")
-    embedded = object_of["fatbin_table.cpp"]
+        options = LEVEL_OF_ROOM.get(folder.name, LEVEL)
+        if folder.is_relative_to(LABORATORY):
+            options += f" -I{UP / LABORATORY / 'csrc'}"
+        if options != LEVEL:
+            text.append(f"  options = {options}")
+    embedded = [object_of["fatbin_table.cpp"]]
     if kernels:
         fatbins = [f"kernels/{name}.fatbin" for name in kernels]
         for name, fatbin in zip(kernels, fatbins, strict=True):
             text.append(f"build {fatbin} | {fatbin}.log: nvcc {escape(UP / f'kernels/{name}.cu')}")
         # No dependency file knows what .incbin reads.
         text.append(f"build obj/fatbins.o: asm fatbins.S | {' '.join(fatbins)}")
-        embedded += " obj/fatbins.o"
-    unity = " ".join([*(escape(object_of[unit]) for unit in units_of(sources)), embedded])
-    single = " ".join([*(escape(object_of[source]) for source in sources), embedded])
-    text += [f"build {TARGET}: link {unity}", f"default {TARGET}"]
-    text += [f"build {FAST_TARGET}: link {single}"]
-    text += [f"build {STRIPPED}: link {unity}", "  strip = -Wl,--strip-all\n"]
-    return "\n".join(text)
+        embedded.append("obj/fatbins.o")
+    for name, sources in extensions.items():
+        own = embedded if name == CORE else []
+        unity, single = (
+            " ".join([*(escape(object_of[one]) for one in parts), *own])
+            for parts in (units[name], sources)
+        )
+        text += [f"build {target_of(name)}: link {unity}"]
+        text += [f"build {target_of(name, FAST)}: link {single}"]
+        text += [f"build {target_of(name, STRIPPED)}: link {unity}", "  strip = -Wl,--strip-all"]
+    targets = " ".join(target_of(name) for name in extensions)
+    return "\n".join([*text, f"default {targets}\n"])
+
+
+def write_build(kernels: Iterable[str], nvcc: list[str]) -> None:
+    """Write all that ninja reads into the build folder, for every extension that is here."""
+    kernels = list(kernels)
+    here = {CORE: sources_of(CORE)}
+    if (ROOT / LABORATORY).is_dir():
+        here[SIMULATOR] = sources_of(SIMULATOR)
+    write(BUILD / "fatbin_table.cpp", table(kernels))
+    if kernels:
+        write(BUILD / "fatbins.S", assembly(kernels))
+    for sources in here.values():
+        for unit, together in units_of(sources).items():
+            (BUILD / unit).parent.mkdir(exist_ok=True)
+            write(BUILD / unit, unit_text(together))
+    write(BUILD / "build.ninja", build_file(here, kernels, nvcc))
+
+
+def extension(name: str) -> Extension:
+    """Return an extension as setuptools knows it; its sources are ours to find."""
+    return Extension(name, [])
 
 
 class BuildWithNinja(build_ext):
-    """Build one extension by a `build.ninja` of our own."""
+    """Build extensions by a `build.ninja` of our own."""
+
+    def finalize_options(self) -> None:
+        """Add the extension of the laboratory to a build in place, if this is a checkout."""
+        if self.inplace and (ROOT / LABORATORY).is_dir():
+            self.distribution.ext_modules = [extension(CORE), extension(SIMULATOR)]
+            self.distribution.package_dir["rose_lab"] = str(LABORATORY / "rose_lab")
+        super().finalize_options()
 
     def run(self) -> None:
         """Keep what setuptools forgets while it builds: whether the target is the source tree."""
@@ -311,41 +383,37 @@ class BuildWithNinja(build_ext):
         if not (self.editable_mode and os.environ.get("ROSE_CORE") == "elsewhere"):
             super().run()
 
-    def build_extension(self, ext: Extension) -> None:
+    def build_extensions(self) -> None:
         """Write `build.ninja`, run it, and copy what it made to where setuptools wants it."""
         nvcc = device_compiler()
         if nvcc is None:
             text = "rose: built without device code (no nvcc, or ROSE_CUDA=off)"
             self.announce(text, level=logging.INFO)
         kernels = sorted(path.stem for path in ROOT.glob("kernels/*.cu")) if nvcc else []
+        is_fast = self.is_in_place and os.environ.get("ROSE_FAST") == "1"
+        mode = FAST if is_fast else "" if self.is_in_place else STRIPPED
+        made = [target_of(ext.name, mode) for ext in self.extensions]
         # Not `build_temp`: an editable install gets a new one each time, and the next build would
         # start from nothing.
         BUILD.mkdir(parents=True, exist_ok=True)
         with (BUILD / "lock").open("w") as lock:
             # Two builds at once would spoil each other's objects.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            write(BUILD / "fatbin_table.cpp", table(kernels))
-            if kernels:
-                write(BUILD / "fatbins.S", assembly(kernels))
-            for unit, together in units_of(ext.sources).items():
-                (BUILD / unit).parent.mkdir(exist_ok=True)
-                write(BUILD / unit, unit_text(together))
-            write(BUILD / "build.ninja", build_file(ext.sources, kernels, nvcc or []))
-            is_fast = self.is_in_place and os.environ.get("ROSE_FAST") == "1"
-            made = FAST_TARGET if is_fast else TARGET if self.is_in_place else STRIPPED
+            write_build(kernels, nvcc or [])
             # ninja would start two jobs more than there are cores, each with its memory.
             jobs = self.parallel or len(os.sched_getaffinity(0))
-            command = [str(Path(ninja.BIN_DIR, "ninja")), "-C", str(BUILD), "-j", str(jobs), made]
+            command = [str(Path(ninja.BIN_DIR, "ninja")), "-C", str(BUILD), "-j", str(jobs), *made]
             if subprocess.run(command, check=False).returncode:
                 raise SystemExit(
                     "rose: the C++ core did not build; see the compiler's messages above"
                 )
-            target = Path(self.get_ext_fullpath(ext.name))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # setuptools keeps a target that is newer, which a build of the other mode may be.
-            if not (target.exists() and filecmp.cmp(BUILD / made, target)):
-                self.force = True
-                self.copy_file(str(BUILD / made), str(target))
+            for ext, source in zip(self.extensions, made, strict=True):
+                target = Path(self.get_ext_fullpath(ext.name))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                # setuptools keeps a target that is newer, which a build of the other mode may be.
+                if not (target.exists() and filecmp.cmp(BUILD / source, target)):
+                    self.force = True
+                    self.copy_file(str(BUILD / source), str(target))
 
     def copy_file(self, infile: str, outfile: str, **_: object) -> tuple[str, bool]:
         """Write `outfile` whole or not at all; setuptools would take a half of it for current.
@@ -362,9 +430,5 @@ class BuildWithNinja(build_ext):
         return outfile, True
 
 
-if __name__ == "__main__":  # the tests import this file
-    sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp"))
-    setup(
-        ext_modules=[Extension("rose._core", sources)],
-        cmdclass={"build_ext": BuildWithNinja},
-    )
+if __name__ == "__main__":  # the tests and the laboratory import this file
+    setup(ext_modules=[extension(CORE)], cmdclass={"build_ext": BuildWithNinja})

@@ -6,7 +6,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench.learning import ARMS, Learning, mean_within
-from rose.demo.plot_style import DEDICATED, ROLLOUTS, STYLE, WARNING, as_svg
+from rose_lab.plot_style import DEDICATED, ROLLOUTS, STYLE, WARNING, as_svg
 
 COLOURS: Final = dict(zip(ARMS, (DEDICATED, ROLLOUTS, WARNING), strict=True))
 # Curves of the same seeds coincide if no token differs; then each line shows beneath the next.

@@ -10,9 +10,9 @@ import subprocess
 import sys
 from typing import Final
 
-from bench.frontier_judged import is_clean, judging_seeds
+from bench.lab.suites.frontier_judged import is_clean, judging_seeds
 from bench.learning import ARMS, ROOT, RUNS, SEEDS_MIN, read_runs
-from rose.cli.machine import commit
+from rose_lab.machine import commit
 
 TRAIN: Final = ROOT / "examples" / "grpo" / "train.py"
 

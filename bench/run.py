@@ -29,8 +29,8 @@ from bench.document import NOT_REACHED, UNFINISHED  # noqa: E402
 from bench.rows import CONTROL, bar_of, faults, figure_of, void_reason  # noqa: E402
 from bench.suites import files_of, suites  # noqa: E402
 from bench.usage import EXIT_MENDABLE, Parser  # noqa: E402
-from rose.cli.machine import commit, machine_card  # noqa: E402
 from rose.whole_file import write_whole  # noqa: E402
+from rose_lab.machine import commit, machine_card  # noqa: E402
 
 LOG_WIDTH: Final = 140
 

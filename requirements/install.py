@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 LOGS: Final = Path("build")  # from ROOT
-EXTRAS: Final = ".[test,demo,bench]"
+EDITABLE: Final = ("-e", ".[test,bench]", "-e", "./bench/lab[demo]")
 # With torch for CPUs the environment takes 2.1 GiB and the build 0.1; pip also keeps its downloads.
 FREE_BYTES_MIN: Final = 3 << 30
 FULL_BYTES: Final = 1 << 20
@@ -130,7 +130,7 @@ def run(*phases: Phase) -> None:
 
 
 def install(environment: Path) -> None:
-    """Create the environment, then build the core and install the packages."""
+    """Create the environment, then build the extensions and install the packages."""
     python = str(environment / "bin" / "python")
     forget_half_installed(environment)
     # venv installs pip last, so an environment without pip is unfinished.
@@ -143,7 +143,7 @@ def install(environment: Path) -> None:
     print("rose: compiling the core while pip installs packages, some minutes", flush=True)
     core = Phase("C++ core", "core", [python, "setup.py", "build_ext", "--inplace"])
     # With build isolation, pybind11 would be at a new path, and every object would be rebuilt.
-    packages = [*pip, "--no-build-isolation", "-e", EXTRAS]
+    packages = [*pip, "--no-build-isolation", *EDITABLE]
     run(core, Phase("packages", "packages", packages, ROSE_CORE="elsewhere"))
 
 

@@ -12,7 +12,7 @@ FIRST: Final = (
     "tests/cpp/",
     "tests/building/",
     "tests/test_packaging.py",
-    "tests/demo/rl/test_trainer.py",
+    "tests/lab/demo/rl/test_trainer.py",
     "tests/engines/test_chaos.py",
     "tests/engines/test_chaos_commits.py",
     "tests/engines/test_borrowed.py",
@@ -22,7 +22,7 @@ FIRST: Final = (
     "tests/engines/test_shut_out.py",
     "tests/engines/test_moves.py",
     "tests/transfer/test_device_codec.py",
-    "tests/demo/rl/test_program",
+    "tests/lab/demo/rl/test_program",
     "tests/engines/test_engine.py",
 )
 # A clock judges what they look at (targets of a service, a program that counts as dead when it is
@@ -30,9 +30,9 @@ FIRST: Final = (
 # wait for what must happen, however long it takes.
 ALONE: Final = (
     "tests/bench/test_netns.py",
-    "tests/cli/test_compare.py::test_real_engines_run_rivals_and_rose_on_the_same_requests",
-    "tests/demo/test_demo.py::test_quick_demo_runs_every_arm_and_every_certificate_verifies",
-    "tests/demo/rl/test_rl_loop.py",
+    "tests/lab/cli/test_compare.py::test_real_engines_run_rivals_and_rose_on_the_same_requests",
+    "tests/lab/demo/test_demo.py::test_quick_demo_runs_every_arm_and_every_certificate_verifies",
+    "tests/lab/demo/rl/test_rl_loop.py",
 )
 
 

@@ -38,7 +38,7 @@ TESTS_OF: Final = {
     "slo": ("tests/slo", "tests/executor"),
     "coserving": ("tests/compute", "tests/executor"),
     "transfer": ("tests/transfer", "tests/checkpoints"),
-    "scheduler": ("tests/scheduler", "tests/sim"),
+    "scheduler": ("tests/scheduler", "tests/lab/sim"),
     "executor": ("tests/executor", "tests/engines"),
     "kernels": ("tests/kernels", "tests/transfer"),
 }

@@ -99,8 +99,8 @@ def test_every_name_is_that_of_tests(repo: Path) -> None:
         assert list(repo.glob(f"{file}*")), name
         assert not test or f"def {test}(" in (repo / file).read_text(encoding="utf-8"), name
     files = (
-        "tests/demo/rl/test_rl_loop.py::test_a",
-        "tests/sim/test_core.py::test_b",
+        "tests/lab/demo/rl/test_rl_loop.py::test_a",
+        "tests/lab/sim/test_core.py::test_b",
         "tests/cpp/memory/pool_test.cpp::test_c[asan]",
     )
     assert [place(one) for one in files] == [len(FIRST) + 1, len(FIRST), 0]

@@ -15,9 +15,9 @@ from rose.closing import Closing, Once
 from rose.errors import Unavailable
 from rose.executor import CoServing
 from rose.executor.keeper import Keeper
-from rose.node.lending import LendingLoop
 from rose.thread import ThreadPool
 from rose.transfer.rounds import Rounds
+from rose_lab.broker.lending import LendingLoop
 from tests.executor.conftest import CALM, ROLLOUT_KV, SLAB, Rig
 from tests.executor.serving_program import listening
 from tests.waiting import LONG_S, wait_for

@@ -12,12 +12,10 @@ import zipfile
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
-import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
 from tests.building.project import BUILD
-from tests.checkpoints.made import write_safetensors
 from tests.slo.conftest import write_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -82,8 +80,9 @@ def in_repository(*patterns: str) -> set[str]:
 def test_sdist_holds_all_it_takes_to_build_and_test(unpacked: Path) -> None:
     held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     wanted = in_repository("csrc/**/*.cpp", "csrc/**/*.h", "bench/*.py", "*.md", ".ci/run")
-    wanted |= in_repository("rose/**/*.py", "rose/**/*.pyi", "rose/**/*.j2", "requirements/*.*")
+    wanted |= in_repository("rose/**/*.py", "rose/**/*.pyi", "requirements/*.*")
     wanted |= in_repository("rose/**/*.json", "rose/**/*.proto")
+    wanted |= in_repository(*(f"bench/lab/**/*.{kind}" for kind in "py pyi j2 toml cpp h".split()))
     wanted |= in_repository("kernels/*.cu", "kernels/*.cuh", "kernels/*.h")
     wanted |= in_repository(*(f"tests/**/*.{kind}" for kind in "py c cpp h txt json".split()))
     wanted |= {"setup.py", "pyproject.toml", "Makefile", "LICENSE", "rose/py.typed"}
@@ -97,14 +96,35 @@ def test_wheel_is_small_and_holds_the_core_and_its_types(wheel: Path) -> None:
     assert wheel.stat().st_size < 13 << 18  # ADR 0028
     assert len([name for name in names if name.startswith("rose/_core.") and ".so" in name]) == 1
     assert {"rose/_core.pyi", "rose/py.typed"} <= set(names)
-    assert in_repository("rose/**/*.j2", "rose/**/*.json") <= set(names)
+    assert in_repository("rose/**/*.json") <= set(names)
     protos = in_repository("rose/**/*.proto")
     assert protos
     for proto in protos:
         made = proto.removesuffix(".proto") + "_pb2"
         assert {proto, f"{made}.py", f"{made}.pyi"} <= set(names)
+    assert packages_of(names) == {"rose"}
+
+
+def packages_of(names: list[str]) -> set[str]:
+    """Return the top folders of a wheel without its metadata."""
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"rose"}
+    return {top for top in tops if not top.endswith(".dist-info")}
+
+
+def test_wheel_of_the_laboratory_holds_its_own_package_only(wheel: Path, unpacked: Path) -> None:
+    # After `wheel`, the folder of the sdist has the objects of this build.
+    laboratory = unpacked / "bench" / "lab"
+    command = ["wheel", "--no-deps", "--no-build-isolation", "-w", unpacked / "made", laboratory]
+    done = run(sys.executable, "-m", "pip", *command, cwd=unpacked)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = (unpacked / "made").iterdir()
+    with zipfile.ZipFile(made) as archive:
+        names = archive.namelist()
+    assert packages_of(names) == {"rose_lab"}
+    assert [name.split(".")[0] for name in names if ".so" in name] == ["rose_lab/_sim"]
+    templates = {str(path.relative_to(laboratory)) for path in laboratory.glob("rose_lab/**/*.j2")}
+    assert {"rose_lab/_sim.pyi", "rose_lab/py.typed", *templates} <= set(names)
+    assert any(name.endswith("/entry_points.txt") for name in names)
 
 
 def base_requirements(wheel: Path) -> list[Requirement]:
@@ -194,26 +214,23 @@ def test_wheel_runs_on_the_glibc_of_its_name(wheel: Path, tmp_path: Path) -> Non
 
 
 def test_commands_need_the_base_requirements_only(elsewhere: Path, tmp_path: Path) -> None:
-    old = np.arange(1000, dtype=np.uint16)
-    for name, bits in (("old", old), ("new", old ^ (old % 100 == 0))):
-        write_safetensors(tmp_path / f"{name}.safetensors", {"w": ("BF16", bits)})
     write_log(tmp_path / "log")
-    for command in (
-        "doctor",
-        "delta inspect old.safetensors new.safetensors",
-        "delta make old.safetensors new.safetensors -o changed",
-        "delta apply old.safetensors changed -o made.safetensors",
-        "verify log",
-    ):
+    for command in ("doctor", "verify log"):
         done = run(elsewhere / "rose", *command.split(), cwd=tmp_path)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-    made, new = (tmp_path / f"{name}.safetensors" for name in ("made", "new"))
-    assert made.read_bytes() == new.read_bytes()
+
+
+def test_a_command_of_the_laboratory_names_the_package_that_it_needs(
+    elsewhere: Path, tmp_path: Path
+) -> None:
+    done = run(elsewhere / "rose", "demo", cwd=tmp_path)
+    said = "rose: rose demo is part of the laboratory: install rose-lab\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 @pytest.mark.parametrize(
     ("command", "extra"),
-    [("demo", "demo"), ("receive --help", "wire"), ("serve --help", "serve"), ("top", "wire")],
+    [("receive --help", "wire"), ("serve --help", "serve"), ("top", "wire")],
 )
 def test_a_command_names_the_extra_that_it_needs(
     elsewhere: Path, tmp_path: Path, command: str, extra: str

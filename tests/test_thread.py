@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 from rose.clock import BootClock
-from rose.demo.rl.background import Background
-from rose.demo.rl.supervisor import Supervisor
 from rose.errors import InternalError, Unavailable
 from rose.executor import CoServing
 from rose.executor.keeper import Keeper
 from rose.executor.listener import Listener
 from rose.executor.watcher import Watcher
-from rose.node.lending import LendingLoop
 from rose.node.session import Session
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import WorkerKind, WorkerLost
 from rose.thread import Thread, ThreadPool
 from rose.transfer import VersionLog
-from rose.transfer.manifest import Signing
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.rounds import Rounds
+from rose.transfer.signing import Signing
 from rose.transfer.wire.chunk_plane import ANSWERERS, ChunkServer
+from rose_lab.broker.lending import LendingLoop
+from rose_lab.demo.rl.background import Background
+from rose_lab.demo.rl.supervisor import Supervisor
 from tests.executor.conftest import ROLLOUT_KV, SLAB, Rig
 from tests.waiting import wait_for
 

@@ -19,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 THIS = PurePosixPath("tests/test_tidy.py")  # it spells out what it forbids
+LABORATORY = PurePosixPath("bench/lab")
 
 
 @functools.cache
@@ -36,11 +37,23 @@ class Source:
     def is_python_of_rose(self) -> bool:
         return self.path.parts[0] == "rose" and self.path.suffix == ".py"
 
+    def is_python_of_a_package(self) -> bool:
+        """Whether it is installed: with rose, or with the laboratory."""
+        return self.is_python_of_rose() or (
+            self.path.is_relative_to(LABORATORY / "rose_lab") and self.path.suffix == ".py"
+        )
+
     def is_cpp(self) -> bool:
         return self.path.suffix in {".h", ".cpp"}
 
     def is_core(self) -> bool:
-        return self.path.parts[0] == "csrc" and self.is_cpp()
+        """Whether it is C++ of an extension."""
+        return self.is_cpp() and self.rooted().parts[0] == "csrc"
+
+    def rooted(self) -> PurePosixPath:
+        """Return the path from the root of its distribution."""
+        is_lab = self.path.is_relative_to(LABORATORY)
+        return self.path.relative_to(LABORATORY) if is_lab else self.path
 
     def tree(self) -> ast.Module:
         return parsed(self.text, str(self.path))
@@ -73,29 +86,37 @@ GROUND: Final = (
     "whole_file",
     "telemetry",
 )
-TOP: Final = ("cli", "demo", "node", "cluster", "adapters")
+TOP: Final = ("cli", "node", "cluster", "adapters")
 # A room may import rooms of a lower floor. `rose` itself stands on the ground floor: what it
 # imports, every user of any part of rose pays for.
 FLOORS: Final = {
     "_core": 0,
     **dict.fromkeys(("", *GROUND), 1),
-    **dict.fromkeys(("memory", "compute", "slo", "kernels", "traces"), 2),
+    **dict.fromkeys(("memory", "compute", "slo", "kernels"), 2),
     **dict.fromkeys(("executor", "scheduler", "transfer"), 3),
     **dict.fromkeys(("checkpoints", "engines"), 4),
-    **dict.fromkeys(("api", "sim"), 5),
+    "api": 5,
     **dict.fromkeys((*TOP, "__main__"), 6),
-    "demo": 7,  # Experiments also run what a node is made of.
-    "cli": 8,
+    "cli": 7,
+}
+# Rooms of the laboratory. Each may import all of rose but its commands, which `cli` builds on.
+LABORATORY_FLOORS: Final = {
+    **dict.fromkeys(("", "_sim", "machine", "numbers", "plot_style"), 0),
+    **dict.fromkeys(("traces", "checkpoints", "broker"), 1),
+    "sim": 2,
+    "demo": 3,
+    "cli": 4,
 }
 FRAMEWORKS: Final = frozenset({"torch", "transformers", "triton", "vllm", "sglang", "cupy"})
-FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels", "demo"})
+FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels"})
 # The tensor edge of transfer looks at tensors of torch, and imports it when it is given one.
 TENSOR_EDGE: Final = PurePosixPath("rose/transfer/codec/tensor.py")
 
 
 def room_of(path: PurePosixPath) -> str:
-    """Return the room of a file under rose/: its folder, or its own name on the ground floor."""
-    name = path.parts[1] if len(path.parts) > 2 else path.stem
+    """Return the room of a file of a package: its folder, or its own name on the ground floor."""
+    parts = path.parts[path.parts.index("rose_lab" if "rose_lab" in path.parts else "rose") :]
+    name = parts[1] if len(parts) > 2 else path.stem
     return "" if name == "__init__" else name
 
 
@@ -126,6 +147,8 @@ def imports_go_down(source: Source) -> Iterator[Finding]:
         tree = ast.Module(body=body, type_ignores=[])
     for line, name in imports(tree):
         parts = name.split(".")
+        if parts[0] == "rose_lab":
+            yield line, "rose imports the laboratory, another distribution; move this there"
         if parts[0] != "rose":
             continue
         other = parts[1] if len(parts) > 1 and parts[1] in FLOORS else ""
@@ -138,8 +161,29 @@ def imports_go_down(source: Source) -> Iterator[Finding]:
             yield line, f"{room} imports its sibling {other}; exchange values, joined one floor up"
         elif FLOORS[other] > FLOORS[room]:
             yield line, f"{room} imports {other}, which is above it; pass the part to a constructor"
-        elif other == "traces" and room not in TOP:
-            yield line, f"{room} imports traces; only {', '.join(TOP)} do: pass it the requests"
+
+
+@check
+def laboratory_imports_go_down(source: Source) -> Iterator[Finding]:
+    if not source.is_python_of_a_package() or source.is_python_of_rose():
+        return
+    room = room_of(source.path)
+    if room not in LABORATORY_FLOORS:
+        yield 1, f"'{room}' is on no floor; put the file into a room of docs/architecture.md"
+        return
+    for line, name in imports(source.tree()):
+        package, _, rest = name.partition(".")
+        other = rest.partition(".")[0]
+        if package in {"bench", "tests"}:
+            yield line, f"the laboratory imports {package}, which is installed nowhere"
+        elif (package, other) == ("rose", "cli") and room != "cli":
+            yield line, f"{room} imports rose.cli; only the commands of the laboratory may"
+        elif package != "rose_lab" or other == room or other not in LABORATORY_FLOORS:
+            continue
+        elif 0 < LABORATORY_FLOORS[other] == LABORATORY_FLOORS[room]:
+            yield line, f"{room} imports its sibling {other}; exchange values, joined one floor up"
+        elif LABORATORY_FLOORS[other] > LABORATORY_FLOORS[room]:
+            yield line, f"{room} imports {other}, which is above it; pass the part to a constructor"
 
 
 def imports_inside_functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -170,9 +214,11 @@ CORE_FLOORS: Final = {
     "base": 0,
     "driver": 1,
     **dict.fromkeys(("memory", "compute", "slo", "transfer", "scheduler"), 2),
-    **dict.fromkeys(("coserving", "sim"), 3),
-    "bind": 4,
+    "coserving": 3,
+    "sim": 3,  # of the laboratory
+    **dict.fromkeys(("bind", "bind_sim"), 4),
 }
+BINDINGS: Final = frozenset({"bind", "bind_sim"})
 INCLUDE: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -180,7 +226,7 @@ INCLUDE: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re
 def includes_go_down(source: Source) -> Iterator[Finding]:
     if not source.is_core():
         return
-    room = source.path.parts[1]
+    room = source.rooted().parts[1]
     if room not in CORE_FLOORS:
         yield 1, f"csrc/{room} is on no floor; the rooms are {', '.join(CORE_FLOORS)}"
         return
@@ -188,13 +234,13 @@ def includes_go_down(source: Source) -> Iterator[Finding]:
         line, (bracket, header) = source.line_of(match.start()), match.groups()
         other = header.split("/")[0]
         if bracket == "<":
-            if re.match(r"pybind11/|Python\.h", header) and room != "bind":
+            if re.match(r"pybind11/|Python\.h", header) and room not in BINDINGS:
                 yield line, f"<{header}> outside csrc/bind; give bind a plain C++ interface"
             if re.match(r"cuda|nvml|driver_types", header):
                 yield line, f"<{header}>: declare what is used in csrc/driver, no toolkit is needed"
         elif "/" not in header or other not in CORE_FLOORS:
             yield line, f'"{header}": name the room too, as in "{room}/{header.split("/")[-1]}"'
-        elif other != room and CORE_FLOORS[other] == CORE_FLOORS[room]:
+        elif other != room and CORE_FLOORS[other] == CORE_FLOORS[room] and room not in BINDINGS:
             yield line, f"{room} includes its sibling {other}; join the two in coserving or bind"
         elif CORE_FLOORS[other] > CORE_FLOORS[room]:
             yield line, f"{room} includes {other}, which is above it; pass the part in"
@@ -205,7 +251,7 @@ def includes_go_down(source: Source) -> Iterator[Finding]:
 
 @check
 def python_says_nothing_banned(source: Source) -> Iterator[Finding]:
-    if not source.is_python_of_rose():
+    if not source.is_python_of_a_package():
         return
     room = room_of(source.path)
     for node in ast.walk(source.tree()):
@@ -277,14 +323,14 @@ NOW: Final = frozenset({"now", "utcnow", "today"})
 
 @check
 def environment_is_read_in_config(source: Source) -> Iterator[Finding]:
-    if source.is_python_of_rose() and source.path != PurePosixPath("rose/config.py"):
+    if source.is_python_of_a_package() and source.path != PurePosixPath("rose/config.py"):
         for line, name in uses_of(source.tree(), "os", ENVIRONMENT):
             yield line, f"os.{name}; read it in rose/config.py and pass the value"
 
 
 @check
 def time_comes_from_a_clock(source: Source) -> Iterator[Finding]:
-    if not source.is_python_of_rose() or source.path == PurePosixPath("rose/clock.py"):
+    if not source.is_python_of_a_package() or source.path == PurePosixPath("rose/clock.py"):
         return
     tree = source.tree()
     for line, name in uses_of(tree, "time", TIME):
@@ -309,6 +355,8 @@ def waits_have_deadlines(source: Source) -> Iterator[Finding]:
     """Look at benches and examples; a test is stopped by pytest, bench/gpu by its own parent."""
     path = source.path
     if path.suffix != ".py" or path.parts[0] not in {"bench", "examples"} or "gpu" in path.parts:
+        return
+    if source.is_python_of_a_package():
         return
     tree = source.tree()
     # A coroutine is cancelled from outside.
@@ -361,7 +409,7 @@ def cpp_says_nothing_banned(source: Source) -> Iterator[Finding]:
     for pattern, reason in CPP_BANNED:
         for match in re.finditer(pattern, code, re.MULTILINE):
             yield source.line_of(match.start(1)), f"{match[1]} {reason}"
-    if source.path.parts[1] != "bind":
+    if source.rooted().parts[1] not in BINDINGS:
         for match in re.finditer(r"\bthrow\b", code):
             yield source.line_of(match.start()), "throw outside csrc/bind; return a Status"
 
@@ -440,7 +488,7 @@ VAGUE: Final = frozenset("manager helper helpers util utils misc data handler co
 
 @check
 def files_are_named_by_what_they_hold(source: Source) -> Iterator[Finding]:
-    if source.path.parts[0] in {"rose", "csrc", "kernels"}:
+    if source.is_python_of_a_package() or source.is_core() or source.path.parts[0] == "kernels":
         for word in VAGUE & set(re.split(r"[_.]", source.path.name)):
             yield 1, f"'{word}' says nothing; name the file by a noun of docs/glossary.md"
 
@@ -555,10 +603,10 @@ CPP_CLASS: Final = re.compile(r"^(?:enum )?(?:class|struct) (\w+)(?: final)?(?: 
 def test_no_class_name_has_two_meanings(sources: list[Source]) -> None:
     homes = defaultdict[tuple[bool, str], list[str]](list)
     for source in sources:
-        is_python = source.is_python_of_rose()
+        is_python = source.is_python_of_a_package()
         if is_python:
             names = [node.name for node in source.tree().body if isinstance(node, ast.ClassDef)]
-        elif source.path.parts[0] in {"csrc", "kernels"} and source.path.suffix == ".h":
+        elif source.path.suffix == ".h" and source.rooted().parts[0] in {"csrc", "kernels"}:
             names = CPP_CLASS.findall(source.text)
         else:
             continue
@@ -586,17 +634,21 @@ PLANTED: Final = [
     ("imports_go_down", "rose/errors.py", "from rose.clock import Clock", 1),
     ("imports_go_down", "rose/errors.py", "from rose.memory import Pool", 1),
     ("imports_go_down", "rose/__init__.py", "from rose.executor import CoServing", 1),
-    ("imports_go_down", "rose/executor/x.py", "from rose.traces import azure", 1),
+    ("imports_go_down", "rose/executor/x.py", "from rose_lab.traces import azure", 1),
     (
         "imports_go_down",
         "rose/executor/x.py",
         "if TYPE_CHECKING:\n    from rose.api.device import Device",
         2,
     ),
-    ("imports_go_down", "rose/sim/x.py", "from rose.cli import main", 1),
-    ("imports_go_down", "rose/traces/x.py", "from rose.memory import Pool", 1),
+    ("imports_go_down", "rose/cli/x.py", "def f():\n    import rose_lab", 2),
     ("imports_go_down", "rose/node/x.py", "from rose.cli import main", 1),
     ("imports_go_down", "rose/attic/x.py", "import os", 1),
+    ("laboratory_imports_go_down", "bench/lab/rose_lab/traces/x.py", "import rose_lab.demo.rl", 1),
+    ("laboratory_imports_go_down", "bench/lab/rose_lab/demo/x.py", "from rose.cli import runs", 1),
+    ("laboratory_imports_go_down", "bench/lab/rose_lab/demo/x.py", "import bench.rows", 1),
+    ("laboratory_imports_go_down", "bench/lab/rose_lab/traces/x.py", "import rose_lab.broker", 1),
+    ("laboratory_imports_go_down", "bench/lab/rose_lab/attic/x.py", "import os", 1),
     ("frameworks_stay_in_engines", "rose/executor/x.py", "import os\nimport torch.cuda", 2),
     ("frameworks_stay_in_engines", "rose/cli/x.py", "def f():\n    from torch import nn", 2),
     ("frameworks_stay_in_engines", "rose/clock.py", "import transformers", 1),
@@ -624,8 +676,11 @@ PLANTED: Final = [
     ("includes_go_down", "csrc/memory/x.cpp", "#include <pybind11/pybind11.h>", 1),
     ("includes_go_down", "csrc/memory/x.cpp", "  #  include <cuda.h>", 1),
     ("includes_go_down", "csrc/attic/x.cpp", "int x;", 1),
+    ("includes_go_down", "csrc/scheduler/x.cpp", '#include "sim/world.h"', 1),
+    ("includes_go_down", "bench/lab/csrc/sim/x.cpp", "#include <pybind11/pybind11.h>", 1),
     ("python_says_nothing_banned", "rose/slo/x.py", "x = 1\nassert x", 2),
     ("python_says_nothing_banned", "rose/slo/x.py", "print(1)", 1),
+    ("python_says_nothing_banned", "bench/lab/rose_lab/sim/x.py", "print(1)", 1),
     ("python_says_nothing_banned", "rose/cli/x.py", "breakpoint()", 1),
     ("python_says_nothing_banned", "rose/slo/x.py", "exit(1)", 1),
     ("python_says_nothing_banned", "rose/slo/x.py", "import os\nos._exit(1)", 2),
@@ -701,9 +756,11 @@ CLEAN: Final = [
         "rose/__init__.py",
         "if TYPE_CHECKING:\n    from rose.api.device import Device",
     ),
-    ("imports_go_down", "rose/cli/demo.py", "def f():\n    from rose.engines import transformers"),
-    ("imports_go_down", "rose/cli/demo.py", "from rose.traces import azure"),
-    ("imports_go_down", "rose/cli/x.py", "from rose.node.lending import LendingLoop"),
+    ("imports_go_down", "rose/cli/x.py", "def f():\n    from rose.engines import transformers"),
+    ("imports_go_down", "rose/cli/x.py", "from rose.node.server import NodeServer"),
+    ("laboratory_imports_go_down", "bench/lab/rose_lab/cli/x.py", "from rose.cli import runs"),
+    ("laboratory_imports_go_down", "bench/lab/rose_lab/sim/x.py", "from rose_lab import traces"),
+    ("laboratory_imports_go_down", "bench/lab/suites/x.py", "import bench.rows"),
     ("frameworks_stay_in_engines", "rose/engines/x.py", "import torch"),
     ("frameworks_stay_in_engines", "rose/transfer/codec/tensor.py", "def f():\n    import torch"),
     ("frameworks_stay_in_engines", "rose/cli/x.py", "from rose.engines import torch"),
@@ -712,6 +769,7 @@ CLEAN: Final = [
     ("waits_have_deadlines", "tests/x.py", "def f(thread):\n    thread.join()"),
     ("includes_go_down", "csrc/slo/x.cpp", '#include <map>\n#include "base/status.h"'),
     ("includes_go_down", "csrc/slo/x.cpp", '#include "slo/model.h"'),
+    ("includes_go_down", "bench/lab/csrc/sim/x.cpp", '#include "scheduler/core.h"'),
     ("includes_go_down", "csrc/transfer/x.h", '#include "kernels/digest.h"'),
     ("includes_go_down", "csrc/bind/x.cpp", '#include <pybind11/stl.h>\n#include "slo/model.h"'),
     ("python_says_nothing_banned", "rose/cli/x.py", "print(1)"),

@@ -26,7 +26,7 @@ from typing_extensions import Self
 ROOT: Final = Path(__file__).resolve().parents[1]
 # What programs import, and none of the programs: `runpy` runs them as if they were new.
 IMPORTS: Final = (
-    "rose.demo.rl.trainer",
+    "rose_lab.demo.rl.trainer",
     "rose.engines.transformers",
     "rose.node.assembly",
     "rose.transfer.wire.remote",

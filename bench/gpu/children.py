@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+LABORATORY: Final = ROOT / "bench" / "lab"
 # Time for a stopped child to write its tracebacks, and for a killed child to end. A child that
 # waits in the driver may never end; then it is left behind.
 GRACE_S: Final = 2.0
@@ -61,7 +62,7 @@ class Ending:
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of a child, with this checkout first on its path."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT), str(LABORATORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     # A kernel that loads at its first launch can wait for a parked borrower.
     eager = {"CUDA_MODULE_LOADING": "EAGER"}
     ours = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **eager}
@@ -83,8 +84,9 @@ def run_child(
     log: Path,
     limit_s: float,
     more_environment: Mapping[str, str] | None = None,
+    folder: Path = ROOT,
 ) -> Ending:
-    """Run a command in the root of the checkout; append its output to `log`.
+    """Run a command in `folder`; append its output to `log`.
 
     On every exit, also an interrupt, the child and its descendants are ended.
     """
@@ -97,7 +99,7 @@ def run_child(
         # A separate group, so that its descendants end with it.
         child = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=folder,
             env=environment(**(more_environment or {})),
             stdin=subprocess.DEVNULL,
             stdout=output,

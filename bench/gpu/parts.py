@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from bench.gpu.children import ROOT, Deadline, last_line, python, run_child
+from bench.gpu.children import LABORATORY, ROOT, Deadline, last_line, python, run_child
 from bench.gpu.report import read_rows
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, row
 from rose.engines.versions import TRANSFORMERS, is_among
@@ -313,6 +313,13 @@ def demo(out: Path, deadline: Deadline) -> Findings:
         return found
     with TemporaryDirectory() as folder:
         made = Path(folder) / "demo"
+        # Nothing is installed here: `rose` finds the command by the metadata beside the package.
+        run_child(
+            python("setup.py", "-q", "egg_info"),
+            log=log,
+            limit_s=deadline.at_most(DEMO_S),
+            folder=LABORATORY,
+        )
         ending = run_child(
             python(
                 *("-m", "rose.cli.main", "demo", "--device", "cuda:0", "--quick"),

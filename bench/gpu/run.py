@@ -21,14 +21,16 @@ from rich.console import Console
 
 from bench.gpu import parts
 from bench.gpu.card import EXIT_NO_GPU
-from bench.gpu.children import ROOT, Deadline, environment, python, shorten
+from bench.gpu.children import LABORATORY, ROOT, Deadline, environment, python, shorten
 from bench.gpu.merge import NAME, NOT_RUN, Document, Mismatch, merged, read, write
 from bench.gpu.parts import Findings, Suite
 from bench.gpu.pieces import Part, Piece, pieces, read_part, split
 from bench.gpu.table import table_of
 from bench.rows import faults
 from bench.usage import EXIT_MENDABLE, Parser
-from rose.cli.machine import commit, machine_card
+
+sys.path.append(str(LABORATORY))  # nothing is installed here
+from rose_lab.machine import commit, machine_card
 
 # Nine minutes, minus the time to stop a child and to write.
 TOTAL_S: Final = 525.0

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from bench.rows import rounded
 from bench.trained.store import TrainedSteps, trained_steps
-from rose.cli.machine import commit, machine_card
+from rose_lab.machine import commit, machine_card
 
 _KINDS = ("embed", "attn", "mlp", "norm", "head")
 

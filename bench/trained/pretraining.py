@@ -6,8 +6,8 @@ from torch import nn
 
 from bench.trained.settings import Settings
 from bench.trained.tasks import Language, draw_examples
-from rose.demo.environments.text import PAD
 from rose.engines.transformers import load_model
+from rose_lab.demo.environments.text import PAD
 
 _TEXT_EVERY = 4  # one of this many steps trains on text
 _TEXT_WIDTH = 48

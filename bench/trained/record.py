@@ -16,9 +16,9 @@ from bench.trained.pretraining import pretrain
 from bench.trained.rollouts import roll_out
 from bench.trained.settings import Point, Run, Settings
 from bench.trained.statistics import spans_of, step_statistics
-from rose.demo.rl.settings import TrainerSettings
-from rose.demo.rl.trainer import PolicyTrainer
 from rose.errors import check
+from rose_lab.demo.rl.settings import TrainerSettings
+from rose_lab.demo.rl.trainer import PolicyTrainer
 
 Bits = npt.NDArray[np.uint16]
 

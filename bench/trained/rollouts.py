@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from bench.trained.tasks import LENGTHS, Task, draw_task
-from rose.demo.environments.text import EOS
-from rose.demo.rl.policy_gradient import token_logprobs
-from rose.demo.rl.trajectory import NOT_GENERATED, Trajectory
+from rose_lab.demo.environments.text import EOS
+from rose_lab.demo.rl.policy_gradient import token_logprobs
+from rose_lab.demo.rl.trajectory import NOT_GENERATED, Trajectory
 
 
 def roll_out(

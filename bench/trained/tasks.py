@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rose.demo.environments import Tokenizer
-from rose.demo.environments.text import EOS, PAD
+from rose_lab.demo.environments import Tokenizer
+from rose_lab.demo.environments.text import EOS, PAD
 
 LENGTHS = (3, 4, 5, 6)
 _LETTERS = "abcdefghij"

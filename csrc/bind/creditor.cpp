@@ -78,9 +78,8 @@ std::shared_ptr<CertifiedCreditor> create_creditor(
       gate, std::move(state), std::move(model), std::move(log),
       {.next = {.largest_step = features_of(largest_step, "largest_step"),
                 .largest_chunk = features_of(largest_chunk, "largest_chunk")},
-       .policy = {.segment_prior_ms = segment_prior_ms,
-                  .segment_share = segment_share,
-                  .retry_ns = ns_of_ms(retry_ms, "retry_ms")},
+       .segments = {.prior_ms = segment_prior_ms, .share = segment_share},
+       .retry_ns = ns_of_ms(retry_ms, "retry_ms"),
        .poll_ns = ns_of_ms(poll_ms, "poll_ms")},
       clock_or_boot(std::move(clock)), std::move(watchdog)));
 }
@@ -120,6 +119,7 @@ void bind_creditor(py::module_& module) {
   py::native_enum<HarvestMode>(module, "HarvestMode", "enum.Enum")
       .value("IDLE", HarvestMode::kIdle)
       .value("SLACK", HarvestMode::kSlack)
+      .value("TRIAL", HarvestMode::kTrial)
       .finalize();
   py::native_enum<QuantumRefusal>(module, "QuantumRefusal", "enum.Enum")
       .value("NONE", QuantumRefusal::kNone)
@@ -130,6 +130,7 @@ void bind_creditor(py::module_& module) {
       .value("LOG_BROKEN", QuantumRefusal::kLogBroken)
       .value("NO_EVIDENCE", QuantumRefusal::kNoEvidence)
       .value("BUDGET_SPENT", QuantumRefusal::kBudgetSpent)
+      .value("SEGMENT_TOO_LONG", QuantumRefusal::kSegmentTooLong)
       .finalize();
 
   py::class_<slo::Binding>(module, "Binding")
@@ -140,6 +141,18 @@ void bind_creditor(py::module_& module) {
       .def_readonly("upper_ms", &slo::Binding::upper_ms)
       .def_readonly("delay_ms", &slo::Binding::delay_ms)
       .def_readonly("target_ms", &slo::Binding::target_ms);
+
+  py::class_<slo::SegmentLimit>(module, "SegmentLimit")
+      .def_readonly("measured_ms", &slo::SegmentLimit::measured_ms)
+      .def_readonly("limit_ms", &slo::SegmentLimit::limit_ms);
+
+  py::class_<coserving::SegmentWait>(module, "SegmentWait")
+      .def_property_readonly("waited_ms",
+                             [](const coserving::SegmentWait& self) {
+                               return static_cast<double>(self.waited_ns) / 1e6;
+                             })
+      .def_readonly("has_ended", &coserving::SegmentWait::has_ended)
+      .def_readonly("is_spent", &coserving::SegmentWait::is_spent);
 
   py::class_<compute::Offer>(module, "Offer")
       .def_readonly("segments", &compute::Offer::segments)
@@ -207,8 +220,19 @@ void bind_creditor(py::module_& module) {
                              [](const CertifiedCreditor& self) {
                                return values_of(self.certifier().next().largest_chunk);
                              })
-      .def_property_readonly("segment_upper_ms",
-                             [](const CertifiedCreditor& self) { return self.segment_upper_ms(); });
+      .def_property_readonly(
+          "segment_upper_ms",
+          [](const CertifiedCreditor& self) { return self.segments().length().upper_ms; })
+      .def_property_readonly(
+          "segment_limit",
+          [](const CertifiedCreditor& self) { return self.certifier().segment_limit(); })
+      // Waits for the running segment, at most for its certified length and the wait budget.
+      .def(
+          "wait_parked",
+          [](CertifiedCreditor& self, std::uint32_t borrower) {
+            return unlocked([&] { return self.segments().wait(borrower); });
+          },
+          py::kw_only(), py::arg("borrower"));
 }
 
 }  // namespace rose::bind

@@ -24,7 +24,6 @@ void bind_chunks(pybind11::module_& module);
 void bind_strat(pybind11::module_& module);
 void bind_device_codec(pybind11::module_& module);
 void bind_scheduler(pybind11::module_& module);
-void bind_sim(pybind11::module_& module);
 
 }  // namespace rose::bind
 
@@ -52,5 +51,4 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_strat(module);
   rose::bind::bind_device_codec(module);
   rose::bind::bind_scheduler(module);
-  rose::bind::bind_sim(module);
 }

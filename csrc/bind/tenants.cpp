@@ -187,6 +187,13 @@ void bind_attachment(py::module_& m) {
       .def_static("create", &attach_tenant, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
                   py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
                   py::arg("socket_fd") = -1, py::arg("device") = py::none())
+      // In the arbiter's own process, for a tenant that add_tenant() made.
+      .def_static(
+          "create_here",
+          [](std::shared_ptr<Arbiter> arbiter, PartitionId partition) {
+            return take(Attachment::create_here(std::move(arbiter), partition));
+          },
+          py::arg("arbiter"), py::arg("partition"))
       .def_static("create_mapped", &attach_mapped, py::kw_only(), py::arg("slab_bytes"),
                   py::arg("slab_count"), py::arg("header_slabs"), py::arg("ledger_fd"),
                   py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
@@ -229,6 +236,7 @@ void bind_attachment(py::module_& m) {
           "attend",
           [](Self& a, double every_ms) { check(a.attend(ns_of_ms(every_ms, "every_ms"))); },
           py::kw_only(), py::arg("every_ms"))
+      .def("wake", &Self::wake)
       .def("begin_plan",
            [](Self& a) {
              coserving::PlannedSlabs slabs = take(coserving::begin_plan(a));
@@ -239,36 +247,12 @@ void bind_attachment(py::module_& m) {
           [](Self& a, const std::vector<SlabId>& order) { check(coserving::end_plan(a, order)); },
           py::arg("order"))
       .def("admit", [](Self& a) { return take(a.look()).admitted; })
-      .def(
-          "lent",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.lent());
-          },
-          py::arg("partition"))
-      .def(
-          "leaving",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.leaving());
-          },
-          py::arg("partition"))
-      .def(
-          "is_late",
-          [](const Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return a.is_late();
-          },
-          py::arg("partition"))
+      .def("lent", [](Self& a) { return take(a.lent()); })
+      .def("leaving", [](Self& a) { return take(a.leaving()); })
+      .def("is_late", &Self::is_late)
       .def("revocation", [](const Self& a) { return take(a.revocation()); })
       .def("beat", &Self::beat, py::kw_only(), py::arg("progress") = 0)
-      .def(
-          "give_idle",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.give_idle());
-          },
-          py::arg("partition"))
+      .def("give_idle", [](Self& a) { return take(a.give_idle()); })
       .def("close", [](Self& a) { check_unlocked([&] { return a.close(); }); });
 }
 

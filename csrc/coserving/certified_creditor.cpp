@@ -26,11 +26,11 @@ compute::SlackConfig slack_config(const LogHeader& header) noexcept {
 }
 
 Status check(const CertifiedCreditorConfig& config, const LogHeader& header) noexcept {
-  const double prior_ms = config.policy.segment_prior_ms;
+  const double prior_ms = config.segments.prior_ms;
   if (!(prior_ms > 0)) {
     return Status::invalid_argument("segment_prior_ms must be > 0, got " + text_of(prior_ms));
   }
-  const double share = config.policy.segment_share;
+  const double share = config.segments.share;
   if (!(share > 0 && share <= 1)) {
     return Status::invalid_argument("segment_share must lie in (0, 1], got " + text_of(share));
   }
@@ -52,23 +52,26 @@ Result<std::unique_ptr<CertifiedCreditor>> CertifiedCreditor::create(
     const CertifiedCreditorConfig& config, const std::shared_ptr<const Clock>& clock,
     std::shared_ptr<compute::Watchdog> watchdog) {
   ROSE_TRY(check(config, log->header()));
+  auto segments = std::make_shared<SegmentEvidence>(gate, log, clock, config.segments);
   auto certifier = std::make_shared<QuantumCertifier>(std::move(state), std::move(model),
                                                       std::move(log), config.next);
   return std::unique_ptr<CertifiedCreditor>{
-      new CertifiedCreditor{gate, certifier, config, clock, std::move(watchdog)}};
+      new CertifiedCreditor{gate, certifier, segments, config, clock, std::move(watchdog)}};
 }
 
 CertifiedCreditor::CertifiedCreditor(const std::shared_ptr<HostGate>& gate,
                                      const std::shared_ptr<QuantumCertifier>& certifier,
+                                     const std::shared_ptr<SegmentEvidence>& segments,
                                      const CertifiedCreditorConfig& config,
                                      const std::shared_ptr<const Clock>& clock,
                                      std::shared_ptr<compute::Watchdog> watchdog)
     : gate_{gate},
       certifier_{certifier},
-      idle_policy_{
-          std::make_shared<CertifiedPolicy>(gate, certifier, config.policy, Asker::kCreditor)},
-      slack_policy_{
-          std::make_shared<CertifiedPolicy>(gate, certifier, config.policy, Asker::kServing)},
+      segments_{segments},
+      idle_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, segments, config.retry_ns,
+                                                     Asker::kCreditor)},
+      slack_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, segments, config.retry_ns,
+                                                      Asker::kServing)},
       creditor_{gate,
                 idle_policy_,
                 clock,

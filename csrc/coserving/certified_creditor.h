@@ -17,8 +17,9 @@ namespace rose::coserving {
 
 struct CertifiedCreditorConfig {
   slo::NextRequest next;  // the worst request that could arrive right after a grant
-  PolicyConfig policy;
-  Nanoseconds poll_ns{0};  // longest sleep of the creditor's thread
+  SegmentConfig segments;
+  Nanoseconds retry_ns{0};  // time between a refusal and the next decision
+  Nanoseconds poll_ns{0};   // longest sleep of the creditor's thread
 };
 
 // The creditor's thread, which grants quanta while serving is idle, and serving's own lender of
@@ -29,7 +30,7 @@ struct CertifiedCreditorConfig {
 // 2. An opening fails if the gate was closed after the decision had begun, as by an arrival.
 // 3. When before_step() returns, the gate is closed. Before it closed, the gate may have been open
 //    for the segments of one or more certificates, until the last certificate's time ended. A
-//    segment may still run: then the caller waits for it.
+//    segment may still run: then the caller waits for it, by segments().wait().
 // 4. After stop() nothing is granted until start().
 //
 // Thread rule: serving's thread calls offer(), withdraw(), before_step() and certify(). Any thread
@@ -64,17 +65,19 @@ class CertifiedCreditor {
 
   compute::Creditor& creditor() noexcept { return creditor_; }
   const slo::QuantumCertifier& certifier() const noexcept { return *certifier_; }
-  double segment_upper_ms() const noexcept { return idle_policy_->segment_upper_ms(); }
+  SegmentEvidence& segments() const noexcept { return *segments_; }
 
  private:
   CertifiedCreditor(const std::shared_ptr<compute::HostGate>& gate,
                     const std::shared_ptr<slo::QuantumCertifier>& certifier,
+                    const std::shared_ptr<SegmentEvidence>& segments,
                     const CertifiedCreditorConfig& config,
                     const std::shared_ptr<const Clock>& clock,
                     std::shared_ptr<compute::Watchdog> watchdog);
 
   std::shared_ptr<compute::HostGate> gate_;
   std::shared_ptr<slo::QuantumCertifier> certifier_;
+  std::shared_ptr<SegmentEvidence> segments_;
   std::shared_ptr<CertifiedPolicy> idle_policy_;   // asked by the creditor's thread
   std::shared_ptr<CertifiedPolicy> slack_policy_;  // asked by serving's thread
   compute::Creditor creditor_;

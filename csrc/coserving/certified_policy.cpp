@@ -2,37 +2,32 @@
 
 #include <utility>
 
-#include "compute/durations.h"
-
 namespace rose::coserving {
 
 using compute::CreditDecision;
 using compute::CreditRequest;
 using slo::HarvestMode;
 
-namespace {
-
-constexpr std::uint32_t kNoLimit = ~std::uint32_t{0};
-
-}  // namespace
-
 CertifiedPolicy::CertifiedPolicy(std::shared_ptr<const compute::HostGate> gate,
                                  std::shared_ptr<slo::QuantumCertifier> certifier,
-                                 PolicyConfig config, Asker asker) noexcept
-    : gate_{std::move(gate)}, certifier_{std::move(certifier)}, config_{config}, asker_{asker} {}
+                                 std::shared_ptr<SegmentEvidence> segments, Nanoseconds retry_ns,
+                                 Asker asker) noexcept
+    : gate_{std::move(gate)},
+      certifier_{std::move(certifier)},
+      segments_{std::move(segments)},
+      retry_ns_{retry_ns},
+      asker_{asker} {}
 
 CreditDecision CertifiedPolicy::decide(const CreditRequest& request) noexcept {
-  slo::QuantumGrant grant = ask(request, segment_upper_ms(), kNoLimit);
-  if (grant.segments == 0 && is_starved(request)) {
-    grant = ask(request, config_.segment_prior_ms, 1);
+  const SegmentLength length = segments_->length();
+  slo::QuantumGrant grant = ask(request, length, mode_of_now());
+  if (grant.segments > 0) {
+    segments_->fits();
+  } else if (is_trial_due(request)) {
+    grant = ask(request, length, HarvestMode::kTrial);
+    if (grant.segments > 0) segments_->tried(request.passed);
   }
-  return {
-      .segments = grant.segments, .retry_after_ns = config_.retry_ns, .until_ns = grant.until_ns};
-}
-
-double CertifiedPolicy::segment_upper_ms() const noexcept {
-  const Nanoseconds recent_ns = gate_->recent_segment_ns(config_.segment_share);
-  return recent_ns > 0 ? static_cast<double>(recent_ns) / 1e6 : config_.segment_prior_ms;
+  return {.segments = grant.segments, .retry_after_ns = retry_ns_, .until_ns = grant.until_ns};
 }
 
 // While no request is live, each quantum has mode idle, whichever thread asks.
@@ -42,24 +37,21 @@ HarvestMode CertifiedPolicy::mode_of_now() const noexcept {
   return is_slack ? HarvestMode::kSlack : HarvestMode::kIdle;
 }
 
-slo::QuantumGrant CertifiedPolicy::ask(const CreditRequest& request, double segment_ms,
-                                       std::uint32_t most) noexcept {
-  return certifier_->decide({.mode = mode_of_now(),
+slo::QuantumGrant CertifiedPolicy::ask(const CreditRequest& request, const SegmentLength& length,
+                                       HarvestMode mode) noexcept {
+  return certifier_->decide({.mode = mode,
                              .close_epoch = request.close_epoch,
                              .passed = request.passed,
                              .outstanding = request.outstanding,
-                             .segment_upper_ms = segment_ms,
-                             .most = most,
+                             .segment_upper_ms = length.upper_ms,
+                             .expected_ms = length.is_measured ? segments_->prior_ms() : 0,
                              .is_request_expected = gate_->expects_arrival(),
                              .committed = committed_});
 }
 
-// If recent segments were too long for the targets, every further segment is refused, even if the
-// long segments were exceptions. Invariant 2 ends that.
-bool CertifiedPolicy::is_starved(const CreditRequest& request) const noexcept {
-  return request.outstanding == 0 && mode_of_now() == HarvestMode::kIdle &&
-         certifier_->last_refusal() == slo::QuantumRefusal::kSloAtRisk &&
-         gate_->since_segment_ns() > compute::DurationRing::kRecentNs;
+bool CertifiedPolicy::is_trial_due(const CreditRequest& request) const noexcept {
+  return asker_ == Asker::kCreditor && request.outstanding == 0 &&
+         certifier_->last_refusal() == slo::QuantumRefusal::kSegmentTooLong && segments_->may_try();
 }
 
 }  // namespace rose::coserving

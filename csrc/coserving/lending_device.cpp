@@ -87,11 +87,11 @@ Status LendingDevice::join(memory::Pool pool, const LendingConfig& config) {
   ROSE_TRY(
       keep(parts_.demand, slo::Demand::create(demand_config(header), parts_.model, parts_.clock)));
   parts_.supply = std::make_shared<SupplyWatch>(arbiter_, serving_, parts_.demand, parts_.state);
-  const CertifiedCreditorConfig creditor{.next = config.next,
-                                         .policy = {.segment_prior_ms = config.segment_prior_ms,
-                                                    .segment_share = kSegmentShare,
-                                                    .retry_ns = kRetryNs},
-                                         .poll_ns = kPollNs};
+  const CertifiedCreditorConfig creditor{
+      .next = config.next,
+      .segments = {.prior_ms = config.segment_prior_ms, .share = kSegmentShare},
+      .retry_ns = kRetryNs,
+      .poll_ns = kPollNs};
   ROSE_TRY(keep(parts_.creditor, CertifiedCreditor::create(parts_.gate, parts_.state, parts_.model,
                                                            parts_.log, creditor, parts_.clock)));
   admission_ =
@@ -123,7 +123,7 @@ Result<memory::RevocationProgress> LendingDevice::take_back(std::int32_t slabs,
   const Nanoseconds deadline_ns = parts_.clock->now_ns() + timeout_ns;
   parts_.log->append(slo::RevokeBegunRecord{
       .deadline_ns = deadline_ns, .slabs = static_cast<std::uint32_t>(slabs), .zero = 0});
-  const auto revocation = arbiter_->revoke(borrower_, slabs, deadline_ns, serving_, {});
+  const auto revocation = arbiter_->revoke(borrower_, slabs, deadline_ns, serving_);
   if (!revocation.ok()) return revocation.status();
   return arbiter_->wait(revocation.value(), timeout_ns);
 }

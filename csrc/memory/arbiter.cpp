@@ -42,7 +42,6 @@ Arbiter::Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
   const auto count = static_cast<std::size_t>(slabs_.size());
   revoked_by_.resize(count, 0);
   scrubs_.resize(count, Scrub::kNone);
-  ranks_.resize(count, 0);
   victims_.reserve(count);
   busy_.reserve(count);
   shown_.reserve(kPartitionsMax);

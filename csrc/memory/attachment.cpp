@@ -46,17 +46,35 @@ Result<Attachment::Line> Attachment::make_line(AttachmentParts parts) noexcept {
 
 Result<std::unique_ptr<Attachment>> Attachment::create(Pool pool, AttachmentParts parts) noexcept {
   const PoolShape shape = pool.shape();
-  return make(std::move(pool), shape, std::move(parts));
+  return make(std::move(pool), shape, std::move(parts), nullptr);
 }
 
 Result<std::unique_ptr<Attachment>> Attachment::create_mapped(PoolShape shape,
                                                               AttachmentParts parts) noexcept {
   ROSE_TRY(check_shape(shape));
-  return make(std::nullopt, shape, std::move(parts));
+  return make(std::nullopt, shape, std::move(parts), nullptr);
+}
+
+Result<std::unique_ptr<Attachment>> Attachment::create_here(std::shared_ptr<Arbiter> arbiter,
+                                                            PartitionId partition) noexcept {
+  const Result<std::shared_ptr<TenantLine>> line = arbiter->line_of(partition);
+  if (!line.ok()) return line.status();
+  AttachmentParts parts;
+  const auto copy = [](Result<FileDescriptor> from, FileDescriptor& to) -> Status {
+    if (from.ok()) to = from.take();
+    return from.status();
+  };
+  ROSE_TRY(copy(arbiter->share_ledger(), parts.ledger));
+  ROSE_TRY(copy(duplicate_fd(line.value()->mailbox.fd()), parts.mailbox));
+  ROSE_TRY(copy(duplicate_fd(line.value()->to_arbiter.get()), parts.to_arbiter));
+  ROSE_TRY(copy(duplicate_fd(line.value()->to_tenant.get()), parts.to_tenant));
+  const PoolShape shape = arbiter->pool().shape();
+  return make(std::nullopt, shape, std::move(parts), std::move(arbiter));
 }
 
 Result<std::unique_ptr<Attachment>> Attachment::make(std::optional<Pool> pool, PoolShape shape,
-                                                     AttachmentParts parts) noexcept {
+                                                     AttachmentParts parts,
+                                                     std::shared_ptr<Arbiter> arbiter) noexcept {
   const FileDescriptor mailbox_fd = std::move(parts.mailbox);
   Result<Line> line = make_line(std::move(parts));
   if (!line.ok()) return line.status();
@@ -71,17 +89,19 @@ Result<std::unique_ptr<Attachment>> Attachment::make(std::optional<Pool> pool, P
     return Status::corrupt("the mailbox belongs to another pool than the ledger");
   }
   return std::unique_ptr<Attachment>{
-      new Attachment{std::move(pool), shape, mailbox.take(), line.take()}};
+      new Attachment{std::move(pool), shape, mailbox.take(), line.take(), std::move(arbiter)}};
 }
 
-Attachment::Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbox,
-                       Line line) noexcept
+Attachment::Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbox, Line line,
+                       std::shared_ptr<Arbiter> arbiter) noexcept
     : pool_{std::move(pool)},
       shape_{shape},
       mailbox_{std::move(mailbox)},
       line_{std::move(line)},
+      arbiter_{std::move(arbiter)},
       partition_{mailbox_.partition()},
-      known_(static_cast<std::size_t>(shape.slab_count), Known{.is_mapped = pool_.has_value()}) {}
+      known_(static_cast<std::size_t>(shape.slab_count),
+             Known{.is_mapped = pool_.has_value() || arbiter_ != nullptr}) {}
 
 Attachment::~Attachment() { static_cast<void>(close()); }
 
@@ -114,18 +134,19 @@ Status Attachment::attend(Nanoseconds every_ns) noexcept {
 }
 
 void Attachment::run(Nanoseconds every_ns) noexcept {
+  const bool is_here = arbiter_ != nullptr;
+  const EventFd& bell = is_here ? line_.news : line_.to_tenant;
   const BootClock clock;
   std::vector<Nanoseconds> since_ns(known_.size(), 0);
   Nanoseconds beaten_ns = 0;
   bool has_closed = false;
   while (true) {
-    std::array<pollfd, 2> fds{pollfd{line_.stop.get(), POLLIN, 0},
-                              pollfd{line_.to_tenant.get(), POLLIN, 0}};
+    std::array<pollfd, 2> fds{pollfd{line_.stop.get(), POLLIN, 0}, pollfd{bell.get(), POLLIN, 0}};
     poll_for(fds, has_closed ? std::min(kGraceNs, every_ns) : every_ns);
     if (fds[0].revents != 0) return;
     if (fds[1].revents != 0) {
-      line_.to_tenant.silence();
-      line_.news.ring();
+      bell.silence();
+      if (!is_here) line_.news.ring();
     }
     if (clock.now_ns() - beaten_ns >= every_ns) {
       beaten_ns = clock.now_ns();
@@ -156,6 +177,14 @@ bool Attachment::give_up_closed(std::span<Nanoseconds> since_ns) noexcept {
     }
   }
   return has_closed;
+}
+
+void Attachment::wake() noexcept {
+  const std::lock_guard lock{slabs_};
+  for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
+    if (!known_[static_cast<std::size_t>(slab)].is_ours) continue;
+    if (mailbox_.word(slab).use == WordUse::kClosed) return line_.news.ring();
+  }
 }
 
 void Attachment::hold() noexcept {
@@ -361,7 +390,13 @@ bool Attachment::enter(SlabId slab, std::uint32_t generation) noexcept {
 
 bool Attachment::leave(SlabId slab, std::uint32_t generation) noexcept {
   const Leaving left = mailbox_.leave(slab, generation);
-  if (left == Leaving::kHome) line_.to_arbiter.ring();
+  if (left == Leaving::kHome && arbiter_ != nullptr) {
+    // The arbiter calls nothing of this object under its mutex. A failed call is repeated by the
+    // next sweep().
+    static_cast<void>(arbiter_->sweep_slab(partition_, slab));
+  } else if (left == Leaving::kHome) {
+    line_.to_arbiter.ring();
+  }
   return left == Leaving::kStays;
 }
 

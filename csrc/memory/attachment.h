@@ -9,6 +9,7 @@
 
 #include "base/owned_thread.h"
 #include "base/process.h"
+#include "memory/arbiter.h"
 #include "memory/block_allocator.h"
 #include "memory/ledger.h"
 #include "memory/mailbox.h"
@@ -59,6 +60,10 @@ class Attachment final : private SlabDoor {
   // As create(), for a tenant that maps only lent slabs: see reach().
   static Result<std::unique_ptr<Attachment>> create_mapped(PoolShape shape,
                                                            AttachmentParts parts) noexcept;
+  // For a tenant in the arbiter's own process, which uses the arbiter's mapping of the pool. A
+  // closed slab is the arbiter's again when the call that leaves it returns.
+  static Result<std::unique_ptr<Attachment>> create_here(std::shared_ptr<Arbiter> arbiter,
+                                                         PartitionId partition) noexcept;
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
   ~Attachment();
@@ -73,8 +78,11 @@ class Attachment final : private SlabDoor {
 
   // Starts the thread, which reports a heartbeat every `every_ns`. A closed slab without a pin has
   // a grace of a few milliseconds, in which the engine may free or move its blocks; then the thread
-  // gives it up. No effect after the first call.
+  // gives it up. No effect after the first call. The arbiter's bell wakes the thread. In the
+  // arbiter's own process wake() does: there the thread that revokes notifies the engine first.
   Status attend(Nanoseconds every_ns) noexcept;
+  // Wakes the thread if a closed slab is left.
+  void wake() noexcept;
   // For an engine that plans a step: from leaving() until the step's blocks are pinned.
   void hold() noexcept;
   void release() noexcept;
@@ -120,7 +128,9 @@ class Attachment final : private SlabDoor {
     EventFd to_tenant;
     FileDescriptor socket;
     EventFd stop;  // ends the thread
-    EventFd news;  // the thread's ring for news(), after it has silenced `to_tenant`
+    // The thread's ring for news(), after it has silenced `to_tenant`. In the arbiter's own process
+    // it wakes the thread.
+    EventFd news;
   };
   struct Known {
     bool is_ours{false};
@@ -129,9 +139,11 @@ class Attachment final : private SlabDoor {
     std::uint32_t generation{0};
   };
 
-  Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbox, Line line) noexcept;
+  Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbox, Line line,
+             std::shared_ptr<Arbiter> arbiter) noexcept;
   static Result<std::unique_ptr<Attachment>> make(std::optional<Pool> pool, PoolShape shape,
-                                                  AttachmentParts parts) noexcept;
+                                                  AttachmentParts parts,
+                                                  std::shared_ptr<Arbiter> arbiter) noexcept;
   Status check_slabs(std::span<const SlabId> slabs, const char* purpose) const noexcept;
   Result<TenantNews> look_locked() noexcept;
   void run(Nanoseconds every_ns) noexcept;
@@ -149,7 +161,8 @@ class Attachment final : private SlabDoor {
   const PoolShape shape_;
   const Mailbox mailbox_;
   const Line line_;
-  const PartitionId partition_;  // read once, because the mailbox is writable by others
+  const std::shared_ptr<Arbiter> arbiter_;  // null if it is in another process
+  const PartitionId partition_;             // read once, because the mailbox is writable by others
 
   mutable std::mutex blocks_;  // the allocator's lock; also guards seen_news_ and holds_
   std::uint64_t seen_news_{0};

@@ -129,9 +129,7 @@ def _memory() -> Finding:
 
 def _package(name: str) -> Finding:
     if find_spec(name) is None:
-        return Finding(
-            name, State.ABSENT, f"not installed; for the demo install {_DISTRIBUTION}[demo]"
-        )
+        return Finding(name, State.ABSENT, f"not installed; install {_DISTRIBUTION}[transformers]")
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:

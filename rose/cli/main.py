@@ -8,15 +8,16 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Final, TextIO
 
 import click
 
 from rose import __version__
-from rose.errors import InternalError, RoseError
+from rose.errors import InternalError, InvalidArgument, RoseError
 
 _EXIT_MENDABLE: Final = 2
 _EXIT_INTERRUPTED: Final = 130
@@ -32,30 +33,10 @@ _EXHAUSTED: Final = frozenset(
 # Name: (location, help line). The help imports no command, so it is quick and works when a package
 # of a command is missing.
 _COMMANDS: Final = {
-    "compare": (
-        "rose.cli.compare:compare",
-        "Compare rose with other ways to share a device, on one trace.",
-    ),
-    "delta": (
-        "rose.cli.delta:delta",
-        "Inspect, make, apply or undo the difference between two checkpoints.",
-    ),
-    "demo": (
-        "rose.cli.demo:demo",
-        "Run serving and rollouts on one device, and report their interference.",
-    ),
     "doctor": ("rose.cli.doctor:doctor", "Report which parts of rose are active here, and why."),
     "lending": (
         "rose.cli.lending:lending",
         "Set how much a device may lend: on, off, or a share of its pool.",
-    ),
-    "plan": (
-        "rose.cli.plan:plan",
-        "Compute how much of a device can be lent beside two models, and why.",
-    ),
-    "profile": (
-        "rose.cli.profile:profile",
-        "Measure what serving leaves idle, and report how much could be lent at which SLO.",
     ),
     "publish": (
         "rose.cli.weights.publish:publish",
@@ -73,28 +54,23 @@ _COMMANDS: Final = {
         "rose.cli.serve:serve",
         "Serve rollouts to RL frameworks, through the APIs of vLLM and OpenAI.",
     ),
-    "sim": (
-        "rose.cli.sim:sim",
-        "Simulate a cluster that borrows GPUs, and compare other ways to use them.",
-    ),
     "top": ("rose.cli.top:top", "Show live which tenant has which slab of a device."),
-    "transfer": (
-        "rose.cli.transfer:transfer",
-        "Plan the traffic of weight updates, and merge the timelines of several programs.",
-    ),
     "vllm": (
         "rose.cli.vllm:vllm",
         "Run a vLLM server that lends its idle memory and compute, or one that borrows them.",
     ),
     "verify": ("rose.cli.verify:verify", "Check again every certificate in a log."),
 }
+# The entry points by which other packages add commands; each names a table like the one above.
+_GROUP: Final = "rose.commands"
+# Commands of the package rose-lab.
+_LABORATORY: Final = frozenset({"compare", "delta", "demo", "plan", "profile", "sim", "transfer"})
 # Import names of optional packages, and the extra that installs them.
 _EXTRAS: Final = {
-    **dict.fromkeys(("jinja2", "matplotlib", "psutil", "torch", "transformers"), "demo"),
+    **dict.fromkeys(("psutil", "torch", "transformers"), "transformers"),
     **dict.fromkeys(("grpc", "msgspec"), "wire"),
     "prometheus_client": "metrics",
     **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn"), "serve"),
-    "yaml": "sim",
 }
 
 
@@ -103,13 +79,18 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         """Return the names in the order of the help."""
-        return list(_COMMANDS)
+        return list(_all_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import and return one subcommand."""
-        if cmd_name not in _COMMANDS:
+        commands = _COMMANDS if cmd_name in _COMMANDS else _all_commands()
+        if cmd_name not in commands:
+            if cmd_name in _LABORATORY:
+                raise InvalidArgument(
+                    f"rose {cmd_name} is part of the laboratory: install rose-lab"
+                )
             return None
-        module, name = _COMMANDS[cmd_name][0].split(":")
+        module, name = commands[cmd_name][0].split(":")
         command = getattr(import_module(module), name)
         if not isinstance(command, click.Command):
             raise InternalError(f"{module}:{name} is not a command")
@@ -122,7 +103,15 @@ class LazyGroup(click.Group):
     ) -> None:
         """List the subcommands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in _all_commands().items()])
+
+
+def _all_commands() -> Mapping[str, tuple[str, str]]:
+    """Return the commands of rose and of every installed package, in the order of their names."""
+    commands = dict(_COMMANDS)
+    for entry in entry_points(group=_GROUP):
+        commands |= entry.load()
+    return dict(sorted(commands.items()))
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"show_default": True})

@@ -12,12 +12,12 @@ from rose._core import Attachment, BootClock, Clock, CloseReason, GateChoice, Ho
 from rose.closing import Closing, Once
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, RoseError, Unavailable
-from rose.events import Reason
+from rose.events import Reason, Refusal
 from rose.executor.limit_file import read_limit, write_limit
 from rose.executor.loans import BEATS, Loans
 from rose.executor.notices import Notices
 from rose.executor.reading import DeviceReading
-from rose.executor.refusals import REASONS, read_refusals
+from rose.executor.refusals import REASONS, read_refusals, read_segment_limit
 from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
@@ -65,6 +65,12 @@ class CoServing(Closing):
         self.safety = Safety(self._give_back)
         # Kind of the borrower's gate on a GPU, and why it was chosen; None on a CPU.
         self.gate_choice: GateChoice | None = None
+
+    @property
+    def device_id(self) -> str:
+        """The name "cpu", or the UUID of the GPU, whose ordinal may differ between processes."""
+        gpu = self._opened.gpu
+        return "cpu" if gpu is None else gpu.device.facts.uuid
 
     @classmethod
     def open(
@@ -212,7 +218,7 @@ class CoServing(Closing):
         parts.serving.watch(serving_streams)
         tenancy = self._tenancy(parts, geometry, limit_bytes, Process.open(os.getpid()))
         self._borrowing.callback(tenancy.let_go)
-        attachment = self._attachment(tenancy)
+        attachment = Attachment.create_here(self.arbiter, tenancy.partition)
         self._borrowing.callback(attachment.close)
         clock = self._opened.clock
         lane = RolloutLane(
@@ -253,25 +259,6 @@ class CoServing(Closing):
             why_refused=partial(_why_refused, parts),
         )
 
-    def _attachment(self, tenancy: Tenancy) -> Attachment:
-        """Attach a tenant of this process, where the whole pool is mapped already."""
-        arbiter, tenant = self.arbiter, tenancy.tenant
-        ledger = arbiter.share_ledger()
-        try:
-            attachment = Attachment.create_mapped(
-                slab_bytes=arbiter.slab_bytes,
-                slab_count=arbiter.slab_count,
-                header_slabs=arbiter.header_slabs,
-                ledger_fd=ledger,
-                mailbox_fd=tenant.mailbox_fd,
-                to_arbiter_fd=tenant.to_arbiter_fd,
-                to_tenant_fd=tenant.to_tenant_fd,
-            )
-        finally:
-            os.close(ledger)
-        attachment.reach(range(arbiter.slab_count))
-        return attachment
-
     def listen(self, path: str | Path) -> "Listener":
         """Let a borrower in another process attach at a Unix socket; lending starts.
 
@@ -296,16 +283,11 @@ class CoServing(Closing):
 
             limit_path = Path(f"{check_path(path)}.limit")
             share = read_limit(limit_path)
-            gpu = self._opened.gpu
             self.lender.limit(int(share * self.arbiter.slab_count))
             self._listener = Listener(
                 path,
                 admit=partial(self._admit, parts),
-                welcome=partial(
-                    welcome,
-                    lender=self.lender,
-                    device="cpu" if gpu is None else gpu.device.facts.uuid,
-                ),
+                welcome=partial(welcome, lender=self.lender, device=self.device_id),
                 show=partial(self._show, parts),
                 limit=partial(self._limit, limit_path),
                 on_failure=self.safety.report,
@@ -333,6 +315,9 @@ class CoServing(Closing):
         """Make a borrower in another process a tenant; raise an error if it must be rejected."""
         self._check_geometry(hello.geometry)
         self._check_lends()
+        barred = self.lender.readmission.barred
+        if barred is not None:
+            raise barred
         if self._opened.gpu is not None:
             self._opened.gpu.check_other_process()
         tenancy = self._tenancy(parts, hello.geometry, hello.limit_bytes, process)
@@ -351,12 +336,18 @@ class CoServing(Closing):
 
         found = read_refusals(parts.creditor)
         binding, cap = found["binding"], self.lender.cap.left()
+        barred, segment = self.lender.readmission.barred, _why_refused(parts).segment
         answer = Ledger(
             os.getpid(),
+            self.device_id,
             cap=None if cap is None else (cap[0] * self.arbiter.slab_bytes, cap[1]),
             refusals=dict(found["refusals"]),
             binding=None if binding is None else binding.sentence,
             kills=tuple(self.lender.kills),
+            waited_ms=self.lender.log.waited_ms,
+            wait_budget_ms=self._opened.policy.wait_budget_ms,
+            segment=None if segment is None else segment.lengths,
+            barred=None if barred is None else str(barred),
         )
         ledger = self.arbiter.share_ledger()
         try:
@@ -474,6 +465,10 @@ class CoServing(Closing):
             ),
             evidence=parts.serving.evidence(),
             kills=tuple(lender.kills),
+            waited_ms=lender.log.waited_ms,
+            wait_budget_ms=lender.policy.wait_budget_ms,
+            segment=_why_refused(parts).segment,
+            barred=None if (barred := lender.readmission.barred) is None else str(barred),
             **read_refusals(parts.creditor),
         )
 
@@ -504,10 +499,15 @@ class CoServing(Closing):
         with ExitStack() as steps:
             steps.callback(self.gate.shut_down)
             steps.callback(self.lender.close)
-            steps.callback(self.gate.wait_parked, timeout_ms=self._opened.policy.park_wait_ms)
+            steps.callback(self._wait_parked, parts)
             steps.callback(self.gate.close, CloseReason.GAVE_BACK)
             steps.callback(parts.creditor.stop)
             steps.callback(parts.serving.lend_by, None)
+
+    def _wait_parked(self, parts: Parts) -> None:
+        """Wait for the last segment, as a serving step does."""
+        if self.lender.newest is not None and self.gate.is_running():
+            parts.creditor.wait_parked(borrower=self.lender.newest.partition)
 
     def close(self) -> None:
         """Stop lending, take all loans back, and flush the certificate log. Idempotent.
@@ -537,8 +537,11 @@ class CoServing(Closing):
             save_latency_model(parts.model, self._opened.latency_path, identity=parts.identity)
 
 
-def _why_refused(parts: Parts) -> Reason:
-    return REASONS.get(parts.creditor.last_refusal, Reason.SERVING_BUSY)
+def _why_refused(parts: Parts) -> Refusal:
+    """Return the newest refusal of a quantum."""
+    reason = REASONS.get(parts.creditor.last_refusal, Reason.SERVING_BUSY)
+    segment = read_segment_limit(parts.creditor) if reason is Reason.SEGMENT_TOO_LONG else None
+    return Refusal(reason, segment=segment)
 
 
 def _is_idle(gpu: Gpu | None, gate: HostGate) -> bool:

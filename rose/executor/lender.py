@@ -22,6 +22,7 @@ from rose._core import (
 from rose.events import Reason, Refusal
 from rose.executor.cap import Cap
 from rose.executor.collector import Collector
+from rose.executor.harm import Readmission
 from rose.executor.revocation import Cause
 from rose.executor.supply import SupplyGuard
 from rose.executor.tenancy import Tenancy
@@ -72,6 +73,7 @@ class Lender:
         self.log = log
         self.policy = policy
         self.clock = clock
+        self.readmission = Readmission(clock)
         self.collector = Collector(
             arbiter=arbiter, serving=serving, gate=gate, log=log, policy=policy, clock=clock
         )
@@ -119,9 +121,17 @@ class Lender:
         lent = None if borrower is None else self.supply.lent(borrower)
         return 0 if lent is None else lent.held - lent.in_revocation
 
-    def note_kill(self, sentence: str) -> None:
-        """Log that a borrower was killed, and keep the sentence for reports."""
+    def note_kill(self, borrower: int, pid: int, why: str) -> None:
+        """Log that a borrower was killed, and keep the sentence for reports.
+
+        Args:
+            borrower: partition of the borrower.
+            pid: its process.
+            why: what it did, as a clause.
+        """
+        sentence = f"the borrower, process {pid}, was killed: {why}"
         self.kills.append(sentence)
+        self.log.append_evicted(borrower=borrower, pid=pid, reason=why)
         _LOG.warning("rose: %s", sentence)
 
     def take_back(self, slabs: int) -> None:

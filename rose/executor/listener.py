@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 
 from rose._core import Process
 from rose.closing import Once
-from rose.errors import DeadlineExceeded, RoseError, Unavailable
+from rose.errors import DeadlineExceeded, RetryLater, RoseError, Unavailable
 from rose.events import Refusal
 from rose.executor.channel import Channel, check_path, close_all
 from rose.executor.messages import (
@@ -25,6 +25,7 @@ from rose.executor.messages import (
     AskReason,
     Granted,
     Hello,
+    Leave,
     Refused,
     Rejected,
     SetLimit,
@@ -253,12 +254,14 @@ class Listener:
         except RoseError as error:
             with suppress(Unavailable):
                 self._reject(channel, error)
+            tenancy.has_left = True  # The borrower is not to blame.
             self._part()
         return True
 
     @staticmethod
     def _reject(channel: Channel, error: RoseError) -> None:
-        channel.send(Rejected(str(error), not isinstance(error, Unavailable)))
+        wait_ms = error.retry_after_ms if isinstance(error, RetryLater) else 0.0
+        channel.send(Rejected(str(error), not isinstance(error, Unavailable), wait_ms))
 
     # ---- the tenant -----------------------------------------------------------------------------
 
@@ -278,7 +281,12 @@ class Listener:
                 case AskGrow(blocks=blocks):
                     self._grow(tenancy, blocks, channel)
                 case AskReason():
-                    channel.send(Refused(tenancy.why_refused().name, 0.0))
+                    why = tenancy.why_refused()
+                    segment = None if why.segment is None else why.segment.lengths
+                    channel.send(Refused(why.reason.name, why.retry_after_ms, segment))
+                case Leave():
+                    tenancy.has_left = True
+                    self._part()
                 case _:
                     self._part()
         except (RoseError, OSError):

@@ -48,8 +48,8 @@ class Line(Protocol):
         """
         ...
 
-    def why_refused(self) -> Reason:
-        """Return the reason why the gate stays closed."""
+    def why_refused(self) -> Refusal:
+        """Return why the gate stays closed."""
         ...
 
 
@@ -69,7 +69,7 @@ class Loans:
         clock: Clock | Attachment,
     ) -> None:
         """Made by the device; `window` is None if the whole pool is mapped."""
-        self.attachment = attachment
+        self._attachment = attachment
         self._line = line
         self._gate = gate
         self._window = window
@@ -104,24 +104,24 @@ class Loans:
         if self._window is not None:
             return self._window.take(lent)
         with lent:
-            self.attachment.admit()
+            self._attachment.admit()
         return True
 
-    def why_refused(self) -> Reason:
-        """Return the reason why the gate stays closed."""
-        return Reason.CLOSED if self.is_closed else self._line.why_refused()
+    def why_refused(self) -> Refusal:
+        """Return why the gate stays closed."""
+        return Refusal(Reason.CLOSED) if self.is_closed else self._line.why_refused()
 
     # ---- reports --------------------------------------------------------------------------------
 
     @contextmanager
     def planning(self) -> Iterator[StepPlan]:
         """Let the attachment's thread return no slab with blocks in use."""
-        leaving, lent = self.attachment.begin_plan()
+        leaving, lent = self._attachment.begin_plan()
         plan = StepPlan(frozenset(leaving), lent)
         try:
             yield plan
         finally:
-            self.attachment.end_plan(plan.order)
+            self._attachment.end_plan(plan.order)
 
     def step_began(self) -> None:
         """Unmap nothing, and map no GPU memory, until `step_ended`."""

@@ -25,7 +25,12 @@ class Notices:
     def ring(self) -> None:
         """Look at the mailbox, and notify the engine."""
         self._has_room = True
-        self.report(self._attachment.news(timeout_ms=0.0))
+        news = self._attachment.news(timeout_ms=0.0)
+        try:
+            self.report(news)
+        finally:
+            # The attachment's thread returns slabs that the engine has not emptied.
+            self._attachment.wake()
 
     def report(self, news: TenantNews) -> None:
         """Notify the engine of `news`: of revoked slabs, or else that slabs may be free."""

@@ -109,14 +109,13 @@ class RolloutLane:
         self.runs_ahead = not isinstance(gate, StreamGate)
         self._loans = loans
         self._reporting = reporting
-        # Returns the reason why the gate stays closed.
+        # Returns why the gate stays closed.
         self.why_refused = loans.why_refused
         self._slabs_max = slabs_max
         # The refusal of the last call of `ensure`; None if it succeeded.
         self.no_memory: Refusal | None = None
         self._has_gates = has_gates
-        self._books = kv.arbiter
-        self._partition = kv.partition
+        self._attachment = loans.attachment
 
     # ---- compute --------------------------------------------------------------------------------
 
@@ -132,7 +131,7 @@ class RolloutLane:
         del batch
         require(is_time_ms(timeout_ms), "timeout_ms must be at least 0", timeout_ms)
         with self._reporting:
-            verdict = self._gate.start(self._loans.attachment, timeout_ms=timeout_ms)
+            verdict = self._gate.start(self._attachment, timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
             self.passes += 1
@@ -143,7 +142,7 @@ class RolloutLane:
             return Refusal(Reason.LATE)
         if verdict == Verdict.SHUT_DOWN:
             return Refusal(Reason.CLOSED)
-        return Refusal(self.why_refused())
+        return self.why_refused()
 
     def gate(self) -> None:
         """End a segment, and wait until the next one may start.
@@ -384,7 +383,7 @@ class RolloutLane:
 
     def slabs(self) -> list[int]:
         """Return the ids of the slabs on loan, except slabs being taken back."""
-        return self._books.lent(self._partition)
+        return self._attachment.lent()
 
     def slabs_max(self) -> int:
         """Return the largest number of slabs that can be on loan, by the limit and the reserve."""
@@ -393,7 +392,7 @@ class RolloutLane:
     def give_back_idle(self) -> int:
         """Give back all slabs without used blocks and pins; return their number."""
         with self._reporting:
-            return self._books.give_idle(self._partition)
+            return self._attachment.give_idle()
 
     def retry_after_ms(self) -> float:
         """Return for how many more milliseconds the loan must not grow, after a revocation."""
@@ -401,4 +400,4 @@ class RolloutLane:
 
     def leaving(self) -> frozenset[int]:
         """Return the ids of slabs to empty: slabs being taken back, and overdue slabs."""
-        return frozenset(self._books.leaving(self._partition))
+        return frozenset(self._attachment.leaving())

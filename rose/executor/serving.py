@@ -152,6 +152,7 @@ class ServingLane:
         watchdog: Watchdog,
         gpu: Gpu | None,
         limits: ServingLimits,
+        creditor: Creditor,
     ) -> None:
         """Made by `CoServing.serving`.
 
@@ -164,6 +165,7 @@ class ServingLane:
                 whole device.
             gpu: GPU of serving's work; None on a CPU.
             limits: largest sizes of serving's work.
+            creditor: bounds the waits for segments, also while it does not lend.
         """
         self.kv = kv = lender.kv
         self._blocks_max = kv.lendable_bytes // kv.geometry.block_bytes  # used and free blocks
@@ -196,7 +198,7 @@ class ServingLane:
         self._lender = lender
         self._supply = lender.supply
         self._watchdog = watchdog
-        self._park_wait_ms = lender.policy.park_wait_ms
+        self._waits = creditor
         self._clock = lender.clock
 
     def lend_by(self, creditor: Creditor | None) -> None:
@@ -421,14 +423,13 @@ class ServingLane:
         # The process of an evicted borrower is being ended, but may still write to the gate.
         if borrower is None or borrower.is_evicted:
             return
-        waited_ms = self._gate.wait_parked(timeout_ms=self._park_wait_ms)
-        self._stuck_at = segment if waited_ms is None else None
-        if waited_ms is None:
-            borrower.park_timed_out()
-            waited_ms = self._park_wait_ms
-        step.blocked_ms += waited_ms
+        wait = self._waits.wait_parked(borrower=borrower.partition)
+        self._stuck_at = None if wait.has_ended else segment
+        step.blocked_ms += wait.waited_ms
         step.passed = self._gate.passed
-        self.blocked_ms.append(waited_ms)
+        self.blocked_ms.append(wait.waited_ms)
+        if wait.is_spent:
+            borrower.wait_budget_spent(self._lender.log.waited_ms)
 
     def end_step(self, step: ServingStep, batch: StepBatch) -> None:
         """End the step, with all that it says about serving's speed, and recheck the memory."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rose.errors import CorruptData, RoseError
-from rose.events import Reason, Refusal
+from rose.events import Reason, Refusal, SegmentLimit
 from rose.executor.channel import Channel, close_all
 from rose.executor.messages import Answer, AskGrow, AskReason, Granted, Question, Refused
 from rose.memory import LentSlabs
@@ -56,10 +56,11 @@ class SocketLine:
                 return Refusal(Reason[name], retry_after_ms=wait_ms)
         raise CorruptData("the device must answer a request for slabs with Granted or Refused")
 
-    def why_refused(self) -> Reason:
+    def why_refused(self) -> Refusal:
         """Ask the device why the gate stays closed."""
         answer, strays = self._ask(AskReason())
         close_all(strays)
         if isinstance(answer, Refused) and answer.reason in Reason.__members__:
-            return Reason[answer.reason]
-        return Reason.SERVING_BUSY
+            segment = None if answer.segment is None else SegmentLimit(*answer.segment)
+            return Refusal(Reason[answer.reason], answer.retry_after_ms, segment)
+        return Refusal(Reason.SERVING_BUSY)

@@ -1,18 +1,17 @@
 """Serving's representation of a borrower, in another process or in this one."""
 
 import os
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from rose._core import Arbiter, BootClock, Process
 from rose.errors import DeadlineExceeded
-from rose.events import Reason, Refusal
+from rose.events import Refusal
 from rose.executor.revocation import Revocation
 from rose.memory import Isolation, KVGeometry, LentSlabs, MappedLoans
 from rose.memory.mapped import DESCRIPTORS_MAX
-from rose.units import NS_PER_MS, NS_PER_S
+from rose.units import NS_PER_MS
 
 if TYPE_CHECKING:  # That module imports this one.
     from rose.executor.lender import Lender
@@ -21,35 +20,6 @@ _NAME: Final = "rollout"
 # A tenant is alive if it wrote the time into its mailbox within this share of a lease's TTL. A live
 # tenant does so several times in that time.
 _FRESH_SHARE: Final = 0.5
-# After this many timed-out waits for its segments, a borrower is evicted.
-_PARK_TIMEOUTS_MAX: Final = 2
-# Time-outs longer ago than this do not count. A borrower with an occasional slow segment is not
-# broken, and delays serving by at most one `park_wait_ms` in this time.
-_PARK_MEMORY_NS: Final = 600 * NS_PER_S
-
-
-class Patience:
-    """Counts serving's timed-out waits for segments of one borrower. For any thread.
-
-    The count is kept outside the gate, because the borrower can write to the gate.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # Guards both fields below.
-        self._timeouts = 0
-        self._timed_out_ns = 0
-
-    @property
-    def is_over(self) -> bool:
-        """True if serving no longer waits for the borrower."""
-        return self._timeouts >= _PARK_TIMEOUTS_MAX
-
-    def timed_out(self, now_ns: int) -> None:
-        """Count a wait that timed out at `now_ns`."""
-        with self._lock:
-            is_old = now_ns - self._timed_out_ns > _PARK_MEMORY_NS and not self.is_over
-            self._timeouts = 1 if is_old else self._timeouts + 1
-            self._timed_out_ns = now_ns
 
 
 class Tenancy:
@@ -70,7 +40,7 @@ class Tenancy:
         lender: "Lender",
         header_index: int,
         isolation: Isolation,
-        why_refused: Callable[[], Reason],
+        why_refused: Callable[[], Refusal],
     ) -> None:
         """Make `process` a tenant with its own header slab.
 
@@ -81,7 +51,7 @@ class Tenancy:
             lender: lender of the slabs.
             header_index: index of the tenant's own header slab.
             isolation: memory that the tenant can access.
-            why_refused: function that returns the reason why the gate stays closed.
+            why_refused: function that returns why the gate stays closed.
 
         Raises:
             Unavailable: slabs of the previous tenant are not back yet.
@@ -114,8 +84,9 @@ class Tenancy:
         self.is_idle: Callable[[], bool] = lambda: False
         self._late_since_ns: int | None = None
         self._is_taken_out = False
-        self._patience = Patience()
-        self._has_ended = self._is_kill_noted = False
+        self._waited_ms: float | None = None  # sum of the waits that led to the eviction
+        self.has_left = False  # True after the tenant has said that it leaves
+        self._has_ended = self._is_kill_noted = self._is_end_bad = False
 
     def grow(self, blocks: int) -> LentSlabs | Refusal:
         """Lend slabs for up to `blocks` blocks, under a certificate.
@@ -137,7 +108,7 @@ class Tenancy:
     def revoke(self, revocation: Revocation) -> None:
         """Begin at once: idle slabs change owner now, all others after the tenant has reacted."""
         revocation.begin()
-        if revocation.slabs_pending() > 0:
+        if revocation.settled_ns == 0:
             self.ring()
 
     def note_room(self) -> None:
@@ -146,16 +117,19 @@ class Tenancy:
 
     @property
     def is_evicted(self) -> bool:
-        """True if the tenant's process was killed because its segments did not stop."""
-        return self._patience.is_over
+        """True if the tenant's process is being killed because serving waited for its segments."""
+        return self._waited_ms is not None
 
-    def park_timed_out(self) -> None:
-        """Count a timed-out wait for a segment of the tenant; evict the tenant after too many."""
+    def wait_budget_spent(self, waited_ms: float) -> None:
+        """Kill the tenant's process, because serving waited too long for its segments.
+
+        Raises:
+            DeadlineExceeded: the tenant is in serving's process, so lending must end instead.
+        """
         if self._is_own:
-            return
-        self._patience.timed_out(self._lender.clock.now_ns())
-        if self._patience.is_over:
-            self.tenant.evict()
+            raise DeadlineExceeded(f"{_wait_sentence(waited_ms)}: the borrower was removed")
+        self._waited_ms = waited_ms
+        self.tenant.evict()
 
     def mind_late(self, late_slabs: int) -> None:
         """Note the kill if the core, which watches for overdue slabs, has killed the process.
@@ -189,17 +163,21 @@ class Tenancy:
         if self._is_kill_noted or not self.tenant.was_killed:
             return
         self._is_kill_noted = True
-        self._lender.note_kill(
-            f"the borrower, process {self.tenant.pid}, was killed: {self._why_killed()}"
-        )
+        why = self._why_killed()
+        self._lender.note_kill(self.partition, self.tenant.pid, why)
+        self._ended_badly(f"was killed: {why}")
+
+    def _ended_badly(self, how: str) -> None:
+        """Begin the pause before the next borrower, once per tenancy."""
+        if not self._is_end_bad:
+            self._is_end_bad = True
+            self._lender.readmission.ended_badly(
+                f"the last borrower, process {self.tenant.pid}, {how}"
+            )
 
     def _why_killed(self) -> str:
-        if self._patience.is_over:
-            wait_ms = self._lender.policy.park_wait_ms
-            return (
-                f"serving waited for its segments {_PARK_TIMEOUTS_MAX} times for {wait_ms:g} ms, "
-                f"and they did not end"
-            )
+        if self._waited_ms is not None:
+            return _wait_sentence(self._waited_ms)
         late = self._lender.collector.newest_fenced()
         if self._has_ended or late is None:
             return "it disconnected while its steps used slabs"
@@ -228,6 +206,10 @@ class Tenancy:
         self._note_kill()
         self._has_ended = True
         self._arbiter.drop_partition(self.partition)
+        if self._waited_ms is not None:
+            self._ended_badly(f"ended after {_wait_sentence(self._waited_ms)}")
+        elif not self.has_left:
+            self._ended_badly("ended without closing its device")
         self._lender.forget_borrower()
 
     def is_over(self, *, wait_ms: float) -> bool:
@@ -250,6 +232,13 @@ class Tenancy:
         """Close everything and stop watching the tenant's process, even if it still runs."""
         self._note_kill()
         self._owners.close()
+
+
+def _wait_sentence(waited_ms: float) -> str:
+    """Say that serving waited too long."""
+    return (
+        f"serving waited {waited_ms:.0f} ms for segments beyond their certificates in ten minutes"
+    )
 
 
 def _partition(arbiter: Arbiter, limit_slabs: int) -> int:

@@ -209,6 +209,7 @@ def build(
             watchdog=watchdog,
             gpu=opened.gpu,
             limits=limits,
+            creditor=creditor,
         )
         keeper = Keeper(tend, arbiter, every_ms=policy.tend_every_ms, on_failure=safety.report)
         undo.pop_all()

@@ -16,9 +16,9 @@ from bench.trained.settings import Point, Pretraining, Run, Settings
 from bench.trained.statistics import Span, spans_of, step_statistics
 from bench.trained.store import trained_steps
 from bench.trained.tasks import LENGTHS, Language, draw_examples, draw_task
-from rose.demo.environments import Tokenizer
-from rose.demo.environments.text import EOS, PAD
 from rose.engines.transformers import load_model
+from rose_lab.demo.environments import Tokenizer
+from rose_lab.demo.environments.text import EOS, PAD
 
 Bits = npt.NDArray[np.uint16]
 

@@ -59,7 +59,7 @@ def copy_project(source: Path, into: Path) -> Path:
     into.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(source / name, into)
-    for name in ("csrc", "kernels", "rose", str(BUILD)):
+    for name in ("csrc", "kernels", "rose", str(SETUP.LABORATORY), str(BUILD)):
         if (source / name).exists():
             ignored = shutil.ignore_patterns("__pycache__", "lock")
             shutil.copytree(source / name, into / name, ignore=ignored)
@@ -67,7 +67,7 @@ def copy_project(source: Path, into: Path) -> Path:
 
 
 def build(project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Build the extension of a copy in place."""
+    """Build the extensions of a copy in place."""
     return run(sys.executable, "setup.py", "build_ext", "--inplace", cwd=project, **environment)
 
 
@@ -78,7 +78,9 @@ def steps(done: subprocess.CompletedProcess[str]) -> set[str]:
     return {step.replace("../", "") for step in found}
 
 
-def would_do(project: Path, target: str = SETUP.TARGET) -> set[str]:
+def would_do(project: Path, mode: str = "") -> set[str]:
+    """Return the steps that the core still needs in a build of this mode."""
+    target = SETUP.target_of(SETUP.CORE, mode)
     ninja_program = Path(ninja.BIN_DIR, "ninja")
     return steps(run(ninja_program, "-n", "-C", project / BUILD, target, cwd=project))
 

@@ -62,6 +62,20 @@ def test_nothing_is_done_twice(built: Path) -> None:
     assert would_do(built) == set()
 
 
+def test_the_laboratory_is_linked_from_the_same_objects_in_the_same_run(project: Path) -> None:
+    folder = project / SETUP.LABORATORY / "rose_lab"
+    (made,) = folder.glob("_sim.*.so")
+    made.unlink()
+    (project / "csrc/base/clock.cpp").touch()
+    done = steps(build(project, ROSE_CUDA="on" if NVCC else "off"))
+    assert done == {
+        f"C++ {unit_of(project, 'csrc/base/clock.cpp')}",
+        "link _core.so",
+        "link _sim.so",
+    }
+    assert made.exists()
+
+
 def test_a_copy_is_up_to_date(project: Path) -> None:
     # Every test here stands on this: what a copy does not change, it need not build.
     assert steps(build(project, ROSE_CUDA="on" if NVCC else "off")) == set()
@@ -84,7 +98,8 @@ def test_a_full_disk_keeps_the_old_extension_whole(project: Path) -> None:
 def test_extension_of_another_mode_is_replaced_though_it_is_newer(project: Path) -> None:
     extension(project).write_bytes(b"made by ROSE_FAST=1")
     assert steps(build(project, ROSE_CUDA="on" if NVCC else "off")) == set()
-    assert extension(project).read_bytes() == (project / BUILD / SETUP.TARGET).read_bytes()
+    made = project / BUILD / SETUP.target_of(SETUP.CORE)
+    assert extension(project).read_bytes() == made.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +129,7 @@ def test_each_source_is_in_one_unit(built: Path) -> None:
 def test_fast_builds_compile_the_source_that_changed(project: Path) -> None:
     one = "csrc/base/clock.cpp"
     (project / one).touch()  # The copy has the objects of earlier fast builds, if there were any.
-    before = would_do(project, SETUP.FAST_TARGET)
+    before = would_do(project, SETUP.FAST)
     assert f"C++ {one}" in before
     assert not [step for step in before if "unity/" in step]
 

@@ -17,7 +17,8 @@ from tests.load import load
 # In a mount namespace of its own: $1 becomes a disk of $2, and Python runs the program on stdin.
 SMALL_DISK = """
 mount -t tmpfs -o "size=$2" tmpfs "$1" && cd "$3" &&
-cp -r Makefile setup.py pyproject.toml requirements "$1" && cd "$1" && exec "$4" -
+cp -r --parents Makefile setup.py pyproject.toml bench/lab/pyproject.toml requirements "$1" &&
+cd "$1" && exec "$4" -
 """
 TWO_TRIES = """
 import subprocess, sys

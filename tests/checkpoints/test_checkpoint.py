@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rose.checkpoints.checkpoint import open_checkpoint
-from rose.checkpoints.inspection import kind_of
 from rose.errors import CorruptData, InvalidArgument, RoseError
+from rose_lab.checkpoints.inspection import kind_of
 from tests.checkpoints.made import write_folder, write_safetensors
 
 ROW = ("BF16", np.arange(6, dtype=np.uint16))

@@ -43,8 +43,26 @@ def raising(error):
 def test_help_names_every_command(capsys):
     status, out, _ = run(capsys)
     assert status == 0
-    for name in ("demo", "doctor", "plan", "profile", "verify"):
+    for name in ("doctor", "lending", "publish", "verify"):
         assert f"\n  {name} " in out
+
+
+LABORATORY = ("compare", "delta", "demo", "plan", "profile", "sim", "transfer")
+
+
+@pytest.mark.parametrize("name", LABORATORY)
+def test_a_command_of_the_laboratory_names_its_package_if_that_is_missing(
+    capsys, monkeypatch, name
+):
+    monkeypatch.setattr(main_module, "entry_points", lambda **_: ())
+    said = f"rose: rose {name} is part of the laboratory: install rose-lab\n"
+    assert run(capsys, name, "--help") == (2, "", said)
+
+
+def test_help_lists_commands_of_the_laboratory_if_that_is_installed(capsys, monkeypatch):
+    assert all(f"\n  {name} " in run(capsys)[1] for name in LABORATORY)
+    monkeypatch.setattr(main_module, "entry_points", lambda **_: ())
+    assert not any(f"\n  {name} " in run(capsys)[1] for name in LABORATORY)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +189,7 @@ def test_interrupt_is_130(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("transformers", "demo"), ("jinja2", "demo"), ("yaml", "sim"), ("grpc.aio", "wire")],
+    [("transformers", "transformers"), ("psutil", "transformers"), ("grpc.aio", "wire")],
 )
 def test_a_missing_package_is_one_sentence_that_names_its_extra(capsys, monkeypatch, name, extra):
     add_command(monkeypatch, raising(ModuleNotFoundError(f"No module named '{name}'", name=name)))
@@ -236,6 +254,7 @@ def test_doctor_tries_the_gates_of_each_gpu(fake: Fake):
     assert found["gpu 0 gate"].why.startswith("MEMOP: ")
     assert "wakes in" in found["gpu 0 MEMOP"].why
     assert found["gpu 0 KERNEL"].state is doctor.State.ABSENT
+    assert found["gpu 0 use"].state is doctor.State.ABSENT  # The fake driver has no NVML.
     assert fake.faults() == []
 
 
@@ -295,7 +314,7 @@ def test_packages_are_judged_by_their_version_or_absent_with_the_remedy(
     assert found["transformers"].state is state
     assert version in found["transformers"].why
     assert found["torch"].state is doctor.State.ABSENT
-    assert "install rose-rl[demo]" in found["torch"].why
+    assert "install rose-rl[transformers]" in found["torch"].why
 
 
 # --- verify ---

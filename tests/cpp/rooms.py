@@ -1,9 +1,9 @@
 """Build one sanitised program of each room's C++ tests, and those of `bench/` and `examples/`.
 
-A program holds the units of `setup.py` for each room that it includes, directly or through these
-rooms, and no device code: the table that the build generates is empty. A room's tests are one unit
-with all of its test files. Objects stay in `build/cpp-<kind>`, and ninja compiles again what a
-change touches.
+Rooms are those of csrc and of the laboratory. A program holds the units of `setup.py` for each room
+that it includes, directly or through these rooms, and no device code: the table that the build
+generates is empty. A room's tests are one unit with all of its test files. Objects stay in
+`build/cpp-<kind>`, and ninja compiles again what a change touches.
 """
 
 import fcntl
@@ -22,6 +22,7 @@ from tests.building.project import SETUP
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 ROOMS: Final = sorted({path.parent.name for path in HERE.glob("*/*_test.cpp")})
+FOLDERS: Final = (ROOT / "csrc", ROOT / SETUP.LABORATORY / "csrc")
 # Source of each program of `bench/` and `examples/`, from the root, by its name.
 PROGRAMS: Final = {
     path.stem: path.relative_to(ROOT)
@@ -53,17 +54,22 @@ rule link
 
 
 def sources_of(room: str) -> list[str]:
-    """Return the sources of a room of csrc, from the root."""
-    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"csrc/{room}/**/*.cpp"))
+    """Return the sources of a room, from the root."""
+    return sorted(str(path.relative_to(ROOT)) for path in folder_of_room(room).rglob("*.cpp"))
+
+
+def folder_of_room(room: str) -> Path:
+    """Return where the sources of a room are."""
+    return next(path for path in (one / room for one in FOLDERS) if path.is_dir())
 
 
 def rooms_used(sources: Iterable[Path]) -> list[str]:
-    """Return the rooms of csrc whose headers `sources` include, directly or through these rooms."""
+    """Return the rooms whose headers `sources` include, directly or through these rooms."""
     found: set[str] = set()
     left = _rooms_named(sources)
     while left:
         found |= left
-        left = {name for room in left for name in _rooms_named((ROOT / "csrc" / room).rglob("*"))}
+        left = {name for room in left for name in _rooms_named(folder_of_room(room).rglob("*"))}
         left -= found
     return sorted(found)
 
@@ -90,7 +96,8 @@ def _ninja_text(kind: str) -> str:
     up = SETUP.UP
     cxx = shlex.join(SETUP.cached(SETUP.compiler()))
     # A path in a message is the one from the root, and a copy of the tree compiles nothing again.
-    include = f"-I{up} -I{up / 'csrc'} -I{up / 'tests/cpp'} -ffile-prefix-map={up}/="
+    folders = " ".join(f"-I{up / folder.relative_to(ROOT)}" for folder in FOLDERS)
+    include = f"-I{up} {folders} -I{up / 'tests/cpp'} -ffile-prefix-map={up}/="
     text = [f"cxx = {cxx}", f"flags = {COMMON} {FLAGS[kind]} {include}", _RULES]
     objects: dict[str, list[str]] = {"": ["fatbin_table.o"]}
     text.append("build fatbin_table.o: cxx fatbin_table.cpp")

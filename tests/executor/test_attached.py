@@ -283,7 +283,7 @@ NOISE = (
     b"",
     b"\x00",
     b"GET / HTTP/1.1\r\n\r\n",
-    encode(Ledger(1)),
+    encode(Ledger(1, "cpu")),
     b"\x92\xa2\xff\xfe\x80",  # a kind that is no text
     b"\x92\xa5Hello" + b"\x91" * 10_000,  # deeper than anybody reads
     encode(AskGrow(1)),
@@ -355,7 +355,7 @@ def test_the_ledger_can_be_looked_at(rig: RemoteRig) -> None:
     with Channel.connect(rig.path, timeout_s=LONG_S) as channel:
         channel.send(AskLedger())
         answer, descriptors = channel.receive(timeout_s=LONG_S)
-    assert answer == Ledger(os.getpid(), refusals=answer.refusals)
+    assert answer == Ledger(os.getpid(), "cpu", refusals=answer.refusals, wait_budget_ms=1000.0)
     assert answer.refusals["slo_at_risk"] == 0
     assert len(descriptors) == 1
     os.close(descriptors[0])

@@ -12,9 +12,7 @@ from rose._core import Grant, ManualClock
 from rose.executor import Reason, Refusal, StepBatch
 from rose.executor.lender import Lender
 from rose.executor.revocation import Notice, Revocation
-from rose.executor.tenancy import Patience
 from rose.slo.verify import verify_log
-from rose.units import NS_PER_S
 from tests.executor.conftest import SLABS, ParkedStep, Rig
 from tests.waiting import LONG_S, wait_for
 
@@ -440,19 +438,6 @@ def test_an_idle_serving_keeps_slabs_for_a_remembered_burst_or_because_it_asked_
 
 
 # ---- a borrower that is late ---------------------------------------------------------------------
-
-
-def test_slow_segments_hours_apart_end_no_borrower() -> None:
-    patience = Patience()
-    now_ns = 0
-    for _ in range(5):
-        now_ns += 3600 * NS_PER_S
-        patience.timed_out(now_ns)
-        assert not patience.is_over
-    patience.timed_out(now_ns + 60 * NS_PER_S)
-    assert patience.is_over
-    patience.timed_out(now_ns + 3600 * NS_PER_S)
-    assert patience.is_over
 
 
 def test_a_borrower_that_never_unpins_is_taken_out_and_serving_has_its_memory(open_rig) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
-from rose.demo.rl.supervisor import Supervisor
 from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerEvent, WorkerLost
+from rose_lab.demo.rl.supervisor import Supervisor
 from tests.node.steady import VERSION, logprob_at, token_at
 from tests.waiting import wait_for
 

@@ -19,7 +19,7 @@ from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.server import serve
 from tests.waiting import wait_for
 
-# Half a minute; `tests/demo/rl/test_rl_loop.py` starts the same program.
+# Half a minute; `tests/lab/demo/rl/test_rl_loop.py` starts the same program.
 pytestmark = pytest.mark.slow
 
 KV_TOKENS = 2048

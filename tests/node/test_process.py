@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from rose.demo.rl.supervisor import Supervisor
 from rose.scheduler import remote as remote_worker
 from rose.scheduler.worker import TurnEnd
+from rose_lab.demo.rl.supervisor import Supervisor
 from tests.node.rig import Program, Scheduler, request
 from tests.node.steady_program import DEADLY_SEED
 from tests.waiting import wait_for

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.driver_events import Begun, DriverStep, Ended, Entry, Registered
 from rose.scheduler.driver_trajectory import SlowCopy
@@ -30,8 +29,9 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 from rose.units import NS_PER_MS
-from tests.demo.rl.play import logprob_at, token_at, version_at
-from tests.demo.rl.scripted_worker import ScriptedWorker
+from rose_lab.demo.environments.text import EOS
+from tests.lab.demo.rl.play import logprob_at, token_at, version_at
+from tests.lab.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.tuned import tuned
 
 SETTINGS = tuned(

@@ -16,7 +16,7 @@ from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import WorkerEvent, WorkerKind
-from tests.demo.rl.scripted_worker import ScriptedWorker
+from tests.lab.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.driver_world import (
     CAPABILITIES,
     SAMPLING,

@@ -20,7 +20,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
-from tests.demo.rl.scripted_worker import ScriptedWorker
+from tests.lab.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.driver_world import SAMPLING, ManualClock, first_prompt
 from tests.scheduler.elastic_rig import (
     WIDE,

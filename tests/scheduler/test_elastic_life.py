@@ -14,7 +14,7 @@ from rose.scheduler.driver_events import Begun, DriverStep
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.worker import WorkerEvent, WorkerKind
-from tests.demo.rl.scripted_worker import ScriptedWorker
+from tests.lab.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.driver_world import ManualClock, first_prompt, next_prompt, truth
 from tests.scheduler.elastic_rig import (
     CAN,
@@ -335,7 +335,7 @@ def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
 
 def test_scheduler_and_broker_need_neither_msgspec_nor_grpc_nor_prometheus() -> None:
     program = (
-        "import sys, rose.scheduler, rose.scheduler.broker; "
+        "import sys, rose.scheduler, rose_lab.broker; "
         "heavy = {'msgspec', 'grpc', 'torch', 'prometheus_client', 'numpy', 'opentelemetry'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerEvent, WorkerKind, WorkerLost
-from tests.demo.rl.play import logprob_at, token_at, version_at
+from tests.lab.demo.rl.play import logprob_at, token_at, version_at
 from tests.scheduler.driver_world import SAMPLING, first_prompt, truth
 from tests.scheduler.elastic_rig import (
     ask,

@@ -7,7 +7,7 @@ import pytest
 
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind, WorkerLost
-from tests.demo.rl.scripted_worker import ScriptedWorker
+from tests.lab.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.driver_world import SAMPLING, first_prompt
 from tests.scheduler.elastic_rig import (
     CAN,

@@ -1,4 +1,4 @@
-"""Timelines load, their spans nest, and those of several processes lie side by side."""
+"""Timelines load, their spans nest, and those of several processes can be merged."""
 
 import json
 import threading
@@ -42,7 +42,7 @@ def spans_of(content: bytes) -> list[dict]:
 
 
 def nest(one: dict, other: dict) -> bool:
-    """Return whether two spans of a thread lie apart, or one in the other, as Chrome wants it."""
+    """Return whether two spans of a thread are disjoint or nested, as Chrome requires."""
     (a, b), (c, d) = ((span["ts"], span["ts"] + span["dur"]) for span in (one, other))
     return b <= c or d <= a or (a <= c and d <= b) or (c <= a and b <= d)
 
@@ -58,7 +58,7 @@ def commit_next(receiver: Receiver, bell: threading.Event, row: Row) -> None:
     receiver.report(commit.outcome)
 
 
-def test_spans_of_an_update_nest_and_tell_what_was_done() -> None:
+def test_spans_of_an_update_nest_and_name_their_work() -> None:
     timeline = Timeline("both", clock=SteppingClock())
     log = TimedLog()
     log.timeline = timeline
@@ -152,7 +152,7 @@ def test_merged_timelines_keep_every_span_and_tell_processes_apart(pids: list[in
         b"\xff",
     ],
 )
-def test_file_that_is_no_timeline_is_one_sentence(content: bytes) -> None:
+def test_invalid_timeline_file_gives_one_sentence(content: bytes) -> None:
     with pytest.raises(InvalidArgument, match="a file"):
         merged([("a file", content)])
 

@@ -201,7 +201,7 @@ class RolloutProcessor(DeviceProcessor):
         Raises:
             StepAborted: the engine stops or pauses, or the gate was closed for too long.
         """
-        self._note_wait(self.lane.why_refused)
+        self._note_wait(lambda: self.lane.why_refused().reason)
         if self.listener is not None:
             self.deliver_evicted()
             self.listener.while_parked()

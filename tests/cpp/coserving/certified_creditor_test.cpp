@@ -90,8 +90,10 @@ TEST(arrival_between_decision_and_opening_fails_the_opening) {
   Scene scene;
   auto certifier =
       std::make_shared<QuantumCertifier>(scene.state, known_model(), scene.log, NextRequest{});
-  auto policy = std::make_shared<CertifiedPolicy>(scene.gate, certifier, Scene::config().policy,
-                                                  Asker::kCreditor);
+  auto segments = std::make_shared<SegmentEvidence>(scene.gate, scene.log, scene.clock,
+                                                    Scene::config().segments);
+  auto policy =
+      std::make_shared<CertifiedPolicy>(scene.gate, certifier, segments, kMs, Asker::kCreditor);
   Creditor creditor{scene.gate,
                     std::make_shared<ArrivalAfterDecision>(policy, scene.state),
                     scene.clock,
@@ -182,10 +184,10 @@ TEST(after_stop_nothing_is_offered_until_start) {
 
 TEST(limits_out_of_range_are_rejected) {
   CertifiedCreditorConfig config = Scene::config();
-  config.policy.segment_prior_ms = 0;
+  config.segments.prior_ms = 0;
   CHECK_EQ(rejected(config), "segment_prior_ms must be > 0, got 0");
   config = Scene::config();
-  config.policy.segment_share = 1.5;
+  config.segments.share = 1.5;
   CHECK_EQ(rejected(config), "segment_share must lie in (0, 1], got 1.5");
   config = Scene::config();
   config.poll_ns = 0;

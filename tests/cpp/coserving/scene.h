@@ -59,7 +59,8 @@ struct Scene {
 
   static CertifiedCreditorConfig config() {
     return {.next = {.largest_step = {1, 0, 0}, .largest_chunk = {0, 0, 400}},
-            .policy = {.segment_prior_ms = 1, .segment_share = 0.99, .retry_ns = kMs},
+            .segments = {.prior_ms = 1, .share = 0.99},
+            .retry_ns = kMs,
             .poll_ns = 5 * kMs};
   }
 
