@@ -69,7 +69,7 @@ class Loans:
         clock: Clock | Attachment,
     ) -> None:
         """Made by the device; `window` is None if the whole pool is mapped."""
-        self._attachment = attachment
+        self.attachment = attachment
         self._line = line
         self._gate = gate
         self._window = window
@@ -104,7 +104,7 @@ class Loans:
         if self._window is not None:
             return self._window.take(lent)
         with lent:
-            self._attachment.admit()
+            self.attachment.admit()
         return True
 
     def why_refused(self) -> Refusal:
@@ -116,12 +116,12 @@ class Loans:
     @contextmanager
     def planning(self) -> Iterator[StepPlan]:
         """Let the attachment's thread return no slab with blocks in use."""
-        leaving, lent = self._attachment.begin_plan()
+        leaving, lent = self.attachment.begin_plan()
         plan = StepPlan(frozenset(leaving), lent)
         try:
             yield plan
         finally:
-            self._attachment.end_plan(plan.order)
+            self.attachment.end_plan(plan.order)
 
     def step_began(self) -> None:
         """Unmap nothing, and map no GPU memory, until `step_ended`."""
