@@ -164,7 +164,7 @@ EndRecord CertificateLog::end() const noexcept {
 bool CertificateLog::append_locked(RecordKind kind, const void* payload,
                                    std::size_t payload_bytes) noexcept {
   if (closed_ || !is_healthy()) return false;
-  const std::uint64_t sequence = records_.load() + 1;
+  const std::uint64_t sequence = records_.load(std::memory_order_relaxed) + 1;
   std::array<std::byte, kRecordBytes> record{};
   put_at(record.data(), 0, kind);
   put_at(record.data(), 8, sequence);
@@ -174,8 +174,11 @@ bool CertificateLog::append_locked(RecordKind kind, const void* payload,
   put_at(record.data(), kCrcAt, crc);
   if (!put_locked(record.data())) return false;
   crc_ = crc;
-  records_.store(sequence);
-  counts_[static_cast<std::size_t>(kind)].fetch_add(1);
+  // Only this function writes them, under the mutex, and readers need no other memory: so neither
+  // write has to be a locked instruction.
+  records_.store(sequence, std::memory_order_release);
+  std::atomic<std::uint64_t>& count = counts_[static_cast<std::size_t>(kind)];
+  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   return true;
 }
 
