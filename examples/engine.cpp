@@ -9,7 +9,7 @@
 #include <cstring>
 #include <thread>
 
-#include "coserving/device.h"
+#include "coserving/lending_device.h"
 #include "memory/host_memfd.h"
 
 using namespace rose;
@@ -27,7 +27,7 @@ int main(int, char** arguments) {
   constexpr Nanoseconds kMs = 1'000'000;
   const slo::Features decode{1, 64, 0};
   const slo::Features prefill{0, 64, 64};  // the longest prompt, in one step
-  const auto device = must(coserving::Device::create(
+  const auto device = must(coserving::LendingDevice::create(
       must(memory::Pool::create(std::make_unique<memory::HostMemfd>(), {4096, 16, 2})),
       {.targets = {.ttft_ms = 1000,
                    .tpot_ms = 500,

@@ -49,14 +49,11 @@ TYPES: Final[dict[str, dict[str, str]]] = {
     "BlockAllocator.cancel_evacuation": {"from_ids": "_Ids", "to_ids": "_Ids"},
     "BlockAllocator.commit": {"return": "list[int] | None"},
     "BlockAllocator.pin": {"ids": "_Ids"},
+    "BlockAllocator.slabs_of": {"ids": "_Ids"},
     "BlockAllocator.pin_slabs": {"slabs": "Sequence[int]"},
     "Arbiter.grant": {"return": "Grant | GrantRefusal"},
     "HostGate.wait_parked": {"return": "float | None"},
     "ChunkClient.next": {"return": "tuple[int, bytes | None] | None"},
-    "ClusterWorld.run": {
-        "on_progress": "Callable[[float, int], bool] | None",
-        "return": "dict[str, Any]",
-    },
     "SchedulerCore.step": {
         "rows": "list[tuple[float, ...]]",
         "return": "list[tuple[int, ...]]",

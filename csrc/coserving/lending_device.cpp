@@ -1,4 +1,4 @@
-#include "coserving/device.h"
+#include "coserving/lending_device.h"
 
 #include <utility>
 
@@ -27,10 +27,10 @@ Status keep(To& to, Result<From> result) {
   return {};
 }
 
-slo::LogHeader header_of(const DeviceConfig& config, const memory::PoolShape& pool) {
+slo::LogHeader header_of(const LendingConfig& config, const memory::PoolShape& pool) {
   slo::LogHeader header = config.targets;
   header.slabs = static_cast<std::uint32_t>(pool.slab_count);
-  header.partitions = Device::kPartitions;
+  header.partitions = LendingDevice::kPartitions;
   header.blocks_per_slab = static_cast<std::uint32_t>(pool.slab_bytes / config.serving_block_bytes);
   header.block_tokens = config.block_tokens;
   header.max_request_tokens = static_cast<std::uint32_t>(config.next.largest_chunk.context_tokens);
@@ -52,16 +52,17 @@ slo::DemandConfig demand_config(const slo::LogHeader& header) noexcept {
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> Device::create(memory::Pool pool, DeviceConfig config) {
+Result<std::unique_ptr<LendingDevice>> LendingDevice::create(memory::Pool pool,
+                                                             LendingConfig config) {
   if (config.serving_block_bytes == 0) {
     return Status::invalid_argument("serving_block_bytes must be > 0, got 0");
   }
-  std::unique_ptr<Device> device{new Device};
+  std::unique_ptr<LendingDevice> device{new LendingDevice};
   ROSE_TRY(device->join(std::move(pool), config));
   return device;
 }
 
-Status Device::join(memory::Pool pool, const DeviceConfig& config) {
+Status LendingDevice::join(memory::Pool pool, const LendingConfig& config) {
   const memory::PoolShape shape = pool.shape();
   const slo::LogHeader header = header_of(config, shape);
   parts_.clock = std::make_shared<BootClock>();
@@ -99,13 +100,13 @@ Status Device::join(memory::Pool pool, const DeviceConfig& config) {
   return {};
 }
 
-Status Device::start() noexcept {
+Status LendingDevice::start() noexcept {
   parts_.state->beat();
   steps_->set_lending(true);
   return parts_.creditor->start();
 }
 
-Status Device::close() noexcept {
+Status LendingDevice::close() noexcept {
   if (steps_ == nullptr) return {};  // create() failed
   steps_->set_lending(false);
   parts_.creditor->stop();
@@ -113,12 +114,12 @@ Status Device::close() noexcept {
   return parts_.log->close();
 }
 
-Result<memory::GrantAnswer> Device::lend(std::int32_t slabs, Nanoseconds ttl_ns) noexcept {
+Result<memory::GrantAnswer> LendingDevice::lend(std::int32_t slabs, Nanoseconds ttl_ns) noexcept {
   return arbiter_->grant(borrower_, slabs, ttl_ns, admission_.get());
 }
 
-Result<memory::RevocationProgress> Device::take_back(std::int32_t slabs,
-                                                     Nanoseconds timeout_ns) noexcept {
+Result<memory::RevocationProgress> LendingDevice::take_back(std::int32_t slabs,
+                                                            Nanoseconds timeout_ns) noexcept {
   const Nanoseconds deadline_ns = parts_.clock->now_ns() + timeout_ns;
   parts_.log->append(slo::RevokeBegunRecord{
       .deadline_ns = deadline_ns, .slabs = static_cast<std::uint32_t>(slabs), .zero = 0});

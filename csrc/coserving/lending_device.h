@@ -15,7 +15,7 @@
 
 namespace rose::coserving {
 
-struct DeviceConfig {
+struct LendingConfig {
   // The user's targets, and the limits of certificates. create() fills in the pool and the sizes of
   // serving's work.
   slo::LogHeader targets;
@@ -38,18 +38,18 @@ struct DeviceConfig {
 // 2. After close(), or the destructor, no segment starts and the log is complete.
 //
 // Thread rule: any thread; see the parts for theirs.
-class Device {
+class LendingDevice {
  public:
   static constexpr std::uint32_t kPartitions = 2;
 
   // InvalidArgument if a size does not fit. After an error nothing is left running.
-  static Result<std::unique_ptr<Device>> create(memory::Pool pool, DeviceConfig config);
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
-  ~Device() { static_cast<void>(close()); }
+  static Result<std::unique_ptr<LendingDevice>> create(memory::Pool pool, LendingConfig config);
+  LendingDevice(const LendingDevice&) = delete;
+  LendingDevice& operator=(const LendingDevice&) = delete;
+  ~LendingDevice() { static_cast<void>(close()); }
 
   // Lets steps lend, and starts the creditor. Before that, run steps of the shapes in
-  // DeviceConfig::next until model() has evidence for them.
+  // LendingConfig::next until model() has evidence for them.
   Status start() noexcept;
   Status close() noexcept;
 
@@ -68,8 +68,8 @@ class Device {
   memory::BlockAllocator& borrower_blocks() noexcept { return *borrower_blocks_; }
 
  private:
-  Device() = default;
-  Status join(memory::Pool pool, const DeviceConfig& config);
+  LendingDevice() = default;
+  Status join(memory::Pool pool, const LendingConfig& config);
 
   ServingParts parts_;
   std::shared_ptr<memory::Arbiter> arbiter_;

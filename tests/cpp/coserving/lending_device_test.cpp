@@ -1,4 +1,4 @@
-#include "coserving/device.h"
+#include "coserving/lending_device.h"
 
 #include <array>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr Nanoseconds kMs = 1'000'000;
 
-DeviceConfig config(const std::string& path = "") {
+LendingConfig config(const std::string& path = "") {
   return {.targets = {.ttft_ms = 60'000,
                       .tpot_ms = 60'000,
                       .epsilon = 0.1,
@@ -38,8 +38,8 @@ memory::Pool pool() {
   return memory::Pool::create(std::make_unique<memory::HostMemfd>(), {4096, 8, 2}).take();
 }
 
-std::unique_ptr<Device> started(const std::string& path = "") {
-  auto device = Device::create(pool(), config(path)).take();
+std::unique_ptr<LendingDevice> started(const std::string& path = "") {
+  auto device = LendingDevice::create(pool(), config(path)).take();
   for (const slo::Features& shape : {config().next.largest_step, config().next.largest_chunk}) {
     while (device->model().evidence(shape).value().missing > 0) {
       CHECK(device->model().observe(shape, 10).ok());
@@ -78,13 +78,13 @@ TEST(after_close_no_segment_starts) {
 }
 
 TEST(sizes_that_do_not_fit_are_rejected_and_nothing_is_left_running) {
-  DeviceConfig wrong = config();
+  LendingConfig wrong = config();
   wrong.serving_block_bytes = 0;
-  CHECK_EQ(Device::create(pool(), wrong).status().code(), Code::kInvalidArgument);
+  CHECK_EQ(LendingDevice::create(pool(), wrong).status().code(), Code::kInvalidArgument);
   wrong = config();
   wrong.reserve_slabs = 9;
-  CHECK_EQ(Device::create(pool(), wrong).status().code(), Code::kInvalidArgument);
+  CHECK_EQ(LendingDevice::create(pool(), wrong).status().code(), Code::kInvalidArgument);
   wrong = config();
   wrong.segment_prior_ms = 0;
-  CHECK_EQ(Device::create(pool(), wrong).status().code(), Code::kInvalidArgument);
+  CHECK_EQ(LendingDevice::create(pool(), wrong).status().code(), Code::kInvalidArgument);
 }
