@@ -17,7 +17,7 @@ CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -
 # pip does not compile modules: Python compiles each at its first import, and keeps the result.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
+.PHONY: install build wheel messages stub demo test test-slow lint lint-style lint-types lint-layout format
 .PHONY: check mutants bench gpu docs clean vllm-env test-vllm learn-env learn test-learn
 
 install: $(STAMP)
@@ -82,6 +82,10 @@ wheel: build
 # The output of protoc is in the repository, so building rose needs no protoc.
 messages: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $$(find rose -name '*.proto')
+
+# The types of the C++ core, from the signatures of its bindings.
+stub: build
+	$(BIN)/python -m tests.stub
 
 demo: build
 	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit(1)' || \

@@ -25,7 +25,7 @@ from rose.executor import (
     RolloutLane,
     ServingLane,
 )
-from rose.executor.revocation import Revocation
+from rose.executor.revocation import Notice, Revocation
 from rose.units import MIB, NS_PER_MS
 
 KV = KVGeometry(layers=4, block_tokens=16, bytes_per_token=1024)
@@ -83,9 +83,8 @@ class Borrower:
     def is_in_step(self) -> bool:
         return self._pin is not None
 
-    def _on_revoke(self, revocation: Revocation) -> None:
+    def _on_revoke(self, _notice: Notice) -> None:
         with self._books:
-            revocation.begin(())
             if self._pin is None:
                 self._free_leaving()
 
@@ -100,8 +99,9 @@ class Borrower:
         self._lane.ensure(missing)
         allocator = self._lane.kv.allocator
         with self._books:
-            for block in allocator.alloc(min(missing, allocator.free_blocks)) or ():
-                self._blocks.setdefault(allocator.slab_of(block), []).append(block)
+            blocks = allocator.alloc(min(missing, allocator.free_blocks)) or []
+            for block, slab in zip(blocks, allocator.slabs_of(blocks), strict=True):
+                self._blocks.setdefault(slab, []).append(block)
 
     def _run(self) -> None:
         while not self._stop.is_set():

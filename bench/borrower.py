@@ -124,7 +124,7 @@ def run_segments(tenant: Attachment, blocks: BlockAllocator, line: Connection) -
     while True:
         held: list[int] = []
         pins: list[int] = []
-        while not (held and tenant.leaving(tenant.partition)):
+        while not (held and tenant.leaving()):
             # The slabs of a grant arrive one by one, so each gate looks for further ones.
             if more := blocks.alloc(blocks.free_blocks):
                 held += more

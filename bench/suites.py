@@ -9,7 +9,7 @@ _FOLDERS: Final = ("bench", "bench/lab/suites")
 # Suites of several files; every other file is a separate suite.
 _FILES: Final = {
     "compute": ("compute", "gate", "latency"),
-    "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
+    "memory": ("admission", "blocks", "scrub", "tenants"),
     "transfer": ("chunks", "codec", "crossing", "update"),
 }
 

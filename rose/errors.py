@@ -20,6 +20,20 @@ class Unavailable(RoseError):
     """A required external part, such as a driver or a peer, is missing or broken."""
 
 
+class RetryLater(Unavailable):
+    """The peer refuses for a known time."""
+
+    def __init__(self, message: str, *, retry_after_ms: float) -> None:
+        """Say why and how long.
+
+        Args:
+            message: reason of the refusal.
+            retry_after_ms: milliseconds until a retry can succeed, > 0.
+        """
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
 class DeadlineExceeded(RoseError, TimeoutError):
     """Something did not happen in time."""
 

@@ -71,7 +71,7 @@ def ensure(folder: Path) -> None:
     """Serving waits for memory that the borrower does not give back."""
     rig = Rig(folder / "log")
     rig.borrow(64)
-    rig.rollout.on_revoke = lambda revocation: revocation.begin(())
+    rig.rollout.on_revoke = lambda _notice: None
     beside(lambda: rig.serving.ensure(50))
     rest()
 

@@ -36,6 +36,7 @@ TESTS_OF: Final = {
     "memory": ("tests/memory", "tests/executor"),
     "compute": ("tests/compute", "tests/executor"),
     "slo": ("tests/slo", "tests/executor"),
+    "coserving": ("tests/compute", "tests/executor"),
     "transfer": ("tests/transfer", "tests/checkpoints"),
     "scheduler": ("tests/scheduler", "tests/lab/sim"),
     "executor": ("tests/executor", "tests/engines"),

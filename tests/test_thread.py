@@ -19,9 +19,9 @@ from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import WorkerKind, WorkerLost
 from rose.thread import Thread, ThreadPool
 from rose.transfer import VersionLog
-from rose.transfer.manifest import Signing
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.rounds import Rounds
+from rose.transfer.signing import Signing
 from rose.transfer.wire.chunk_plane import ANSWERERS, ChunkServer
 from rose_lab.broker.lending import LendingLoop
 from rose_lab.demo.rl.background import Background

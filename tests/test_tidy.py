@@ -214,6 +214,7 @@ CORE_FLOORS: Final = {
     "base": 0,
     "driver": 1,
     **dict.fromkeys(("memory", "compute", "slo", "transfer", "scheduler"), 2),
+    "coserving": 3,
     "sim": 3,  # of the laboratory
     **dict.fromkeys(("bind", "bind_sim"), 4),
 }
@@ -240,7 +241,7 @@ def includes_go_down(source: Source) -> Iterator[Finding]:
         elif "/" not in header or other not in CORE_FLOORS:
             yield line, f'"{header}": name the room too, as in "{room}/{header.split("/")[-1]}"'
         elif other != room and CORE_FLOORS[other] == CORE_FLOORS[room] and room not in BINDINGS:
-            yield line, f"{room} includes its sibling {other}; exchange values, joined in bind"
+            yield line, f"{room} includes its sibling {other}; join the two in coserving or bind"
         elif CORE_FLOORS[other] > CORE_FLOORS[room]:
             yield line, f"{room} includes {other}, which is above it; pass the part in"
 

@@ -60,7 +60,6 @@ SUITES: Final = (
     Suite("bench.gpu.suite_codec_large", limit_s=60.0),
     Suite("bench.gpu.suite_pause_host"),
     Suite("bench.gpu.suite_memory"),
-    Suite("bench.gpu.suite_weights"),
     Suite("bench.gpu.suite_leases"),
     Suite("bench.gpu.suite_attention"),
     Suite("bench.gpu.suite_triton", limit_s=60.0),  # it compiles for a part of that time

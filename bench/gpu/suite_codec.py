@@ -46,28 +46,24 @@ CALLS: Final = 5
 
 
 class Packing:
-    """A repeatable pack: the shadow is restored before each.
+    """A repeatable pack by the CUDA kernels: the shadow is restored before each."""
 
-    The CUDA kernels pack into an arena; the Triton ones have none and allocate as they need.
-    """
-
-    def __init__(self, codec: Any, versions: Versions, *, has_arena: bool = True) -> None:
+    def __init__(self, codec: Any, versions: Versions) -> None:
         self.versions = versions
         self.shadow = versions.old.clone()
         self._codec = codec
-        self._base_digest = codec.digest(self.shadow)
-        self._room = {"arena_words": arena_words_of(versions.count)} if has_arena else {}
+        self._base_digests = codec.digests([self.shadow])
 
     def restore(self) -> None:
         self.shadow.copy_(self.versions.old)
 
     def once(self) -> Any:
-        return self._codec.delta_pack(
-            self.versions.new,
-            self.shadow,
+        return self._codec.pack_blocks(
+            [self.versions.new],
+            [self.shadow],
+            self._base_digests,
             block_elements=BLOCK_ELEMENTS,
-            base_digest=self._base_digest,
-            **self._room,
+            arena_words=arena_words_of(self.versions.count),
         )
 
     def checked(self) -> Any:
@@ -94,15 +90,9 @@ class Packing:
 
 
 def applied(codec: Any, packed: Any, weights: Any, *, undo: bool = False) -> Any:
-    """Apply or undo a delta; CUDA returns the lowest corrupt block, or -1, on the device."""
-    return codec.delta_apply(
-        weights,
-        packed.entries,
-        packed.offsets,
-        packed.arena,
-        block_elements=BLOCK_ELEMENTS,
-        undo=undo,
-    )
+    """Apply or undo a delta; return the lowest corrupt block, or -1, on the device."""
+    tables = [(packed.entries, packed.offsets, packed.arena)]
+    return codec.apply_blocks([weights], tables, [BLOCK_ELEMENTS], undo=undo)[0]
 
 
 def share_of_copy(moved_bytes: int, ms: float, gb_s: float) -> float:
@@ -187,7 +177,7 @@ def applies(report: Report, cuda: Any, versions: Versions, packed: Any) -> None:
 def digests(report: Report, cuda: Any, versions: Versions, gb_s: float) -> None:
     with report.rows("digest_gb_s", "digest_share_of_copy"):
         moved_bytes = ELEMENT_BYTES * versions.count
-        ms = median_of(event_timed(lambda: cuda.digest(versions.new)), rounds=ROUNDS)
+        ms = median_of(event_timed(lambda: cuda.digests([versions.new])), rounds=ROUNDS)
         report.add("digest_gb_s", moved_bytes / GB / (ms * 1e-3), "GB/s")
         report.add("digest_share_of_copy", share_of_copy(moved_bytes, ms, gb_s), "ratio")
 
@@ -246,19 +236,20 @@ def topk(report: Report, cuda: Any) -> None:
         versions = two_versions(TOPK_COUNT, seed=fresh_seed("top-k"))
         budget = int(TOPK_COUNT * CHANGED_SHARE / 10)
         shadow = versions.old.clone()
-        base_digest = cuda.digest(shadow)
+        base_digests = cuda.digests([shadow])
 
         def restore() -> None:
             shadow.copy_(versions.old)
 
         def subject() -> None:
-            threshold = cuda.topk_threshold(versions.new, shadow, budget=budget)
-            cuda.delta_pack(
-                versions.new,
-                shadow,
+            threshold = cuda.find_threshold(versions.new, shadow, budget=budget)
+            cuda.pack_blocks(
+                [versions.new],
+                [shadow],
+                base_digests,
+                block_elements=BLOCK_ELEMENTS,
                 arena_words=arena_words_of(TOPK_COUNT),
                 threshold=threshold,
-                base_digest=base_digest,
             )
 
         def peer() -> None:

@@ -194,6 +194,14 @@ py::list finish_evacuation(BlockAllocator& self, const py::object& from, const p
   return to_list(now_at);
 }
 
+// Returns the slab of each block, -1 for an id that lies in no slab.
+py::list slabs_of(const BlockAllocator& self, const py::object& ids) {
+  const Ids blocks{ids};
+  std::vector<SlabId> slabs;
+  for (const BlockId block : blocks.span()) slabs.push_back(self.grid().slab_at(block));
+  return to_list(slabs);
+}
+
 void check_slab(const BlockAllocator& allocator, SlabId slab) {
   if (slab >= 0 && slab < allocator.grid().shape().slab_count) return;
   raise(Status::invalid_argument("slab " + std::to_string(slab) + " does not exist"));
@@ -298,9 +306,7 @@ void bind_blocks(py::module_& m) {
       .def(
           "generation", [](const Self& self, SlabId slab) { return take(self.generation(slab)); },
           py::arg("slab"))
-      .def(
-          "slab_of", [](const Self& self, BlockId block) { return self.grid().slab_at(block); },
-          py::arg("block"))
+      .def("slabs_of", &slabs_of, py::arg("ids"))
       .def(
           "slab_blocks",
           [](const Self& self, SlabId slab) {

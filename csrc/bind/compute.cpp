@@ -11,6 +11,7 @@
 #include "bind/status.h"
 #include "bind/unlocked.h"
 #include "compute/host_gate.h"
+#include "coserving/borrower_step.h"
 
 namespace rose::bind {
 
@@ -37,6 +38,11 @@ Verdict pass_gate(HostGate& gate, double timeout_ms) {
   if (const auto verdict = gate.try_pass()) return *verdict;
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
   return unlocked([&] { return gate.pass(timeout_ns); });
+}
+
+std::optional<Verdict> start_at_gate(HostGate& gate, const memory::Attachment& tenant,
+                                     double timeout_ms) {
+  return coserving::start_step(tenant, gate, [&] { return pass_gate(gate, timeout_ms); });
 }
 
 void expect_arrival(HostGate& gate, double within_ms) {
@@ -105,6 +111,8 @@ void bind_compute(py::module_& module) {
       .def_static("attach", &attach_gate, py::arg("fd"), py::kw_only(),
                   py::arg("clock") = py::none())
       .def("fileno", [](const HostGate& gate) { return gate.fd().get(); })
+      .def("start", &start_at_gate, py::arg("tenant").none(false), py::kw_only(),
+           py::arg("timeout_ms"))
       .def("begin_step", &HostGate::begin_step)
       .def("try_pass", &HostGate::try_pass)
       .def("pass_", &pass_gate, py::kw_only(), py::arg("timeout_ms"))

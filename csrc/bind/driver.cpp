@@ -2,7 +2,6 @@
 //
 // Nothing here calls Python. Any driver call may wait for a lock of the driver that another thread
 // holds, so all calls run without the GIL.
-#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -10,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -127,16 +125,7 @@ void bind_streams(py::module_& m) {
             const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
             check_unlocked([&] { return self.wait(timeout_ns); });
           },
-          py::kw_only(), py::arg("timeout_ms"))
-      .def(
-          "copy_from_host",
-          [](const Stream& self, std::uintptr_t to,
-             const py::array_t<std::uint8_t, py::array::c_style>& host) {
-            const auto from =
-                std::as_bytes(std::span{host.data(), static_cast<std::size_t>(host.size())});
-            check_unlocked([&] { return self.copy_from_host(to, from); });
-          },
-          py::arg("to"), py::arg("host").noconvert());
+          py::kw_only(), py::arg("timeout_ms"));
 
   UnlockedClass<Event>(m, "CudaEvent")
       .def_static(

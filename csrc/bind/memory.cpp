@@ -215,20 +215,6 @@ void bind_arbiter(py::module_& m) {
           py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
           py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
       .def(
-          "add_group",
-          [](Self& a, PartitionId id, std::size_t block_bytes, std::size_t origin_bytes,
-             std::int32_t blocks_per_slab_max) {
-            return take(a.add_group(id, {block_bytes, origin_bytes, blocks_per_slab_max}));
-          },
-          py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
-          py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
-      .def(
-          "missing_slabs",
-          [](const Self& a, PartitionId id, const std::vector<std::int64_t>& wanted) {
-            return take(a.missing_slabs(id, wanted));
-          },
-          py::arg("partition"), py::arg("wanted"))
-      .def(
           "take", [](Self& a, PartitionId id, std::int32_t n) { return take(a.take(id, n)); },
           py::arg("partition"), py::arg("n"))
       .def(
@@ -260,34 +246,13 @@ void bind_arbiter(py::module_& m) {
           "candidates", [](const Self& a, PartitionId id) { return take(a.candidates(id)); },
           py::arg("partition"))
       .def(
-          "leaving", [](const Self& a, PartitionId id) { return take(a.leaving(id)); },
-          py::arg("partition"))
-      .def(
-          "lent",
-          [](const Self& a, PartitionId id) {
-            std::vector<SlabId> slabs;
-            for (const Candidate& one : take(a.candidates(id))) slabs.push_back(one.slab);
-            return slabs;
-          },
-          py::arg("partition"))
-      .def(
-          "is_late",
-          [](const Self& a, PartitionId id) {
-            return a.snapshot().partitions.at(static_cast<std::size_t>(id)).partition.quarantined >
-                   0;
-          },
-          py::arg("partition"))
-      .def(
-          "give_idle", [](Self& a, PartitionId id) { return take(a.give_idle(id)); },
-          py::arg("partition"))
-      .def(
           "revoke",
           [](Self& a, PartitionId id, std::int32_t n, Nanoseconds deadline_ns,
-             std::optional<PartitionId> taker, const std::vector<SlabId>& preferred) {
-            return take(a.revoke(id, n, deadline_ns, taker.value_or(memory::kNobody), preferred));
+             std::optional<PartitionId> taker) {
+            return take(a.revoke(id, n, deadline_ns, taker.value_or(memory::kNobody)));
           },
           py::arg("partition"), py::arg("n"), py::kw_only(), py::arg("deadline_ns"),
-          py::arg("taker") = py::none(), py::arg("preferred") = std::vector<SlabId>{})
+          py::arg("taker") = py::none())
       .def(
           "poll", [](Self& a, memory::RevocationId id) { return take(a.poll(id)); },
           py::arg("revocation"))

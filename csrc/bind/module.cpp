@@ -18,7 +18,7 @@ void bind_serving_state(pybind11::module_& module);
 void bind_watchdog(pybind11::module_& module);
 void bind_creditor(pybind11::module_& module);
 void bind_admission(pybind11::module_& module);
-void bind_moves(pybind11::module_& module);
+void bind_coserving(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 void bind_chunks(pybind11::module_& module);
 void bind_strat(pybind11::module_& module);
@@ -45,7 +45,7 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_watchdog(module);
   rose::bind::bind_creditor(module);
   rose::bind::bind_admission(module);
-  rose::bind::bind_moves(module);
+  rose::bind::bind_coserving(module);
   rose::bind::bind_transfer(module);
   rose::bind::bind_chunks(module);
   rose::bind::bind_strat(module);

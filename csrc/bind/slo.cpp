@@ -27,11 +27,13 @@ std::shared_ptr<CertificateLog> create_log(
     double blocking_ms, double heartbeat_ttl_ms, std::uint32_t max_segments, std::uint32_t slabs,
     std::uint32_t partitions, std::uint32_t blocks_per_slab, std::uint32_t block_tokens,
     std::uint32_t max_request_tokens, std::uint32_t max_batch_tokens, std::uint32_t burst_requests,
-    double revoke_ms, double slowdown, std::uint32_t without, std::shared_ptr<Clock> clock) {
-  for (const double ms : {ttft_ms, tpot_ms, signal_ms, blocking_ms, revoke_ms}) {
+    double revoke_ms, double slowdown, std::uint32_t without, double wait_budget_ms,
+    double park_wait_ms, std::shared_ptr<Clock> clock) {
+  for (const double ms : {ttft_ms, tpot_ms, signal_ms, blocking_ms, revoke_ms, park_wait_ms}) {
     if (!(std::isfinite(ms) && ms >= 0)) {
       raise(Status::invalid_argument(
-          "ttft_ms, tpot_ms, signal_ms, blocking_ms and revoke_ms must be finite and >= 0, got " +
+          "ttft_ms, tpot_ms, signal_ms, blocking_ms, revoke_ms and park_wait_ms must be finite and "
+          ">= 0, got " +
           std::to_string(ms)));
     }
   }
@@ -56,7 +58,9 @@ std::shared_ptr<CertificateLog> create_log(
                               .burst_requests = burst_requests,
                               .revoke_ms = revoke_ms,
                               .slowdown = slowdown,
-                              .without = without},
+                              .without = without,
+                              .wait_budget_ns = ns_of_ms(wait_budget_ms, "wait_budget_ms"),
+                              .park_wait_ms = park_wait_ms},
                              clock_or_boot(std::move(clock))));
 }
 
@@ -95,6 +99,8 @@ void bind_log(py::module_& module) {
       .value("END", RecordKind::kEnd)
       .value("TOKENS", RecordKind::kTokens)
       .value("FORCED", RecordKind::kForced)
+      .value("WAITED", RecordKind::kWaited)
+      .value("EVICTED", RecordKind::kEvicted)
       .finalize();
 
   // ~CertificateLog writes to the disk and joins a thread, so it must not hold the GIL.
@@ -105,7 +111,8 @@ void bind_log(py::module_& module) {
            py::arg("partitions"), py::arg("blocks_per_slab"), py::arg("block_tokens") = 0,
            py::arg("max_request_tokens") = 0, py::arg("max_batch_tokens") = 0,
            py::arg("burst_requests") = 0, py::arg("revoke_ms") = 0.0, py::arg("slowdown") = 0.0,
-           py::arg("without") = 0, py::arg("clock") = py::none())
+           py::arg("without") = 0, py::arg("wait_budget_ms") = 1000.0,
+           py::arg("park_wait_ms") = 1000.0, py::arg("clock") = py::none())
       .def("append_move", &CertificateLog::append_move, py::kw_only(), py::arg("from_partition"),
            py::arg("to_partition"), py::arg("slabs"), py::arg("lease_id"), py::arg("epoch"),
            py::arg("move_kind"))
@@ -115,6 +122,11 @@ void bind_log(py::module_& module) {
            py::arg("decode_sequences"), py::arg("context_tokens"), py::arg("prefill_tokens"),
            py::arg("blocked_ms") = 0.0, py::arg("lent_ms") = 0.0, py::arg("began_ns") = 0)
       .def("append_gave_back", &CertificateLog::append_gave_back, py::arg("reason"))
+      .def("append_evicted", &CertificateLog::append_evicted, py::kw_only(), py::arg("borrower"),
+           py::arg("pid"), py::arg("reason"))
+      .def_property_readonly(
+          "waited_ms",
+          [](CertificateLog& log) { return static_cast<double>(log.wait_spent_ns()) / 1e6; })
       .def("flush", [](CertificateLog& log) { check_unlocked([&] { return log.flush(); }); })
       .def("close", [](CertificateLog& log) { check_unlocked([&] { return log.close(); }); })
       .def("count", &CertificateLog::count, py::arg("kind"))

@@ -16,6 +16,7 @@
 #include "bind/stream.h"
 #include "bind/unlocked.h"
 #include "compute/gate_probe.h"
+#include "coserving/borrower_step.h"
 
 namespace rose::bind {
 
@@ -46,6 +47,12 @@ std::unique_ptr<StreamGate> create_stream_gate(const std::shared_ptr<Device>& de
 }
 
 void set_launches(StreamGate& gate, std::uint32_t launches) { check(gate.set_launches(launches)); }
+
+std::optional<Verdict> start_at_stream_gate(StreamGate& gate, const memory::Attachment& tenant,
+                                            double timeout_ms) {
+  const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
+  return take_unlocked([&] { return coserving::start_step(tenant, gate, timeout_ns); });
+}
 
 Verdict pass_stream_gate(StreamGate& gate, double timeout_ms) {
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
@@ -122,6 +129,8 @@ void bind_stream_gate(py::module_& module) {
                   py::arg("gate").none(false), py::kw_only(), py::arg("stream"), py::arg("kind"),
                   py::arg("window") = 2, py::arg("launches") = 1,
                   py::arg("drain_timeout_ms") = 1000.0)
+      .def("start", &start_at_stream_gate, py::arg("tenant").none(false), py::kw_only(),
+           py::arg("timeout_ms"))
       .def("begin_step", &StreamGate::begin_step)
       .def("pass_", &pass_stream_gate, py::kw_only(), py::arg("timeout_ms"))
       .def("settle", &settle_gate, py::kw_only(), py::arg("timeout_ms"))

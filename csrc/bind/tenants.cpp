@@ -14,12 +14,15 @@
 #include "bind/pool.h"
 #include "bind/status.h"
 #include "bind/unlocked.h"
+#include "coserving/borrower_step.h"
+#include "coserving/tenant.h"
 #include "memory/attachment.h"
 #include "memory/tenant_watch.h"
 
 namespace rose::bind {
 
 namespace py = pybind11;
+using coserving::Tenant;
 using driver::Device;
 using memory::Arbiter;
 using memory::Attachment;
@@ -48,49 +51,19 @@ Result<Pool> map_pool(const PoolExport& from, const std::shared_ptr<Device>& dev
 
 // ---- in the arbiter's process
 
-// A tenant for Python: owns the watch until close().
-class Tenant {
- public:
-  Tenant(std::shared_ptr<Arbiter> arbiter, std::unique_ptr<TenantWatch> watch) noexcept
-      : arbiter_{std::move(arbiter)}, watch_{std::move(watch)} {}
-
-  const TenantWatch& watch() const {
-    if (watch_ == nullptr) {
-      raise(Status::invalid_argument("the tenant cannot be used after its close()"));
-    }
-    return *watch_;
-  }
-  Arbiter& arbiter() const noexcept { return *arbiter_; }
-  void close() {
-    std::unique_ptr<TenantWatch> ending = std::move(watch_);  // no later call finds the watch
-    const GilReleased released;                               // reset() joins a thread
-    ending.reset();
-  }
-  // Wakes the tenant, so that it looks at its mailbox. Has no effect after close().
-  void ring() const noexcept {
-    if (watch_ != nullptr) watch_->line().to_tenant.ring();
-  }
-  // Kills the tenant through the watch, unless the watch must not kill.
-  void evict() const noexcept {
-    if (watch_ != nullptr) watch_->line().late.ring();
-  }
-  bool is_alive() const noexcept { return watch_ != nullptr && watch_->process().is_alive(); }
-  memory::TenantReport report() const noexcept {
-    return watch_ == nullptr ? memory::TenantReport{} : watch_->line().mailbox.report();
-  }
-
- private:
-  std::shared_ptr<Arbiter> arbiter_;
-  std::unique_ptr<TenantWatch> watch_;
-};
-
 std::unique_ptr<Tenant> add_tenant(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
                                    const Process& process, bool kill_late, bool is_mapped) {
   const auto notify_at = is_mapped ? memory::Notify::kWhenClean : memory::Notify::kAtGrant;
-  check(arbiter->add_tenant(partition, notify_at).status());
-  std::unique_ptr<TenantWatch> watch =
-      take(TenantWatch::create(arbiter, partition, take(process.duplicate()), kill_late));
-  return std::make_unique<Tenant>(std::move(arbiter), std::move(watch));
+  return take(Tenant::create(std::move(arbiter), partition, process, notify_at, kill_late));
+}
+
+// Raises after the tenant's close().
+std::shared_ptr<const TenantWatch> watch_of(const Tenant& tenant) {
+  std::shared_ptr<const TenantWatch> watch = tenant.watch();
+  if (watch == nullptr) {
+    raise(Status::invalid_argument("the tenant cannot be used after its close()"));
+  }
+  return watch;
 }
 
 void bind_process(py::module_& m) {
@@ -109,16 +82,16 @@ void bind_tenant(py::module_& m) {
   using Self = Tenant;
   const auto report = [](const Self& t) { return t.report(); };
   UnlockedClass<Self>(m, "Tenant")
-      .def_property_readonly("partition", [](const Self& t) { return t.watch().partition(); })
-      .def_property_readonly("pid", [](const Self& t) { return t.watch().process().pid(); })
+      .def_property_readonly("partition", [](const Self& t) { return watch_of(t)->partition(); })
+      .def_property_readonly("pid", [](const Self& t) { return watch_of(t)->process().pid(); })
       .def_property_readonly("is_alive", &Self::is_alive)
-      .def_property_readonly("was_killed", [](const Self& t) { return t.watch().was_killed(); })
+      .def_property_readonly("was_killed", [](const Self& t) { return watch_of(t)->was_killed(); })
       .def_property_readonly("mailbox_fd",
-                             [](const Self& t) { return t.watch().line().mailbox.fd(); })
+                             [](const Self& t) { return watch_of(t)->line().mailbox.fd(); })
       .def_property_readonly("to_arbiter_fd",
-                             [](const Self& t) { return t.watch().line().to_arbiter.get(); })
+                             [](const Self& t) { return watch_of(t)->line().to_arbiter.get(); })
       .def_property_readonly("to_tenant_fd",
-                             [](const Self& t) { return t.watch().line().to_tenant.get(); })
+                             [](const Self& t) { return watch_of(t)->line().to_tenant.get(); })
       .def_property_readonly("heartbeat_ns",
                              [report](const Self& t) { return report(t).heartbeat_ns; })
       .def_property_readonly("progress", [report](const Self& t) { return report(t).progress; })
@@ -132,18 +105,18 @@ void bind_tenant(py::module_& m) {
           "wait_lost",
           [](const Self& t, double timeout_ms) {
             const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-            const TenantWatch& watch = t.watch();
-            const bool is_lost = unlocked([&] { return watch.wait_lost(timeout_ns); });
-            check(watch.failure());
+            const auto watch = watch_of(t);
+            const bool is_lost = unlocked([&] { return watch->wait_lost(timeout_ns); });
+            check(watch->failure());
             return is_lost;
           },
           py::kw_only(), py::arg("timeout_ms"))
-      .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(t.watch().partition())); })
+      .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(watch_of(t)->partition())); })
       .def("ring", [](const Self& t) { t.ring(); })
       // Makes the watch kill the tenant's process, as after a missed deadline. Does not wait for
       // the process to end.
       .def("evict", [](const Self& t) { t.evict(); })
-      .def("close", &Self::close);
+      .def("close", &Self::close, gil_released());
 }
 
 // ---- in the tenant's process
@@ -214,6 +187,13 @@ void bind_attachment(py::module_& m) {
       .def_static("create", &attach_tenant, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
                   py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
                   py::arg("socket_fd") = -1, py::arg("device") = py::none())
+      // In the arbiter's own process, for a tenant that add_tenant() made.
+      .def_static(
+          "create_here",
+          [](std::shared_ptr<Arbiter> arbiter, PartitionId partition) {
+            return take(Attachment::create_here(std::move(arbiter), partition));
+          },
+          py::arg("arbiter"), py::arg("partition"))
       .def_static("create_mapped", &attach_mapped, py::kw_only(), py::arg("slab_bytes"),
                   py::arg("slab_count"), py::arg("header_slabs"), py::arg("ledger_fd"),
                   py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
@@ -246,22 +226,6 @@ void bind_attachment(py::module_& m) {
           py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
           py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
       .def(
-          "add_group",
-          [](Self& a, PartitionId partition, std::size_t block_bytes, std::size_t origin_bytes,
-             std::int32_t blocks_per_slab_max) {
-            check_own(a, partition);
-            return take(a.add_group({block_bytes, origin_bytes, blocks_per_slab_max}));
-          },
-          py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
-          py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
-      .def(
-          "missing_slabs",
-          [](const Self& a, PartitionId partition, const std::vector<std::int64_t>& wanted) {
-            check_own(a, partition);
-            return take(a.missing_slabs(wanted));
-          },
-          py::arg("partition"), py::arg("wanted"))
-      .def(
           "news",
           [](Self& a, double timeout_ms) {
             const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
@@ -272,45 +236,23 @@ void bind_attachment(py::module_& m) {
           "attend",
           [](Self& a, double every_ms) { check(a.attend(ns_of_ms(every_ms, "every_ms"))); },
           py::kw_only(), py::arg("every_ms"))
-      .def("hold", &Self::hold)
-      .def("release", &Self::release)
+      .def("wake", &Self::wake)
+      .def("begin_plan",
+           [](Self& a) {
+             coserving::PlannedSlabs slabs = take(coserving::begin_plan(a));
+             return std::pair{std::move(slabs.leaving), std::move(slabs.lent)};
+           })
+      .def(
+          "end_plan",
+          [](Self& a, const std::vector<SlabId>& order) { check(coserving::end_plan(a, order)); },
+          py::arg("order"))
       .def("admit", [](Self& a) { return take(a.look()).admitted; })
-      .def(
-          "lent",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.lent());
-          },
-          py::arg("partition"))
-      .def(
-          "leaving",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.leaving());
-          },
-          py::arg("partition"))
-      .def(
-          "is_late",
-          [](const Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return a.is_late();
-          },
-          py::arg("partition"))
+      .def("lent", [](Self& a) { return take(a.lent()); })
+      .def("leaving", [](Self& a) { return take(a.leaving()); })
+      .def("is_late", &Self::is_late)
       .def("revocation", [](const Self& a) { return take(a.revocation()); })
       .def("beat", &Self::beat, py::kw_only(), py::arg("progress") = 0)
-      .def(
-          "set_ranks",
-          [](Self& a, const std::vector<SlabId>& slabs, const std::vector<std::uint32_t>& ranks) {
-            check(a.set_ranks(slabs, ranks));
-          },
-          py::arg("slabs"), py::arg("ranks"))
-      .def(
-          "give_idle",
-          [](Self& a, PartitionId partition) {
-            check_own(a, partition);
-            return take(a.give_idle());
-          },
-          py::arg("partition"))
+      .def("give_idle", [](Self& a) { return take(a.give_idle()); })
       .def("close", [](Self& a) { check_unlocked([&] { return a.close(); }); });
 }
 

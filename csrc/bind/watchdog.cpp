@@ -1,4 +1,4 @@
-// The watchdog for Python. It records in the certificate log each segment that it lets through.
+// The watchdog for Python.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -12,8 +12,7 @@
 #include "bind/stream.h"
 #include "bind/unlocked.h"
 #include "compute/watchdog.h"
-#include "slo/certificate_log.h"
-#include "slo/serving_state.h"
+#include "coserving/logged_opening.h"
 
 namespace rose::bind {
 
@@ -24,22 +23,11 @@ using slo::CertificateLog;
 
 namespace {
 
-class LoggedOpening final : public compute::ForcedLog {
- public:
-  explicit LoggedOpening(std::shared_ptr<CertificateLog> log) noexcept : log_{std::move(log)} {}
-  void forced(std::uint32_t passed, std::uint32_t close_epoch) noexcept override {
-    log_->append(slo::ForcedRecord{.passed = passed, .close_epoch = close_epoch});
-  }
-
- private:
-  std::shared_ptr<CertificateLog> log_;
-};
-
 std::shared_ptr<Watchdog> create_watchdog(std::shared_ptr<HostGate> gate,
                                           std::shared_ptr<CertificateLog> log, double after_ms,
                                           std::shared_ptr<Clock> clock) {
   std::shared_ptr<compute::ForcedLog> record;
-  if (log != nullptr) record = std::make_shared<LoggedOpening>(std::move(log));
+  if (log != nullptr) record = std::make_shared<coserving::LoggedOpening>(std::move(log));
   return std::make_shared<Watchdog>(std::move(gate), std::move(record),
                                     clock_or_boot(std::move(clock)),
                                     ns_of_ms(after_ms, "after_ms"));
@@ -48,12 +36,8 @@ std::shared_ptr<Watchdog> create_watchdog(std::shared_ptr<HostGate> gate,
 void watch(Watchdog& watchdog, const std::shared_ptr<driver::Device>& device,
            const std::vector<std::uintptr_t>& streams,
            const std::shared_ptr<slo::ServingState>& state) {
-  compute::ServingWork work{.device = device, .streams = {}, .progress = [state] {
-                              const slo::TokenTimes& times = state->token_times();
-                              if (state->pending() == 0) return std::uint64_t{0};
-                              return 1 + times.first.quantiles().count +
-                                     times.later.quantiles().count;
-                            }};
+  compute::ServingWork work{
+      .device = device, .streams = {}, .progress = coserving::token_progress(state)};
   for (const std::uintptr_t one : streams) work.streams.push_back(stream_of(one));
   watchdog.watch(std::move(work));
 }

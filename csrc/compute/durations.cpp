@@ -16,9 +16,9 @@ void DurationRing::record(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcep
 // Called for every certificate, so it must be fast. The ring is ordered by the end of the
 // durations, so the recent ones are adjacent. Each of them is read once, and only those from the
 // quantile upwards are kept in a sorted list.
-Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
+Nanoseconds DurationRing::recent_quantile(double share, Nanoseconds since_ns) const noexcept {
   const std::uint64_t end = recorded_.load(std::memory_order_acquire);
-  const Nanoseconds oldest_ns = newest_ns() - kRecentNs;
+  const Nanoseconds oldest_ns = std::max(since_ns, newest_ns() - kRecentNs);
   std::uint64_t first = end - std::min<std::uint64_t>(end, kRecent);
   while (first < end && ended_ns_[first % kRecent].load(std::memory_order_relaxed) < oldest_ns) {
     ++first;

@@ -24,9 +24,9 @@ class DurationRing {
 
   void record(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcept;
 
-  // The `share` quantile of the last kRecent durations that ended at most kRecentNs before the
-  // newest; 0 without durations.
-  Nanoseconds recent_quantile(double share) const noexcept;
+  // The `share` quantile of the last kRecent durations that ended at `since_ns` or later, and at
+  // most kRecentNs before the newest; 0 without durations.
+  Nanoseconds recent_quantile(double share, Nanoseconds since_ns = 0) const noexcept;
   // End of the newest duration; 0 without durations.
   Nanoseconds newest_ns() const noexcept { return newest_ns_.load(std::memory_order_relaxed); }
 

@@ -178,8 +178,8 @@ class HostGate {
   }
 
   GateStats stats() const noexcept;
-  Nanoseconds recent_segment_ns(double share) const noexcept {
-    return page_->recent.recent_quantile(share);
+  Nanoseconds recent_segment_ns(double share, Nanoseconds since_ns = 0) const noexcept {
+    return page_->recent.recent_quantile(share, since_ns);
   }
   // Time since the newest segment ended; since the clock's zero if no segment has ended.
   Nanoseconds since_segment_ns() const noexcept {

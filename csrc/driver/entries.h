@@ -46,7 +46,6 @@
   X(cuMemHostUnregister, 4000, kRequired, (void*))                                                \
   X(cuMemHostGetDevicePointer, 3020, kRequired, (DevicePointer*, void*, unsigned))                \
   X(cuMemsetD32Async, 3020, kRequired, (DevicePointer, unsigned, std::size_t, CUstream))          \
-  X(cuMemcpyHtoDAsync, 3020, kRequired, (DevicePointer, const void*, std::size_t, CUstream))      \
   /* streams and events */                                                                        \
   X(cuStreamCreateWithPriority, 5050, kRequired, (CUstream*, unsigned, int))                      \
   X(cuStreamDestroy, 4000, kRequired, (CUstream))                                                 \

@@ -81,13 +81,6 @@ Status Stream::wait(Nanoseconds timeout_ns) const noexcept {
   }
 }
 
-Status Stream::copy_from_host(DevicePointer to, std::span<const std::byte> from) const noexcept {
-  if (from.empty()) return {};
-  const Current current{*device_};
-  ROSE_TRY(current.status());
-  return ROSE_CU(device_->driver(), cuMemcpyHtoDAsync, to, from.data(), from.size(), stream_);
-}
-
 Result<bool> is_idle(const Device& device, CUstream stream) noexcept {
   const Current current{device};
   ROSE_TRY(current.status());

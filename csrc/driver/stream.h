@@ -1,9 +1,7 @@
 // Rose's own streams, with a priority, and events.
 #pragma once
 
-#include <cstddef>
 #include <memory>
-#include <span>
 #include <utility>
 
 #include "base/clock.h"
@@ -35,9 +33,6 @@ class Stream {
   // Polls, with short sleeps, until idle; DeadlineExceeded after `timeout_ns`. Waits only for this
   // stream: nothing in rose synchronises a device.
   Status wait(Nanoseconds timeout_ns) const noexcept;
-  // Enqueues a copy of `from` to the device address `to`. The bytes must not change until the
-  // stream has passed the copy. The call may wait unless the bytes are page-locked.
-  Status copy_from_host(DevicePointer to, std::span<const std::byte> from) const noexcept;
 
  private:
   Stream(DevicePtr device, CUstream stream) noexcept

@@ -42,7 +42,6 @@ Arbiter::Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
   const auto count = static_cast<std::size_t>(slabs_.size());
   revoked_by_.resize(count, 0);
   scrubs_.resize(count, Scrub::kNone);
-  ranks_.resize(count, 0);
   victims_.reserve(count);
   busy_.reserve(count);
   shown_.reserve(kPartitionsMax);
@@ -96,7 +95,7 @@ Result<BlockAllocator*> Arbiter::add_allocator(PartitionId id, BlockGeometry geo
   std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
   if (place != nullptr) {
     return Status::invalid_argument("partition '" + partition(id).name +
-                                    "' has an allocator already: add_group() adds further ones");
+                                    "' has an allocator already");
   }
   std::unique_ptr<BlockAllocator> allocator{new BlockAllocator{grid.value(), books_, *this}};
   BlockAllocator* const made = allocator.get();
@@ -105,44 +104,6 @@ Result<BlockAllocator*> Arbiter::add_allocator(PartitionId id, BlockGeometry geo
     if (slabs_[slab].owner == id) place->add_slab(slab, slabs_[slab].generation);
   }
   return made;
-}
-
-Result<BlockAllocator*> Arbiter::add_group(PartitionId id, BlockGeometry geometry) noexcept {
-  Result<BlockGrid> grid = BlockGrid::create(pool_.shape(), geometry);
-  if (!grid.ok()) return grid.status();
-  const Transaction transaction{*this};
-  ROSE_TRY(check_live(id));
-  std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
-  auto* groups = dynamic_cast<SlabGroups*>(place.get());
-  if (groups == nullptr) {
-    auto* const alone = dynamic_cast<BlockAllocator*>(place.get());
-    if (alone == nullptr) return no_allocator(id);
-    auto made = std::make_unique<SlabGroups>(books_);
-    static_cast<void>(place.release());
-    made->add(std::unique_ptr<BlockAllocator>{alone});
-    groups = made.get();
-    place = std::move(made);
-  }
-  return groups->add(
-      std::unique_ptr<BlockAllocator>{new BlockAllocator{grid.value(), books_, *this}});
-}
-
-Result<std::int64_t> Arbiter::missing_slabs(PartitionId id,
-                                            std::span<const std::int64_t> wanted) const noexcept {
-  const SlabGroups* groups = nullptr;
-  {
-    const std::lock_guard lock{books_};
-    ROSE_TRY(check_live(id));
-    groups = dynamic_cast<const SlabGroups*>(holder_of(id));
-    if (groups == nullptr) return no_allocator(id);
-  }
-  return groups->missing_slabs(wanted);
-}
-
-Status Arbiter::no_allocator(PartitionId id) const noexcept {
-  return Status::invalid_argument("partition '" + partitions_[static_cast<std::size_t>(id)].name +
-                                  "' has no allocator here, or one without groups: call "
-                                  "add_allocator(), then add_group()");
 }
 
 Status Arbiter::check_known(PartitionId id) const noexcept {

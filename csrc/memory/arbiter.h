@@ -19,7 +19,6 @@
 #include "memory/partition.h"
 #include "memory/pool.h"
 #include "memory/remote_holder.h"
-#include "memory/slab_groups.h"
 #include "memory/slab_table.h"
 #include "memory/tenant_line.h"
 
@@ -176,11 +175,6 @@ class Arbiter final : private SlabWatcher {
   Status reopen_partition(PartitionId partition, std::int32_t limit_slabs) noexcept;
   // Adds the partition's only allocator, which lives as long as the arbiter.
   Result<BlockAllocator*> add_allocator(PartitionId partition, BlockGeometry geometry) noexcept;
-  // Adds an allocator for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
-  Result<BlockAllocator*> add_group(PartitionId partition, BlockGeometry geometry) noexcept;
-  // As SlabGroups::missing_slabs(). InvalidArgument for a partition without groups in this process.
-  Result<std::int64_t> missing_slabs(PartitionId partition,
-                                     std::span<const std::int64_t> wanted) const noexcept;
 
   // ---- tenants of other processes
 
@@ -190,6 +184,8 @@ class Arbiter final : private SlabWatcher {
   // Reads the tenant's mailbox, takes back the slabs that the tenant left or returned, and returns
   // their number. The tenant need not ring first; a second call changes nothing.
   Result<std::int32_t> sweep(PartitionId partition) noexcept;
+  // The same for one slab, which the tenant has just left.
+  Status sweep_slab(PartitionId partition, SlabId slab) noexcept;
   // Takes everything back from a tenant whose process is proven gone: its slabs are usable again,
   // its leases end, and its partition is dropped. Returns the number of slabs taken back; a second
   // call changes nothing.
@@ -231,22 +227,16 @@ class Arbiter final : private SlabWatcher {
 
   // ---- taking back
 
-  // Takes back the partition's lent slabs that have no blocks or pins. They are unowned when the
-  // call returns. Returns how many.
-  Result<std::int32_t> give_idle(PartitionId partition) noexcept;
-  // Returns the lent slabs of a partition, for an engine that chooses victims.
+  // Returns the lent slabs of a partition.
   Result<std::vector<Candidate>> candidates(PartitionId partition) const noexcept;
-  // Returns the partition's slabs that are being revoked or are in quarantine.
-  Result<std::vector<SlabId>> leaving(PartitionId partition) const noexcept;
   // Revokes up to n lent slabs, in this order:
   //   1. slabs without blocks or pins, which return within this call,
-  //   2. the slabs of `preferred`, in their order, except those that are no candidates,
-  //   3. the others, by ascending rank (the tenant's hint), then by ascending number of blocks in
+  //   2. the others, by ascending rank (the tenant's hint), then by ascending number of blocks in
   //      use.
   // A slab goes to `taker`; it becomes unowned if `taker` is -1, was dropped or is at its limit, or
   // if another partition's reserve needs the slab.
   Result<RevocationId> revoke(PartitionId partition, std::int32_t n, Nanoseconds deadline_ns,
-                              PartitionId taker, std::span<const SlabId> preferred) noexcept;
+                              PartitionId taker) noexcept;
   // Returns the progress of a revocation. After its deadline, the call also fences the pending
   // slabs. InvalidArgument for a completed revocation that was forgotten because kRevocationsKept
   // newer ones exist.
@@ -320,8 +310,7 @@ class Arbiter final : private SlabWatcher {
 
   // A lent slab with blocks or pins. Slabs are revoked in ascending order, field by field.
   struct Busy {
-    std::int32_t rank;   // in the caller's list of preferred slabs
-    std::uint32_t hint;  // rank from the tenant
+    std::uint32_t rank;  // the tenant's hint
     std::int32_t used;
     SlabId slab;
     auto operator<=>(const Busy&) const = default;
@@ -357,15 +346,13 @@ class Arbiter final : private SlabWatcher {
   Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
           std::shared_ptr<MoveObserver> observer) noexcept;
 
-  Status no_allocator(PartitionId id) const noexcept;
   static Status check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept;
 
   // All methods below need the mutex.
   Status on_slab_idle(SlabId slab) noexcept override;
   void on_blocks_taken(const SlabHolder& taker) noexcept override;
   bool is_of_watched(const SlabHolder& taker) const noexcept {
-    const SlabHolder* const watched = holder_of(watch_.partition);
-    return watched == &taker || (watched != nullptr && watched->includes(taker));
+    return holder_of(watch_.partition) == &taker;
   }
   // Number of free blocks below which the watched partition is short, with `unowned` unowned slabs.
   std::int64_t low_water(std::int32_t unowned) const noexcept {
@@ -399,8 +386,7 @@ class Arbiter final : private SlabWatcher {
   Status hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept;
   void announce(Move move) noexcept;
 
-  Status choose_victims(PartitionId from, std::int32_t n,
-                        std::span<const SlabId> preferred) noexcept;
+  void choose_victims(PartitionId from, std::int32_t n) noexcept;
   RevocationId open_revocation(PartitionId from, PartitionId taker, Nanoseconds deadline_ns,
                                std::int32_t wanted) noexcept;
   Status revoke_victims(RevocationId id) noexcept;
@@ -417,6 +403,8 @@ class Arbiter final : private SlabWatcher {
   Status release_quarantined(SlabId slab) noexcept;
   void erase_if_over(LeaseId id, const Lease& lease) noexcept;
   Result<std::int32_t> sweep_locked(PartitionId id) noexcept;
+  // True if the slab was one of the tenant's and is back.
+  Result<bool> bring_back(PartitionId id, SlabId slab) noexcept;
   Result<std::int32_t> take_given(PartitionId id) noexcept;
   Status drop_locked(PartitionId id) noexcept;
   Result<RevocationProgress> poll_locked(RevocationId id) noexcept;
@@ -441,7 +429,6 @@ class Arbiter final : private SlabWatcher {
   std::vector<Scrub> scrubs_;             // by slab: progress of clean()
   std::vector<SlabId> victims_;           // slabs chosen by the current revocation
   std::vector<Busy> busy_;                // scratch of choose_victims()
-  std::vector<std::int32_t> ranks_;       // scratch of choose_victims(), by slab
   std::vector<Account> accounts_;         // by partition
   std::vector<PartitionRecord> shown_;    // the records as published in the ledger
   std::vector<RevocationId> under_way_;   // revocations that were pending at the last show()

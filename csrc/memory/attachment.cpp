@@ -46,17 +46,35 @@ Result<Attachment::Line> Attachment::make_line(AttachmentParts parts) noexcept {
 
 Result<std::unique_ptr<Attachment>> Attachment::create(Pool pool, AttachmentParts parts) noexcept {
   const PoolShape shape = pool.shape();
-  return make(std::move(pool), shape, std::move(parts));
+  return make(std::move(pool), shape, std::move(parts), nullptr);
 }
 
 Result<std::unique_ptr<Attachment>> Attachment::create_mapped(PoolShape shape,
                                                               AttachmentParts parts) noexcept {
   ROSE_TRY(check_shape(shape));
-  return make(std::nullopt, shape, std::move(parts));
+  return make(std::nullopt, shape, std::move(parts), nullptr);
+}
+
+Result<std::unique_ptr<Attachment>> Attachment::create_here(std::shared_ptr<Arbiter> arbiter,
+                                                            PartitionId partition) noexcept {
+  const Result<std::shared_ptr<TenantLine>> line = arbiter->line_of(partition);
+  if (!line.ok()) return line.status();
+  AttachmentParts parts;
+  const auto copy = [](Result<FileDescriptor> from, FileDescriptor& to) -> Status {
+    if (from.ok()) to = from.take();
+    return from.status();
+  };
+  ROSE_TRY(copy(arbiter->share_ledger(), parts.ledger));
+  ROSE_TRY(copy(duplicate_fd(line.value()->mailbox.fd()), parts.mailbox));
+  ROSE_TRY(copy(duplicate_fd(line.value()->to_arbiter.get()), parts.to_arbiter));
+  ROSE_TRY(copy(duplicate_fd(line.value()->to_tenant.get()), parts.to_tenant));
+  const PoolShape shape = arbiter->pool().shape();
+  return make(std::nullopt, shape, std::move(parts), std::move(arbiter));
 }
 
 Result<std::unique_ptr<Attachment>> Attachment::make(std::optional<Pool> pool, PoolShape shape,
-                                                     AttachmentParts parts) noexcept {
+                                                     AttachmentParts parts,
+                                                     std::shared_ptr<Arbiter> arbiter) noexcept {
   const FileDescriptor mailbox_fd = std::move(parts.mailbox);
   Result<Line> line = make_line(std::move(parts));
   if (!line.ok()) return line.status();
@@ -71,17 +89,19 @@ Result<std::unique_ptr<Attachment>> Attachment::make(std::optional<Pool> pool, P
     return Status::corrupt("the mailbox belongs to another pool than the ledger");
   }
   return std::unique_ptr<Attachment>{
-      new Attachment{std::move(pool), shape, mailbox.take(), line.take()}};
+      new Attachment{std::move(pool), shape, mailbox.take(), line.take(), std::move(arbiter)}};
 }
 
-Attachment::Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbox,
-                       Line line) noexcept
+Attachment::Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbox, Line line,
+                       std::shared_ptr<Arbiter> arbiter) noexcept
     : pool_{std::move(pool)},
       shape_{shape},
       mailbox_{std::move(mailbox)},
       line_{std::move(line)},
+      arbiter_{std::move(arbiter)},
       partition_{mailbox_.partition()},
-      known_(static_cast<std::size_t>(shape.slab_count), Known{.is_mapped = pool_.has_value()}) {}
+      known_(static_cast<std::size_t>(shape.slab_count),
+             Known{.is_mapped = pool_.has_value() || arbiter_ != nullptr}) {}
 
 Attachment::~Attachment() { static_cast<void>(close()); }
 
@@ -95,31 +115,15 @@ Status Attachment::close() noexcept {
 }
 
 Result<BlockAllocator*> Attachment::add_allocator(BlockGeometry geometry) noexcept {
-  return make_group(geometry, true);
-}
-
-Result<BlockAllocator*> Attachment::add_group(BlockGeometry geometry) noexcept {
-  return make_group(geometry, false);
-}
-
-Result<BlockAllocator*> Attachment::make_group(BlockGeometry geometry, bool is_first) noexcept {
   Result<BlockGrid> grid = BlockGrid::create(shape_, geometry);
   if (!grid.ok()) return grid.status();
-  BlockAllocator* made = nullptr;
-  {
-    const std::lock_guard lock{slabs_};
-    if (has_allocator() == is_first) {
-      return Status::invalid_argument(is_first
-                                          ? "the attachment has an allocator already"
-                                          : "the attachment has no allocator yet: add one first");
-    }
-    const std::lock_guard blocks{blocks_};
-    made = groups_.add(
-        std::unique_ptr<BlockAllocator>{new BlockAllocator{grid.value(), blocks_, *this}});
+  const std::lock_guard lock{slabs_};
+  if (allocator_ != nullptr) {
+    return Status::invalid_argument("the attachment has an allocator already");
   }
-  const Result<TenantNews> found = look();
-  if (!found.ok()) return found.status();
-  return made;
+  allocator_.reset(new BlockAllocator{grid.value(), blocks_, *this});
+  ROSE_TRY(look_locked().status());
+  return allocator_.get();
 }
 
 // ---- the thread
@@ -130,18 +134,19 @@ Status Attachment::attend(Nanoseconds every_ns) noexcept {
 }
 
 void Attachment::run(Nanoseconds every_ns) noexcept {
+  const bool is_here = arbiter_ != nullptr;
+  const EventFd& bell = is_here ? line_.news : line_.to_tenant;
   const BootClock clock;
   std::vector<Nanoseconds> since_ns(known_.size(), 0);
   Nanoseconds beaten_ns = 0;
   bool has_closed = false;
   while (true) {
-    std::array<pollfd, 2> fds{pollfd{line_.stop.get(), POLLIN, 0},
-                              pollfd{line_.to_tenant.get(), POLLIN, 0}};
+    std::array<pollfd, 2> fds{pollfd{line_.stop.get(), POLLIN, 0}, pollfd{bell.get(), POLLIN, 0}};
     poll_for(fds, has_closed ? std::min(kGraceNs, every_ns) : every_ns);
     if (fds[0].revents != 0) return;
     if (fds[1].revents != 0) {
-      line_.to_tenant.silence();
-      line_.news.ring();
+      bell.silence();
+      if (!is_here) line_.news.ring();
     }
     if (clock.now_ns() - beaten_ns >= every_ns) {
       beaten_ns = clock.now_ns();
@@ -163,15 +168,23 @@ bool Attachment::give_up_closed(std::span<Nanoseconds> since_ns) noexcept {
     Known& known = known_[static_cast<std::size_t>(slab)];
     Nanoseconds& free_ns = since_ns[static_cast<std::size_t>(slab)];
     const bool is_closed = known.is_ours && mailbox_.word(slab).use == WordUse::kClosed;
-    const bool is_free = is_closed && holds_ == 0 && groups_.load(slab).pins == 0;
+    const bool is_free = is_closed && holds_ == 0 && allocator_->load(slab).pins == 0;
     free_ns = !is_free ? 0 : free_ns != 0 ? free_ns : now_ns;
-    if (is_free && now_ns - free_ns >= kGraceNs && groups_.give_up(slab)) {
+    if (is_free && now_ns - free_ns >= kGraceNs && allocator_->give_up(slab)) {
       known.is_given_up = true;
     } else {
       has_closed |= is_closed;
     }
   }
   return has_closed;
+}
+
+void Attachment::wake() noexcept {
+  const std::lock_guard lock{slabs_};
+  for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
+    if (!known_[static_cast<std::size_t>(slab)].is_ours) continue;
+    if (mailbox_.word(slab).use == WordUse::kClosed) return line_.news.ring();
+  }
 }
 
 void Attachment::hold() noexcept {
@@ -207,8 +220,8 @@ Result<TenantNews> Attachment::look() noexcept {
 
 Result<TenantNews> Attachment::look_locked() noexcept {
   TenantNews news;
-  if (!has_allocator()) return news;
-  ROSE_TRY(groups_.reconcile());
+  if (allocator_ == nullptr) return news;
+  ROSE_TRY(allocator_->reconcile());
   for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
     Known& known = known_[static_cast<std::size_t>(slab)];
     const SlabWord word = mailbox_.word(slab);
@@ -221,7 +234,7 @@ Result<TenantNews> Attachment::look_locked() noexcept {
     if (known.is_given_up) known.is_given_up = has_given_up(slab);
     const bool is_new = !known.is_ours && !known.is_given_up && word.use == WordUse::kIdle;
     if (is_new && known.is_mapped) {
-      ROSE_TRY(groups_.admit_slab(slab, word.generation));
+      ROSE_TRY(allocator_->admit_slab(slab, word.generation));
       known = {.is_ours = true, .is_mapped = true, .generation = word.generation};
       ++news.admitted;
     }
@@ -233,7 +246,7 @@ Result<TenantNews> Attachment::look_locked() noexcept {
 
 bool Attachment::has_given_up(SlabId slab) const noexcept {
   const std::lock_guard lock{blocks_};
-  return groups_.has_given_up(slab);
+  return allocator_->has_given_up(slab);
 }
 
 Result<std::vector<SlabId>> Attachment::lent() noexcept {
@@ -317,16 +330,14 @@ Result<std::vector<SlabId>> Attachment::retire() noexcept {
 void Attachment::beat(std::uint64_t progress) noexcept {
   const std::lock_guard lock{slabs_};
   TenantReport report{BootClock{}.now_ns(), progress, 0, 0, 0, {}};
-  if (has_allocator()) {
-    report.free_blocks = groups_.groups().front()->free_blocks();
-    for (const auto& group : groups_.groups()) {
-      report.used_blocks += group->used_blocks();
-      report.cached_blocks += group->cached_blocks();
-    }
-    report.pins = groups_.pinned();
+  if (allocator_ != nullptr) {
+    report.free_blocks = allocator_->free_blocks();
+    report.used_blocks = allocator_->used_blocks();
+    report.cached_blocks = allocator_->cached_blocks();
+    report.pins = allocator_->pinned();
     for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
       if (!known_[static_cast<std::size_t>(slab)].is_ours) continue;
-      mailbox_.set_used(slab, static_cast<std::uint32_t>(groups_.used(slab)));
+      mailbox_.set_used(slab, static_cast<std::uint32_t>(allocator_->used(slab)));
     }
   }
   mailbox_.report(report);
@@ -356,7 +367,7 @@ Result<std::int32_t> Attachment::give_idle() noexcept {
   }
   if (given == 0) return given;
   line_.to_arbiter.ring();
-  if (has_allocator()) ROSE_TRY(groups_.reconcile());
+  if (allocator_ != nullptr) ROSE_TRY(allocator_->reconcile());
   return given;
 }
 
@@ -364,10 +375,7 @@ Result<std::int32_t> Attachment::give_idle() noexcept {
 
 bool Attachment::has_news() noexcept {
   const std::uint64_t now = mailbox_.news();
-  if (std::exchange(seen_news_, now) == now) return false;
-  // A slab that one group has lost is lost for all groups. With a door, this call cannot fail.
-  static_cast<void>(groups_.reconcile_locked());
-  return true;
+  return std::exchange(seen_news_, now) != now;
 }
 
 bool Attachment::is_open(SlabId slab, std::uint32_t generation) const noexcept {
@@ -382,7 +390,13 @@ bool Attachment::enter(SlabId slab, std::uint32_t generation) noexcept {
 
 bool Attachment::leave(SlabId slab, std::uint32_t generation) noexcept {
   const Leaving left = mailbox_.leave(slab, generation);
-  if (left == Leaving::kHome) line_.to_arbiter.ring();
+  if (left == Leaving::kHome && arbiter_ != nullptr) {
+    // The arbiter calls nothing of this object under its mutex. A failed call is repeated by the
+    // next sweep().
+    static_cast<void>(arbiter_->sweep_slab(partition_, slab));
+  } else if (left == Leaving::kHome) {
+    line_.to_arbiter.ring();
+  }
   return left == Leaving::kStays;
 }
 

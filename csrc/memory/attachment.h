@@ -9,12 +9,12 @@
 
 #include "base/owned_thread.h"
 #include "base/process.h"
+#include "memory/arbiter.h"
 #include "memory/block_allocator.h"
 #include "memory/ledger.h"
 #include "memory/mailbox.h"
 #include "memory/pool.h"
 #include "memory/slab_door.h"
-#include "memory/slab_groups.h"
 
 namespace rose::memory {
 
@@ -37,7 +37,7 @@ struct TenantNews {
   bool is_arbiter_gone{false};  // the arbiter's process is gone for good, so all loans are over
 };
 
-// Holds the pool's mapping, the ledger, the mailbox and the tenant's allocators. Using a slab needs
+// Holds the pool's mapping, the ledger, the mailbox and the tenant's allocator. Using a slab needs
 // no message to the arbiter: the allocator changes the slab's word in the mailbox, by SlabDoor.
 //
 // attend() starts a thread that runs no Python, so no interpreter can delay it. While the process
@@ -60,6 +60,10 @@ class Attachment final : private SlabDoor {
   // As create(), for a tenant that maps only lent slabs: see reach().
   static Result<std::unique_ptr<Attachment>> create_mapped(PoolShape shape,
                                                            AttachmentParts parts) noexcept;
+  // For a tenant in the arbiter's own process, which uses the arbiter's mapping of the pool. A
+  // closed slab is the arbiter's again when the call that leaves it returns.
+  static Result<std::unique_ptr<Attachment>> create_here(std::shared_ptr<Arbiter> arbiter,
+                                                         PartitionId partition) noexcept;
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
   ~Attachment();
@@ -71,16 +75,14 @@ class Attachment final : private SlabDoor {
   std::shared_ptr<const LedgerView> ledger() const noexcept { return line_.ledger; }
   // Adds the only allocator, which lives as long as the attachment.
   Result<BlockAllocator*> add_allocator(BlockGeometry geometry) noexcept;
-  // Adds an allocator for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
-  Result<BlockAllocator*> add_group(BlockGeometry geometry) noexcept;
-  Result<std::int64_t> missing_slabs(std::span<const std::int64_t> wanted) const noexcept {
-    return groups_.missing_slabs(wanted);
-  }
 
   // Starts the thread, which reports a heartbeat every `every_ns`. A closed slab without a pin has
   // a grace of a few milliseconds, in which the engine may free or move its blocks; then the thread
-  // gives it up. No effect after the first call.
+  // gives it up. No effect after the first call. The arbiter's bell wakes the thread. In the
+  // arbiter's own process wake() does: there the thread that revokes notifies the engine first.
   Status attend(Nanoseconds every_ns) noexcept;
+  // Wakes the thread if a closed slab is left.
+  void wake() noexcept;
   // For an engine that plans a step: from leaving() until the step's blocks are pinned.
   void hold() noexcept;
   void release() noexcept;
@@ -126,7 +128,9 @@ class Attachment final : private SlabDoor {
     EventFd to_tenant;
     FileDescriptor socket;
     EventFd stop;  // ends the thread
-    EventFd news;  // the thread's ring for news(), after it has silenced `to_tenant`
+    // The thread's ring for news(), after it has silenced `to_tenant`. In the arbiter's own process
+    // it wakes the thread.
+    EventFd news;
   };
   struct Known {
     bool is_ours{false};
@@ -135,17 +139,17 @@ class Attachment final : private SlabDoor {
     std::uint32_t generation{0};
   };
 
-  Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbox, Line line) noexcept;
+  Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbox, Line line,
+             std::shared_ptr<Arbiter> arbiter) noexcept;
   static Result<std::unique_ptr<Attachment>> make(std::optional<Pool> pool, PoolShape shape,
-                                                  AttachmentParts parts) noexcept;
+                                                  AttachmentParts parts,
+                                                  std::shared_ptr<Arbiter> arbiter) noexcept;
   Status check_slabs(std::span<const SlabId> slabs, const char* purpose) const noexcept;
   Result<TenantNews> look_locked() noexcept;
   void run(Nanoseconds every_ns) noexcept;
   bool give_up_closed(std::span<Nanoseconds> since_ns) noexcept;
   bool has_given_up(SlabId slab) const noexcept;
   static Result<Line> make_line(AttachmentParts parts) noexcept;
-  bool has_allocator() const noexcept { return !groups_.groups().empty(); }
-  Result<BlockAllocator*> make_group(BlockGeometry geometry, bool is_first) noexcept;
 
   // SlabDoor, under the allocator's lock.
   bool has_news() noexcept override;
@@ -157,16 +161,17 @@ class Attachment final : private SlabDoor {
   const PoolShape shape_;
   const Mailbox mailbox_;
   const Line line_;
-  const PartitionId partition_;  // read once, because the mailbox is writable by others
+  const std::shared_ptr<Arbiter> arbiter_;  // null if it is in another process
+  const PartitionId partition_;             // read once, because the mailbox is writable by others
 
-  mutable std::mutex blocks_;  // the lock of all groups; also guards seen_news_ and holds_
+  mutable std::mutex blocks_;  // the allocator's lock; also guards seen_news_ and holds_
   std::uint64_t seen_news_{0};
   std::int32_t holds_{0};
   const Owner owner_;
   std::atomic<bool> is_closed_{false};
 
-  std::mutex slabs_;  // guards groups_ and known_
-  SlabGroups groups_{blocks_};
+  std::mutex slabs_;  // guards allocator_ and known_
+  std::unique_ptr<BlockAllocator> allocator_;
   std::vector<Known> known_;  // by slab: state known to the allocator
 
   std::atomic<bool> is_attended_{false};

@@ -160,7 +160,7 @@ bool BlockAllocator::alloc(std::span<BlockId> out) noexcept {
 
 bool BlockAllocator::take(std::int64_t n, BlockId* out) noexcept {
   std::int64_t taken = 0;
-  while (n - taken <= available()) {
+  while (n - taken <= map_.free_blocks()) {
     if (taken == n) {
       tell_taken();
       return true;
@@ -176,10 +176,8 @@ bool BlockAllocator::take(std::int64_t n, BlockId* out) noexcept {
   return false;
 }
 
-// Called when no slab has a free block: takes an unused slab of another group, or drops cached
-// blocks.
+// Called when no slab has a free block: drops the cached blocks of one slab.
 bool BlockAllocator::make_free() noexcept {
-  if (source_ != nullptr && source_->move_spare_to(*this)) return true;
   const SlabId oldest = map_.oldest_cached();
   if (oldest == kNoSlab) return false;
   drop_cached(oldest);
@@ -222,7 +220,7 @@ Status BlockAllocator::put_back(std::span<const BlockId> blocks) noexcept {
 
 std::optional<TicketId> BlockAllocator::reserve(std::int64_t n) noexcept {
   const std::lock_guard lock{books_};
-  if (!hear_news().ok() || n > available()) return std::nullopt;
+  if (!hear_news().ok() || n > map_.free_blocks()) return std::nullopt;
   std::vector<BlockId> blocks(static_cast<std::size_t>(n));
   if (!take(n, blocks.data())) return std::nullopt;
   map_.set_aside(blocks);
@@ -328,7 +326,7 @@ Status BlockAllocator::unpin(PinId pin) noexcept {
 
 std::int64_t BlockAllocator::free_blocks() const noexcept {
   const std::lock_guard lock{books_};
-  return available();
+  return map_.free_blocks();
 }
 
 std::int64_t BlockAllocator::cached_blocks() const noexcept {
@@ -343,7 +341,7 @@ std::int64_t BlockAllocator::used_blocks() const noexcept {
 
 std::int64_t BlockAllocator::capacity_blocks() const noexcept {
   const std::lock_guard lock{books_};
-  return map_.capacity_blocks() + spare_beside();
+  return map_.capacity_blocks();
 }
 
 std::int32_t BlockAllocator::slabs_in_use() const noexcept {

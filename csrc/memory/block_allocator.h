@@ -32,20 +32,6 @@ class SlabWatcher {
   ~SlabWatcher() = default;
 };
 
-class BlockAllocator;
-
-// Slabs of the same tenant that another group of layers can spare.
-class SlabSource {
- public:
-  // Number of slabs of other groups that `group` could get at once.
-  virtual std::int64_t spare_beside(const BlockAllocator& group) const noexcept = 0;
-  // Moves one spare slab to the group; false if no other group has one.
-  virtual bool move_spare_to(BlockAllocator& group) noexcept = 0;
-
- protected:
-  ~SlabSource() = default;
-};
-
 // Block from[i] must be copied to to[i].
 struct Evacuation {
   std::vector<BlockId> from;
@@ -168,8 +154,7 @@ class BlockAllocator final : public SlabHolder {
 
   // ---- numbers
 
-  // Includes cached blocks and blocks that other groups of the tenant's model can spare, since
-  // alloc() can get them.
+  // Includes cached blocks, since alloc() can get them.
   std::int64_t free_blocks() const noexcept;
   std::int64_t cached_blocks() const noexcept;
   std::int64_t used_blocks() const noexcept;
@@ -200,7 +185,7 @@ class BlockAllocator final : public SlabHolder {
   }
 
  private:
-  friend class SlabGroups;
+  friend class Attachment;
 
   // For the arbiter alone, under the lock.
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override {
@@ -213,7 +198,7 @@ class BlockAllocator final : public SlabHolder {
     return map_.has_slab(slab) ? SlabLoad{map_.used(slab), map_.pins(slab)} : SlabLoad{};
   }
   PinTotals pin_totals() const noexcept override;
-  BlockTotals totals() const noexcept override { return {available(), map_.used_blocks()}; }
+  BlockTotals totals() const noexcept override { return {map_.free_blocks(), map_.used_blocks()}; }
   Status audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept override;
   Status audit() const noexcept override;
 
@@ -240,11 +225,6 @@ class BlockAllocator final : public SlabHolder {
   Status hear_news() noexcept;
   Status reconcile_slabs() noexcept;
 
-  // Blocks that other groups could give to this one at once.
-  std::int64_t spare_beside() const noexcept {
-    return source_ == nullptr ? 0 : source_->spare_beside(*this) * map_.fewest_blocks();
-  }
-  std::int64_t available() const noexcept { return map_.free_blocks() + spare_beside(); }
   bool make_free() noexcept;
   // All n or none.
   bool take(std::int64_t n, BlockId* out) noexcept;
@@ -279,8 +259,7 @@ class BlockAllocator final : public SlabHolder {
 
   std::mutex& books_;  // guards all members below
   SlabWatcher* const watcher_;
-  SlabDoor* const door_;         // exactly one of watcher_ and door_ is set
-  SlabSource* source_{nullptr};  // set if the tenant's model has other groups
+  SlabDoor* const door_;  // exactly one of watcher_ and door_ is set
   BlockMap map_;
   BitSet entered_;  // slabs entered through the door
   PrefixCache cache_;

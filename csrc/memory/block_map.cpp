@@ -1,7 +1,6 @@
 #include "memory/block_map.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
 namespace rose::memory {
@@ -16,14 +15,6 @@ std::uint32_t largest_count(const BlockGrid& grid) noexcept {
   return static_cast<std::uint32_t>(most);
 }
 
-std::int64_t smallest_count(const BlockGrid& grid) noexcept {
-  std::int32_t fewest = std::numeric_limits<std::int32_t>::max();
-  for (SlabId slab = 0; slab < grid.shape().slab_count; ++slab) {
-    fewest = std::min(fewest, grid.blocks_of(slab).count);
-  }
-  return fewest;
-}
-
 constexpr std::uint64_t bit(std::int32_t index) noexcept {
   return std::uint64_t{1} << (index % 64);
 }
@@ -33,7 +24,6 @@ constexpr std::uint64_t bit(std::int32_t index) noexcept {
 BlockMap::BlockMap(const BlockGrid& grid) noexcept
     : grid_{grid},
       blocks_per_slab_{largest_count(grid)},
-      fewest_blocks_{smallest_count(grid)},
       words_per_slab_{(std::size_t{blocks_per_slab_} + 63) / 64},
       entries_(static_cast<std::size_t>(grid.shape().slab_count)),
       free_bits_(entries_.size() * words_per_slab_, 0),
@@ -67,13 +57,11 @@ void BlockMap::add(SlabId slab, std::uint32_t generation) noexcept {
   at.use = SlabUse::kOpen;
   capacity_ += at.run.count;
   link(slab);
-  recount_spare(at);
 }
 
 void BlockMap::close(SlabId slab) noexcept {
   unlink(slab);
   entry(slab).use = SlabUse::kClosed;
-  recount_spare(entry(slab));
 }
 
 void BlockMap::quarantine(SlabId slab) noexcept {
@@ -98,7 +86,6 @@ void BlockMap::set_draining(SlabId slab, bool is_draining) noexcept {
   unlink(slab);
   entry(slab).is_draining = is_draining;
   link(slab);
-  recount_spare(entry(slab));
 }
 
 // ---- places
@@ -239,7 +226,6 @@ void BlockMap::count_released(SlabId slab, std::int32_t dropped, std::int32_t ca
 
 void BlockMap::count_used(Entry& at, std::int32_t more) noexcept {
   at.used += more;
-  recount_spare(at);
   if (at.use != SlabUse::kQuarantined) used_ += more;
 }
 
@@ -286,7 +272,6 @@ bool BlockMap::unpin(SlabId slab, std::uint32_t generation) noexcept {
   Entry& at = entry(slab);
   if (at.use == SlabUse::kAbsent || at.generation != generation) return false;
   --at.pins;
-  recount_spare(at);
   return true;
 }
 
@@ -335,8 +320,6 @@ Status BlockMap::audit() const noexcept {
   std::int64_t cached = 0;
   std::int64_t used = 0;
   std::int64_t capacity = 0;
-  std::int64_t spare = 0;
-  std::int64_t spare_blocks = 0;
   for (SlabId slab = 0; slab < grid_.shape().slab_count; ++slab) {
     const Entry& at = entry(slab);
     ROSE_CHECK(
@@ -345,9 +328,6 @@ Status BlockMap::audit() const noexcept {
     ROSE_TRY(audit_slab(slab));
     if (at.use == SlabUse::kAbsent) continue;
     if (at.gives()) free += at.free();
-    const bool is_spare = at.gives() && at.used == 0 && at.pins == 0;
-    spare += is_spare ? 1 : 0;
-    spare_blocks += is_spare ? at.run.count : 0;
     cached += at.kept;
     if (at.use == SlabUse::kQuarantined) continue;
     used += at.used;
@@ -355,8 +335,6 @@ Status BlockMap::audit() const noexcept {
   }
   ROSE_CHECK(free == free_ && cached == cached_ && used == used_ && capacity == capacity_,
              "the totals of a block map differ from the sums over its slabs");
-  ROSE_CHECK(spare == spare_slabs_ && spare_blocks == spare_blocks_,
-             "the set of spare slabs differs from the unused slabs");
   return {};
 }
 

@@ -35,8 +35,7 @@ struct BlockPosition {
 //      cached blocks. A slab is in a bucket exactly while it gives blocks (is open, not draining)
 //      and has a free block; the number of its bucket is count - used. A slab is in the queue
 //      exactly while it has a cached block.
-//   3. A slab is spare exactly while it gives blocks, none of them is used, and it has no pin.
-//   4. free_blocks() counts the free blocks of slabs that give blocks, and all cached blocks.
+//   3. free_blocks() counts the free blocks of slabs that give blocks, and all cached blocks.
 //      capacity_blocks() and used_blocks() count over open and closed slabs.
 class BlockMap {
  public:
@@ -62,13 +61,6 @@ class BlockMap {
   std::int64_t cached_blocks() const noexcept { return cached_; }
   std::int64_t capacity_blocks() const noexcept { return capacity_; }
   std::size_t slots() const noexcept { return references_.size(); }
-  // True if another group could get the slab at once, at the cost of its cached blocks alone.
-  bool is_spare(SlabId slab) const noexcept { return entry(slab).is_spare; }
-  std::int64_t spare_slabs() const noexcept { return spare_slabs_; }
-  // All blocks of the spare slabs.
-  std::int64_t spare_blocks() const noexcept { return spare_blocks_; }
-  // Number of blocks in the slab that has the fewest.
-  std::int64_t fewest_blocks() const noexcept { return fewest_blocks_; }
 
   // ---- slabs
 
@@ -179,10 +171,7 @@ class BlockMap {
 
   // Adds a pin to a present slab. unpin() with an earlier generation returns false and changes
   // nothing.
-  void pin(SlabId slab) noexcept {
-    ++entry(slab).pins;
-    recount_spare(entry(slab));
-  }
+  void pin(SlabId slab) noexcept { ++entry(slab).pins; }
   bool unpin(SlabId slab, std::uint32_t generation) noexcept;
 
   // Recounts everything.
@@ -203,7 +192,6 @@ class BlockMap {
     std::uint32_t generation{0};
     SlabUse use{SlabUse::kAbsent};
     bool is_draining{false};
-    bool is_spare{false};
     // The neighbours in its bucket.
     SlabId next{kNoSlab};
     SlabId previous{kNoSlab};
@@ -245,19 +233,10 @@ class BlockMap {
   void clear_cached(BlockPosition at) noexcept;
   void count_released(SlabId slab, std::int32_t dropped, std::int32_t cached) noexcept;
   void count_used(Entry& at, std::int32_t more) noexcept;
-  // Must be called after every change that can make a slab spare, or make it no longer spare.
-  void recount_spare(Entry& at) noexcept {
-    const bool is_spare = at.gives() && at.used == 0 && at.pins == 0;
-    if (is_spare == at.is_spare) return;
-    at.is_spare = is_spare;
-    spare_slabs_ += is_spare ? 1 : -1;
-    spare_blocks_ += is_spare ? at.run.count : -at.run.count;
-  }
   Status audit_slab(SlabId slab) const noexcept;
 
   BlockGrid grid_;
   std::uint32_t blocks_per_slab_{0};  // number of blocks in the slab that has the most
-  std::int64_t fewest_blocks_{0};
   std::size_t words_per_slab_{0};
   std::vector<Entry> entries_;
   Words free_bits_;
@@ -270,8 +249,6 @@ class BlockMap {
   std::int64_t cached_{0};
   std::int64_t used_{0};
   std::int64_t capacity_{0};
-  std::int64_t spare_slabs_{0};
-  std::int64_t spare_blocks_{0};
 };
 
 }  // namespace rose::memory

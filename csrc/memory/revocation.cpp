@@ -1,6 +1,5 @@
 // Takes loans back: revokes, hands over, fences and quarantines slabs, and proves completions.
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -11,7 +10,6 @@ namespace rose::memory {
 
 namespace {
 
-constexpr std::int32_t kUnranked = std::numeric_limits<std::int32_t>::max();
 // Shortest sleep of wait(): it must not spin when a deadline is reached but the clock stands still.
 constexpr Nanoseconds kNapMin = 20'000;
 // Longest sleep of wait(), and of one listen() by the keeper, a Python thread. If the keeper does
@@ -36,44 +34,8 @@ Result<std::vector<Candidate>> Arbiter::candidates(PartitionId id) const noexcep
   return found;
 }
 
-Result<std::vector<SlabId>> Arbiter::leaving(PartitionId id) const noexcept {
-  const std::lock_guard lock{books_};
-  ROSE_TRY(check_known(id));
-  std::vector<SlabId> found;
-  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
-    const SlabRecord& record = slabs_[slab];
-    const bool is_late = record.state == SlabState::kQuarantined;
-    if (record.owner == id && (is_late || record.state == SlabState::kRevoking)) {
-      found.push_back(slab);
-    }
-  }
-  return found;
-}
-
-Result<std::int32_t> Arbiter::give_idle(PartitionId id) noexcept {
-  const Transaction transaction{*this};
-  ROSE_TRY(check_live(id));
-  victims_.clear();
-  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
-    const SlabRecord& record = slabs_[slab];
-    const bool is_lent = record.owner == id && record.state == SlabState::kGranted;
-    if (is_lent && is_idle(slab)) victims_.push_back(slab);
-  }
-  if (victims_.empty()) return 0;
-  // This deadline is never reached, because slabs without blocks or pins return within the call.
-  const RevocationId given = open_revocation(id, kNobody, clock_->now_ns() + kTimeoutMax,
-                                             static_cast<std::int32_t>(victims_.size()));
-  ROSE_TRY(revoke_victims(given));
-  return revocations_.at(given).progress.returned;
-}
-
 // Puts up to n lent slabs of `from` into victims_, in the order promised by revoke().
-Status Arbiter::choose_victims(PartitionId from, std::int32_t n,
-                               std::span<const SlabId> preferred) noexcept {
-  for (const SlabId slab : preferred) {
-    if (slab >= 0 && slab < slabs_.size()) continue;
-    return Status::invalid_argument("preferred slab " + std::to_string(slab) + " does not exist");
-  }
+void Arbiter::choose_victims(PartitionId from, std::int32_t n) noexcept {
   victims_.clear();
   busy_.clear();
   const auto most = static_cast<std::size_t>(n);
@@ -84,28 +46,20 @@ Status Arbiter::choose_victims(PartitionId from, std::int32_t n,
       victims_.push_back(slab);
     } else {
       const SlabLoad load = holder_of(from)->load(slab);
-      busy_.push_back({kUnranked, load.rank, load.used, slab});
-      ranks_[static_cast<std::size_t>(slab)] = kUnranked;
+      busy_.push_back({load.rank, load.used, slab});
     }
   }
-  if (victims_.size() == most) return {};
-  for (std::size_t rank = preferred.size(); rank-- > 0;) {
-    ranks_[static_cast<std::size_t>(preferred[rank])] = static_cast<std::int32_t>(rank);
-  }
-  for (Busy& one : busy_) one.rank = ranks_[static_cast<std::size_t>(one.slab)];
   std::ranges::sort(busy_);
   for (const Busy& one : busy_) {
     if (victims_.size() == most) break;
     victims_.push_back(one.slab);
   }
-  return {};
 }
 
 // ---- revoking
 
 Result<RevocationId> Arbiter::revoke(PartitionId from, std::int32_t n, Nanoseconds deadline_ns,
-                                     PartitionId taker,
-                                     std::span<const SlabId> preferred) noexcept {
+                                     PartitionId taker) noexcept {
   const Transaction transaction{*this};
   ROSE_TRY(check_known(from));  // not check_live(): a dropped partition has no lent slabs to revoke
   if (taker != kNobody) ROSE_TRY(check_live(taker));
@@ -116,7 +70,7 @@ Result<RevocationId> Arbiter::revoke(PartitionId from, std::int32_t n, Nanosecon
   if (n < 1)
     return Status::invalid_argument("the number of slabs to revoke must be at least 1, got " +
                                     std::to_string(n));
-  ROSE_TRY(choose_victims(from, n, preferred));
+  choose_victims(from, n);
   const RevocationId id = open_revocation(from, taker, deadline_ns, n);
   ROSE_TRY(revoke_victims(id));
   return id;
@@ -383,7 +337,7 @@ Status Arbiter::drop_partition(PartitionId id) noexcept {
 // no lease. Slabs that are not idle go into quarantine.
 Status Arbiter::drop_locked(PartitionId id) noexcept {
   if (!partition(id).is_live) return {};
-  ROSE_TRY(choose_victims(id, slabs_.size(), {}));
+  choose_victims(id, slabs_.size());
   if (!victims_.empty()) {
     ROSE_TRY(revoke_victims(open_revocation(id, kNobody, clock_->now_ns(),
                                             static_cast<std::int32_t>(victims_.size()))));

@@ -79,9 +79,6 @@ class SlabHolder {
   virtual BlockTotals totals() const noexcept = 0;
   virtual PinTotals pin_totals() const noexcept = 0;
 
-  // True if `other` is this holder, or a part of it.
-  virtual bool includes(const SlabHolder& other) const noexcept { return this == &other; }
-
   // True if the holder reports a slab that becomes idle. Otherwise the arbiter has to check.
   virtual bool reports_idle() const noexcept { return true; }
   // True if the holder returned an open slab by itself.

@@ -88,13 +88,25 @@ Result<std::int32_t> Arbiter::sweep_locked(PartitionId id) noexcept {
   if (!given.ok()) return given.status();
   std::int32_t left = 0;
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
-    if (slabs_[slab].owner != id) continue;
-    const bool is_late = slabs_[slab].state == SlabState::kQuarantined;
-    if ((!is_late && slabs_[slab].state != SlabState::kRevoking) || !is_idle(slab)) continue;
-    ROSE_TRY(is_late ? release_quarantined(slab) : bring_home(slab));
-    ++left;
+    const Result<bool> is_back = bring_back(id, slab);
+    if (!is_back.ok()) return is_back.status();
+    left += is_back.value() ? 1 : 0;
   }
   return given.value() + left;
+}
+
+Status Arbiter::sweep_slab(PartitionId id, SlabId slab) noexcept {
+  const Transaction transaction{*this};
+  ROSE_TRY(check_known(id));
+  return bring_back(id, slab).status();
+}
+
+Result<bool> Arbiter::bring_back(PartitionId id, SlabId slab) noexcept {
+  if (slabs_[slab].owner != id) return false;
+  const bool is_late = slabs_[slab].state == SlabState::kQuarantined;
+  if ((!is_late && slabs_[slab].state != SlabState::kRevoking) || !is_idle(slab)) return false;
+  ROSE_TRY(is_late ? release_quarantined(slab) : bring_home(slab));
+  return true;
 }
 
 // Takes back slabs that the tenant returned by itself.

@@ -4,13 +4,13 @@
 #include <string>
 #include <unordered_map>
 
-#include "scheduler/bounds.h"
-
 namespace rose::scheduler {
 
 namespace {
 
 constexpr std::int64_t kStalenessMax = std::int64_t{1} << 20;
+// Limit of a job's trajectories ahead of its trainer, so that no sum of counts overflows 64 bits.
+constexpr std::int64_t kAheadMax = std::int64_t{1} << 60;
 // With rates and costs within these limits, every derived number is finite.
 constexpr double kRateMin = 1e-6;
 constexpr auto kRateMax = static_cast<double>(kCountMax);
@@ -159,7 +159,7 @@ class Checker {
     if (event.max_staleness < 0 || event.max_staleness > kStalenessMax) {
       return refuse_it(got("max_staleness must be from 0 to 2^20", event.max_staleness));
     }
-    if (event.max_staleness >= kTotalMax / event.batch_trajectories) {
+    if (event.max_staleness >= kAheadMax / event.batch_trajectories) {
       return refuse_it("max_staleness * batch_trajectories must be below 2^60");
     }
     if (!(event.weight >= kJobWeightMin && event.weight <= 1 / kJobWeightMin)) {

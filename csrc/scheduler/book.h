@@ -77,11 +77,8 @@ class Book {
   // Limit of a job's live trajectories. If memory cannot hold their final contexts, they evict one
   // another's caches and compute the same contexts repeatedly.
   std::int64_t live_max(std::size_t job) const noexcept;
-  // Urgency from 0 to 1: the lag behind other trajectories or the progress towards the limit of
-  // staleness, whichever is larger.
-  double lag(const Trajectory& trajectory) const;
-  // True if so many seats are free that all turns of the job get urgency 1, whatever their lag.
-  bool is_tail(std::size_t job) const noexcept;
+  // Progress towards the limit of staleness, from 0 to 1: age of the oldest tokens in versions.
+  double lag(const Trajectory& trajectory) const noexcept;
   Freshness freshness(const Trajectory& trajectory) const noexcept;
   // Oldest worker version that may run a turn of the trajectory: output of older weights would be
   // stale when the trainer uses it.
@@ -113,8 +110,9 @@ class Book {
     image(jobs, trajectories, workers, turns, risk, fairness, counters, now_ns, has_changed,
           stall_check_ns, graces_);
   }
-  // Returns true if all parts are valid and consistent; an image may contain any bytes.
-  bool is_sound();
+  // True if every index of an image is within its table, and every named trajectory exists. An
+  // image's checksum answers for all other values.
+  bool is_in_bounds();
 
  private:
   struct Grace {
@@ -127,7 +125,6 @@ class Book {
     }
   };
 
-  bool are_graces_sound() const;
   // True if the trajectory lost its cache for lack of memory, or leaves the cache because the home
   // lacks room.
   bool is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept;

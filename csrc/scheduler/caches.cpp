@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "scheduler/bounds.h"
-#include "scheduler/events.h"
-
 namespace rose::scheduler {
 
 CacheId Caches::put(std::int64_t tokens) {
@@ -31,23 +28,6 @@ void Caches::shrink_to(std::int64_t tokens) noexcept {
 void Caches::clear() noexcept {
   kept_.clear();
   tokens_ = 0;
-}
-
-std::int64_t Caches::tokens_of(CacheId id) const noexcept {
-  const auto found = find(id);
-  return found == kept_.end() ? 0 : found->tokens;
-}
-
-bool Caches::is_sound() const noexcept {
-  CacheId last = kNoCache;
-  std::int64_t tokens = 0;
-  for (const Kept& kept : kept_) {
-    if (kept.id <= last || kept.tokens <= 0 || kept.tokens > 2 * kCountMax) return false;
-    last = kept.id;
-    tokens += kept.tokens;
-    if (!is_total(tokens)) return false;
-  }
-  return last <= last_ && is_total(last_) && tokens == tokens_;
 }
 
 std::vector<Caches::Kept>::const_iterator Caches::find(CacheId id) const noexcept {

@@ -22,8 +22,6 @@ class Caches {
  public:
   CacheId put(std::int64_t tokens);
   bool has(CacheId id) const noexcept;
-  // True if a cache has or had this id.
-  bool has_had(CacheId id) const noexcept { return id <= last_; }
   // Removes a cache that a turn uses again, or whose trajectory is over. Does nothing if the cache
   // was evicted.
   void remove(CacheId id) noexcept;
@@ -33,14 +31,11 @@ class Caches {
 
   std::int64_t tokens() const noexcept { return tokens_; }
   std::int64_t count() const noexcept { return static_cast<std::int64_t>(kept_.size()); }
-  // Tokens of one cache; 0 if it was evicted.
-  std::int64_t tokens_of(CacheId id) const noexcept;
 
   template <typename Image>
   void image(Image& image) {
     image(kept_, last_, tokens_);
   }
-  bool is_sound() const noexcept;
 
  private:
   struct Kept {

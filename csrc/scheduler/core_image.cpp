@@ -11,7 +11,7 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr std::uint32_t kImageVersion = 3;
+constexpr std::uint32_t kImageVersion = 4;
 
 struct Header {
   std::array<char, 8> magic{'r', 'o', 's', 'e', 'c', 'o', 'r', 'e'};
@@ -68,7 +68,9 @@ Result<std::unique_ptr<Core>> Core::restored(std::span<const std::byte> bytes) {
   read(policy, settings);
   auto core = std::make_unique<Core>(settings, policy);
   read(core->book_, core->dispatch_);
-  if (!read.is_whole() || !core->book_.is_sound()) return corrupt_image("it contradicts itself");
+  if (!read.is_whole()) return corrupt_image("it is cut short, or has a value that does not exist");
+  if (!core->book_.is_in_bounds()) return corrupt_image("it names something that is not in it");
+  core->book_.workers.show_all();
   return core;
 }
 

@@ -18,7 +18,6 @@ struct Exposed {
   std::int64_t urgent{0};                // running turns that were urgent at their start
   std::int64_t prefill_tokens_per_s{0};  // rate of the workers with a live grant
 
-  bool operator==(const Exposed&) const = default;
   void add(const Exposed& more, std::int64_t sign) noexcept {
     tokens += sign * more.tokens;
     urgent += sign * more.urgent;
@@ -90,10 +89,10 @@ class ExposureTable {
   void image(Image& image) {
     image(places_, cells_, sums_);
   }
-  // True if all its jobs and domains exist.
-  bool is_sound(std::size_t jobs) const;
-  // True if the sums of the first `jobs` jobs are equal in all domains.
-  bool is_equal(const ExposureTable& other, std::size_t jobs) const noexcept;
+  bool is_in_bounds() const noexcept {
+    const auto is_place = [&](const auto& entry) { return entry.second < domains(); };
+    return sums_.size() == cells_.size() && std::all_of(places_.begin(), places_.end(), is_place);
+  }
 
  private:
   void change(std::size_t job, std::size_t domain, const Exposed& by, std::int64_t sign) {
@@ -112,26 +111,5 @@ class ExposureTable {
   std::vector<std::vector<Exposed>> cells_;               // by job and domain
   std::vector<Exposed> sums_;                             // by job
 };
-
-inline bool ExposureTable::is_sound(std::size_t jobs) const {
-  std::vector<bool> is_taken(domains());
-  for (const auto& entry : places_) {
-    if (entry.second >= domains() || is_taken[entry.second]) return false;
-    is_taken[entry.second] = true;
-  }
-  return sums_.size() == cells_.size() && cells_.size() <= jobs &&
-         std::all_of(cells_.begin(), cells_.end(),
-                     [&](const auto& cells) { return cells.size() <= domains(); });
-}
-
-inline bool ExposureTable::is_equal(const ExposureTable& other, std::size_t jobs) const noexcept {
-  for (std::size_t job = 0; job < jobs; ++job) {
-    if (all(job) != other.all(job)) return false;
-    for (std::size_t domain = 0; domain < domains(); ++domain) {
-      if (of(job, domain) != other.of(job, domain)) return false;
-    }
-  }
-  return true;
-}
 
 }  // namespace rose::scheduler

@@ -1,9 +1,5 @@
 #include "scheduler/fairness.h"
 
-#include <algorithm>
-
-#include "scheduler/bounds.h"
-
 namespace rose::scheduler {
 
 void Fairness::refresh(const JobTable& jobs, WorkerTable& workers) {
@@ -29,17 +25,6 @@ void Fairness::refresh(const JobTable& jobs, WorkerTable& workers, DeviceId numb
 void Fairness::serve(const JobTable& jobs, const Worker& worker, std::int64_t tokens) {
   if (worker.device == kOwnDevice) return;
   devices_[worker.device].serve(worker.job, static_cast<double>(tokens) / jobs[worker.job].weight);
-}
-
-bool FairDevice::is_sound(std::size_t jobs) const noexcept {
-  return is_amount(floor_) && std::all_of(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
-           return entry.first < jobs && is_amount(entry.second.served);
-         });
-}
-
-bool Fairness::is_sound(std::size_t jobs) const noexcept {
-  return std::all_of(devices_.begin(), devices_.end(),
-                     [&](const auto& entry) { return entry.second.is_sound(jobs); });
 }
 
 bool Fairness::is_backlogged(const Job& job, const WorkerTable& workers,

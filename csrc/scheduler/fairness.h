@@ -37,7 +37,6 @@ class FairDevice {
   void image(Image& image) {
     image(floor_, jobs_);
   }
-  bool is_sound(std::size_t jobs) const noexcept;
 
  private:
   struct Account {
@@ -102,7 +101,6 @@ class Fairness {
   void image(Image& image) {
     image(devices_);
   }
-  bool is_sound(std::size_t jobs) const noexcept;
 
  private:
   bool is_backlogged(const Job& job, const WorkerTable& workers, std::size_t slot) const noexcept;

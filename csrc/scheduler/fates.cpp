@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "scheduler/bounds.h"
-
 namespace rose::scheduler {
 
 void OutputLengthCounts::add(std::int64_t tokens) noexcept {
@@ -18,14 +16,6 @@ void OutputLengthCounts::add(const OutputLengthCounts& others) noexcept {
   for (std::size_t bin = 0; bin < kBins; ++bin) counts_[bin] += others.counts_[bin];
   count_ += others.count_;
   sum_ += others.sum_;
-}
-
-bool OutputLengthCounts::is_sound() const noexcept {
-  std::int64_t count = 0;
-  for (const std::int64_t each : counts_) {
-    if (!is_total(each) || !is_total(count += each)) return false;
-  }
-  return count == count_ && is_amount(sum_);
 }
 
 void Fates::add(const Fates& others) noexcept {
@@ -45,14 +35,6 @@ void Fates::consume(std::int64_t trajectories, std::int64_t published, std::int6
     if (published - first.version_min > max_staleness) stale_.add(first.tokens);
     ended_.pop_front();
   }
-}
-
-bool Fates::is_sound() const noexcept {
-  const auto is_one = [](const Ended& ended) {
-    return is_total(ended.tokens) && is_total(ended.version_min);
-  };
-  return done_.is_sound() && stale_.is_sound() && dropped_.is_sound() &&
-         std::all_of(ended_.begin(), ended_.end(), is_one);
 }
 
 double Fates::length_bias() const noexcept {

@@ -26,7 +26,6 @@ class OutputLengthCounts {
   void image(Image& image) {
     image(counts_, count_, sum_);
   }
-  bool is_sound() const noexcept;
 
  private:
   std::array<std::int64_t, kBins> counts_{};
@@ -48,10 +47,6 @@ class Fates {
 
   // Adds the counts of another job.
   void add(const Fates& others) noexcept;
-
-  // Number of ended trajectories that were not consumed.
-  std::size_t ended() const noexcept { return ended_.size(); }
-  bool is_sound() const noexcept;
 
   const OutputLengthCounts& done() const noexcept { return done_; }
   const OutputLengthCounts& stale() const noexcept { return stale_; }

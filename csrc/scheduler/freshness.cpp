@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "scheduler/bounds.h"
 #include "scheduler/events.h"
 
 namespace rose::scheduler {
@@ -24,11 +23,6 @@ double TrainerClock::versions_in(double in_s, Nanoseconds now_ns) const noexcept
   const double age_s = static_cast<double>(now_ns - published_ns_) / kNsPerS;
   const double next_in_s = std::max(0.0, version_s_ - age_s);
   return in_s < next_in_s ? 0 : 1 + std::floor((in_s - next_in_s) / version_s_);
-}
-
-bool TrainerClock::is_sound() const noexcept {
-  return window_ > 0 && count_ >= 0 && count_ <= window_ && window_ <= kCountMax &&
-         is_amount(version_s_) && is_time(published_ns_);
 }
 
 Freshness freshness(const TrainerClock& clock, std::int64_t versions_left, double left_s,

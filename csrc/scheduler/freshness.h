@@ -24,7 +24,6 @@ class TrainerClock {
   void image(Image& image) {
     image(window_, count_, version_s_, has_published_, published_ns_);
   }
-  bool is_sound() const noexcept;
 
  private:
   std::int64_t window_;

@@ -1,6 +1,7 @@
 // The RL jobs that share the scheduler, each with its own trainer, versions and staleness.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -24,7 +25,6 @@ struct Job {
 
   std::int64_t created{0};
   std::int64_t published{0};
-  Nanoseconds published_ns{0};  // time at which `published` was reported
   std::int64_t admitted{0};
   std::int64_t dropped_admitted{0};  // dropped after admission
   std::int64_t done{0};
@@ -70,10 +70,9 @@ struct Job {
 
   template <typename Image>
   void image(Image& image) {
-    image(number, batch_trajectories, max_staleness, weight, created, published, published_ns,
-          admitted, dropped_admitted, done, dropped, consumed, waiting, wants, places, outlook);
+    image(number, batch_trajectories, max_staleness, weight, created, published, admitted,
+          dropped_admitted, done, dropped, consumed, waiting, wants, places, outlook);
   }
-  bool is_sound() const noexcept;
 
  private:
   static void take_one(std::map<std::int64_t, std::int64_t>& counts, std::int64_t key) {
@@ -101,7 +100,12 @@ class JobTable {
   void image(Image& image) {
     image(jobs_, places_);
   }
-  bool is_sound() const noexcept;
+  bool is_in_bounds() const noexcept {
+    const auto is_place = [&](const auto& entry) { return entry.second < size(); };
+    const auto is_job = [](const Job& job) { return job.outlook.is_in_bounds(); };
+    return std::all_of(places_.begin(), places_.end(), is_place) &&
+           std::all_of(jobs_.begin(), jobs_.end(), is_job);
+  }
 
  private:
   Settings settings_;

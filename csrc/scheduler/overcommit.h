@@ -22,7 +22,6 @@ class Overcommit {
   }
   // Limit of the sum of all final contexts, as a multiple of lent memory.
   double value() const noexcept { return value_; }
-  bool is_sound() const noexcept { return value_ >= kMin && value_ <= kMax; }
 
   template <typename Image>
   void image(Image& image) {

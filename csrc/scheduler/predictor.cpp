@@ -18,20 +18,14 @@ void WindowMean::observe(double value) noexcept {
   mean_ += (value - mean_) / static_cast<double>(count_);
 }
 
-bool WindowMean::is_sound() const noexcept {
-  return std::isfinite(mean_) && mean_ >= 0 && count_ > 0 && window_ > 0 && window_ < kCountMax &&
-         count_ <= window_ + 1;
+bool Predictor::Lengths::is_in_bounds() const noexcept {
+  return turn_tokens.is_in_bounds() && turns.is_in_bounds() && tokens.is_in_bounds() &&
+         tool_ms.is_in_bounds();
 }
 
-bool Predictor::Lengths::is_sound() const noexcept {
-  return turn_tokens.is_sound() && turns.is_sound() && tokens.is_sound() && tool_ms.is_sound();
-}
-
-bool Predictor::is_sound() const noexcept {
-  return job_.is_sound() && turn_s_.is_sound() && turn_tokens_.is_sound() &&
-         std::all_of(groups_.begin(), groups_.end(), [](const auto& entry) {
-           return entry.second.lengths.is_sound() && entry.second.live > 0 &&
-                  entry.second.live <= kCountMax;
+bool Predictor::is_in_bounds() const noexcept {
+  return job_.is_in_bounds() && std::all_of(groups_.begin(), groups_.end(), [](const auto& entry) {
+           return entry.second.lengths.is_in_bounds();
          });
 }
 

@@ -21,7 +21,6 @@ class WindowMean {
   void image(Image& image) {
     image(mean_, window_, count_);
   }
-  bool is_sound() const noexcept;
 
  private:
   double mean_;
@@ -76,8 +75,7 @@ class Predictor {
   void image(Image& image) {
     image(settings_, job_, turn_s_, turn_tokens_, groups_);
   }
-  bool is_sound() const noexcept;
-  bool has(const Settings& settings) const noexcept { return settings_ == settings; }
+  bool is_in_bounds() const noexcept;
 
  private:
   struct Lengths {
@@ -92,7 +90,7 @@ class Predictor {
     void image(Image& image) {
       image(turn_tokens, turns, tokens, tool_ms);
     }
-    bool is_sound() const noexcept;
+    bool is_in_bounds() const noexcept;
   };
   struct Group {
     Lengths lengths;

@@ -15,8 +15,6 @@ constexpr int kBits = 3;  // bits of a length that select its bin within the oct
 constexpr std::int64_t kBins = std::int64_t{1} << kBits;
 // A smaller weight is no evidence: it was halved too often.
 constexpr double kWeightMin = 1e-6;
-// A larger weight can only come from a damaged image.
-constexpr double kWeightMax = 1e15;
 // The means of eight equal parts of an exponential distribution with mean 1.
 constexpr std::array<double, 8> kExponential{0.0674152, 0.2168945, 0.3913948, 0.60101,
                                              0.8635263, 1.2149962, 1.748591,  2.896172};
@@ -144,12 +142,6 @@ void Sketch::assume(double mean) {
   for (const double part : kExponential) {
     observe(std::llround(std::max(1.0, part * mean)), 1.0 / kExponential.size());
   }
-}
-
-bool Sketch::is_sound() const noexcept {
-  const auto is_weight = [](double weight) { return weight >= 0 && weight <= kWeightMax; };
-  return weights_.size() <= kBinsMax && is_weight(total_) && is_weight(window_) &&
-         std::all_of(weights_.begin(), weights_.end(), is_weight);
 }
 
 Left left_of(const Sketch* near, const Sketch& far, double far_observations, std::int64_t given,

@@ -34,7 +34,7 @@ class Sketch {
   void image(Image& image) {
     image(window_, total_, weights_);
   }
-  bool is_sound() const noexcept;
+  bool is_in_bounds() const noexcept { return weights_.size() <= kBinsMax; }
 
  private:
   double window_;

@@ -1,4 +1,4 @@
-// Expected revocations, and how much the next ones would cost.
+// Revocations of grants: workers that flap, and how much the next revocations would cost.
 #pragma once
 
 #include <cstddef>
@@ -6,30 +6,28 @@
 
 #include "base/clock.h"
 #include "scheduler/exposure.h"
-#include "scheduler/hazard.h"
+#include "scheduler/flapping.h"
 #include "scheduler/settings.h"
 #include "scheduler/trajectory_table.h"
 #include "scheduler/worker_table.h"
 
 namespace rose::scheduler {
 
-// Maintains hazards and holds in the workers' columns, and the exposure of every domain.
+// Holds workers off that flap, and maintains the exposure of every domain.
 //
 // A revocation is the early end of a borrowed worker's grant, for any reason, or a shrink of the
 // grant that evicts turns or leaves less than half of it. Smaller changes of a grant harm no turn
 // and do not count.
 class Risk {
  public:
-  explicit Risk(const Settings& settings) noexcept : hazards_{settings}, exposures{settings} {}
+  explicit Risk(const Settings& settings) noexcept : flaps_{settings}, exposures{settings} {}
 
   // The worker has a new live grant.
   void begin(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
   // The grant was renewed or resized; `was` is the device's share before.
   void go_on(WorkerTable& workers, std::size_t slot, const Share& was, Nanoseconds now_ns);
   // The live grant is about to end.
-  void end(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
-  // Writes the hazards of changed domains to the columns.
-  void settle(WorkerTable& workers);
+  void end(const WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
 
   // A turn starts on the worker, generates tokens, or leaves.
   void run(Trajectory& trajectory, const Worker& worker, bool is_urgent);
@@ -40,22 +38,18 @@ class Risk {
   double exposure_s(std::size_t jobs) const noexcept;
 
  private:
-  void revoke(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
-  void show(WorkerTable& workers, std::size_t slot);
+  void hold_off(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
   Exposed speed_of(const Worker& worker) const noexcept;
 
-  HazardTable hazards_;
-  std::vector<double> shown_per_s_;  // by domain: hazard in its workers' columns
-  bool is_dirty_{false};
+  FlapTable flaps_;
 
  public:
   ExposureTable exposures;
 
   template <typename Image>
   void image(Image& image) {
-    image(hazards_, shown_per_s_, is_dirty_, exposures);
+    image(flaps_, exposures);
   }
-  bool is_sound(std::size_t jobs) const;
 };
 
 // Upper bound on the time until every turn on a borrowed worker runs again, if all borrowed workers

@@ -92,8 +92,6 @@ struct Trajectory {
   Nanoseconds started_ns{0};  // time of admission
   std::int64_t version_min{0};
   std::int64_t said_tokens{0};  // delivered, in all turns
-  std::size_t life_number{0};   // in LifeLine, from admission on
-  double life_s{0};             // predicted when its last turn was queued
   Nanoseconds turn_ns{0};       // start of the current turn; in ENV, end of the last one
 
   // The current turn, or in ENV the next one.
@@ -125,14 +123,13 @@ struct Trajectory {
   // becomes part of the prompt.
   std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
   std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
-  bool is_sound() const noexcept;
 
   template <typename Image>
   void image(Image& image) {
     image(id, group, ticket, place_in_line, job, state, started_ns, version_min, said_tokens,
-          life_number, life_s, turn_ns, turn, context_tokens, max_new_tokens, known_tokens, tries,
-          attempts, computed_tokens, forecast, queue_key, queued_ns, was_displaced, run, home,
-          avoided, recalled_until_ns, awaited_tokens, awaited_end);
+          turn_ns, turn, context_tokens, max_new_tokens, known_tokens, tries, attempts,
+          computed_tokens, forecast, queue_key, queued_ns, was_displaced, run, home, avoided,
+          recalled_until_ns, awaited_tokens, awaited_end);
   }
 };
 
@@ -162,8 +159,6 @@ class TrajectoryTable {
   void image(Image& image) {
     image(by_id_, counts_);
   }
-  // True if the job of each trajectory is valid, and also the slot and the domain if it is held.
-  bool is_sound(std::size_t jobs, std::size_t slots, std::size_t domains) const noexcept;
   template <typename Predicate>
   bool all(const Predicate& is_so) const {
     return std::all_of(by_id_.begin(), by_id_.end(),

@@ -24,16 +24,6 @@ void TurnQueue::remove(const QueueKey& key, Nanoseconds queued_ns) {
   order_.erase(has_waited ? starved(key, queued_ns) : key);
 }
 
-bool TurnQueue::has(const QueueKey& key, Nanoseconds queued_ns) const {
-  const bool is_waiting = waits_.contains({queued_ns, key.trajectory});
-  return is_waiting ? has_unstarved(key, queued_ns) : order_.contains(starved(key, queued_ns));
-}
-
-bool TurnQueue::has_unstarved(const QueueKey& key, Nanoseconds queued_ns) const {
-  const auto found = waits_.find({queued_ns, key.trajectory});
-  return found != waits_.end() && found->second == key && order_.contains(key);
-}
-
 void TurnQueue::starve(Nanoseconds until_ns) {
   while (!waits_.empty() && waits_.begin()->first.first <= until_ns) {
     const auto& [since, key] = *waits_.begin();

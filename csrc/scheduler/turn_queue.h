@@ -23,14 +23,12 @@ struct EnumSize<QueueRank> {
   static constexpr std::size_t value = 3;
 };
 
-// Within a rank the turn with the earliest order_ns comes first. The more time its trajectory still
-// needs, and the more urgent the trajectory is, the earlier is order_ns. So the longest trajectory
-// goes first, and a waiting turn gains on all later ones although its key stays the same. The
-// policy MLFQ orders by level first, then by arrival.
+// Within a rank the turn that was queued first comes first. The policy MLFQ orders by level before
+// that.
 struct QueueKey {
   QueueRank rank{QueueRank::kFresh};
   std::int64_t level{0};
-  Nanoseconds order_ns{0};
+  Nanoseconds order_ns{0};  // time of queueing
   TrajectoryId trajectory{0};
   std::size_t job{0};  // index of the job; never decides the order, as trajectories are unique
 
@@ -54,18 +52,11 @@ class TurnQueue {
 
   Place begin() const noexcept { return order_.begin(); }
   Place end() const noexcept { return order_.end(); }
-  // True if a turn pushed with these arguments is in the queue, starved or not.
-  bool has(const QueueKey& key, Nanoseconds queued_ns) const;
-  bool has_unstarved(const QueueKey& key, Nanoseconds queued_ns) const;
   bool is_empty() const noexcept { return order_.empty(); }
 
   template <typename Image>
   void image(Image& image) {
     image(order_, waits_);
-  }
-  // True if the queue has `turns` turns, and `unstarved` turns that have not starved.
-  bool is_sound(std::size_t turns, std::size_t unstarved) const noexcept {
-    return order_.size() == turns && waits_.size() == unstarved;
   }
 
  private:

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "base/crc32.h"
 #include "base/futex.h"
@@ -29,6 +30,14 @@ template <typename T>
 void put_at(std::byte* record, std::size_t offset, const T& value) noexcept {
   std::memcpy(record + offset, &value, sizeof value);
 }
+
+template <std::size_t kBytes>
+void put_text(std::array<char, kBytes>& to, std::string_view text) noexcept {
+  text = text.substr(0, kBytes);
+  std::copy(text.begin(), text.end(), to.begin());
+}
+
+Nanoseconds ns_of(double ms) noexcept { return static_cast<Nanoseconds>(ms * 1e6); }
 
 Nanoseconds wall_time_ns() noexcept {
   timespec now{};
@@ -73,7 +82,10 @@ Result<FileDescriptor> open_empty(const std::string& path) {
 
 CertificateLog::CertificateLog(FileDescriptor file, LogHeader header,
                                std::shared_ptr<const Clock> clock) noexcept
-    : file_{std::move(file)}, header_{header}, clock_{std::move(clock)} {}
+    : file_{std::move(file)},
+      header_{header},
+      clock_{std::move(clock)},
+      waits_{header.wait_budget_ns} {}
 
 Result<std::unique_ptr<CertificateLog>> CertificateLog::create(const std::string& path,
                                                                LogHeader header,
@@ -94,7 +106,9 @@ Result<std::unique_ptr<CertificateLog>> CertificateLog::create(FileDescriptor fi
     log->ring_ = std::make_unique<std::byte[]>(kRingRecords * kRecordBytes);
   }
   log->put_header();
-  log->append(StartRecord{.wall_time_ns = wall_time_ns()});
+  log->append(StartRecord{.wall_time_ns = wall_time_ns(),
+                          .wait_budget_ns = header.wait_budget_ns,
+                          .park_wait_ms = header.park_wait_ms});
   if (!log->file_.is_open()) return log;
   ROSE_TRY(log->flush());
   ROSE_TRY(log->thread_.start("the log's thread", [raw = log.get()] { raw->run(); }));
@@ -140,7 +154,9 @@ Nanoseconds CertificateLog::tick_locked() noexcept {
 
 EndRecord CertificateLog::end() const noexcept {
   EndRecord out{};
-  for (std::size_t kind = 1; kind < kKinds; ++kind) out.records[kind - 1] = counts_[kind].load();
+  for (std::size_t kind = 1; kind < kKinds; ++kind) {
+    out.records[kind - 1] = static_cast<std::uint32_t>(counts_[kind].load());
+  }
   ++out.records[static_cast<std::size_t>(RecordKind::kEnd) - 1];
   return out;
 }
@@ -178,6 +194,8 @@ bool CertificateLog::put_locked(const std::byte* record) noexcept {
 
 void CertificateLog::promise_locked(const QuantumRecord& quantum) noexcept {
   if (quantum.mode == HarvestMode::kSlack) promised_ms_ += quantum.quantum_ms + header_.signal_ms;
+  covered_ns_ =
+      quantum.mode == HarvestMode::kTrial ? 0 : ns_of(quantum.segment_upper_ms + header_.signal_ms);
 }
 
 // A step of serving adds the slowdown's share of the step's own time to the balance, and subtracts
@@ -189,6 +207,34 @@ void CertificateLog::settle_locked(const StepRecord& step) noexcept {
   const double waited_ms = step.lent_ms + step.blocked_ms;
   balance_ms_ += header_.slowdown * own_ms - (waited_ms + step.actual_ms - own_ms);
   promised_ms_ = 0;
+  covered_ns_ = 0;
+}
+
+WaitTerms CertificateLog::begin_wait() noexcept {
+  const Section section{*this};
+  WaitTerms terms{.certified_ns = std::exchange(covered_ns_, 0),
+                  .reserved_ns = waits_.reserve(section.now_ns())};
+  terms.limit_ns = std::min(ns_of(header_.park_wait_ms), terms.certified_ns + terms.reserved_ns);
+  return terms;
+}
+
+Nanoseconds CertificateLog::end_wait(const WaitTerms& terms, Nanoseconds waited_ns,
+                                     std::uint32_t borrower) noexcept {
+  Section section{*this};
+  waited_ns = std::min(waited_ns, terms.limit_ns);
+  const Nanoseconds excess_ns =
+      waits_.settle(section.now_ns(), terms.reserved_ns, waited_ns - terms.certified_ns);
+  section.append(WaitedRecord{.waited_ns = waited_ns,
+                              .certified_ns = terms.certified_ns,
+                              .left_ns = section.wait_left_ns(),
+                              .borrower = borrower,
+                              .zero = 0});
+  return excess_ns;
+}
+
+Nanoseconds CertificateLog::wait_spent_ns() noexcept {
+  const Section section{*this};
+  return waits_.spent_ns(section.now_ns());
 }
 
 bool CertificateLog::append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,
@@ -203,9 +249,19 @@ bool CertificateLog::append_move(int from, int to, std::uint32_t slabs, std::uin
 
 bool CertificateLog::append_gave_back(std::string_view reason) noexcept {
   GaveBackRecord payload{};
-  reason = reason.substr(0, payload.reason.size());
-  std::copy(reason.begin(), reason.end(), payload.reason.begin());
+  put_text(payload.reason, reason);
   return append(payload);
+}
+
+bool CertificateLog::append_evicted(std::uint32_t borrower, std::uint32_t pid,
+                                    std::string_view reason) noexcept {
+  Section section{*this};
+  EvictedRecord payload{.spent_ns = waits_.spent_ns(section.now_ns()),
+                        .borrower = borrower,
+                        .pid = pid,
+                        .reason = {}};
+  put_text(payload.reason, reason);
+  return section.append(payload);
 }
 
 Status CertificateLog::flush() noexcept {

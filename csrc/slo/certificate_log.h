@@ -30,11 +30,11 @@
 //               124  u32      crc32 of bytes 0..123, continued from the crc32 of the record before
 //
 //   kind             payload, from offset 24
-//    1 START         i64 wall_time_ns
+//    1 START         i64 wall_time_ns, wait_budget_ns; f64 park_wait_ms
 //    2 ARRIVED       u64 tokens; u32 slot, prefilled
 //    3 FINISHED      u32 slot
-//    4 QUANTUM       f64 segment_upper_ms, quantum_ms, step_upper_ms, chunk_upper_ms, budget_ms;
-//                    i64 deadline_ns, heartbeat_age_ns; u32 segments, outstanding, passed,
+//    4 QUANTUM       f64 segment_upper_ms, quantum_ms, step_upper_ms, chunk_upper_ms, budget_ms,
+//                    wait_ms; i64 deadline_ns, heartbeat_age_ns; u32 segments, outstanding, passed,
 //                    close_epoch, pending, mode, committed
 //    5 ADMISSION     u64 epoch; f64 horizon_ms, decode_tokens_per_s, prefill_tokens_per_s,
 //                    i64 slack_blocks; u32 slabs, block_tokens,
@@ -46,10 +46,13 @@
 //    8 STEP          f64 predicted_ms, upper_ms, actual_ms, decode_sequences, context_tokens,
 //                    prefill_tokens, blocked_ms, lent_ms; i64 began_ns
 //    9 GAVE_BACK     char[96] reason, UTF-8, padded with zeros
-//   10 END           u64[12] number of records of each kind, in this order, END included
-//   11 TOKENS        u32 first_slot, count; u8[88] bitmap: bit i of byte j is slot
+//   10 END           u32[14] number of records of each kind modulo 2^32, in this order, END
+//   included 11 TOKENS        u32 first_slot, count; u8[88] bitmap: bit i of byte j is slot
 //                    first_slot + 8 j + i, which received a token
 //   12 FORCED        u32 passed, close_epoch        the watchdog lets one segment through
+//   13 WAITED        i64 waited_ns, certified_ns, left_ns; u32 borrower
+//                    serving has waited for a running segment
+//   14 EVICTED       i64 spent_ns; u32 borrower, pid; char[80] reason, UTF-8, padded with zeros
 #pragma once
 
 #include <array>
@@ -66,6 +69,7 @@
 #include "base/memfd.h"
 #include "base/owned_thread.h"
 #include "base/status.h"
+#include "slo/wait_budget.h"
 
 namespace rose::slo {
 
@@ -82,13 +86,16 @@ enum class RecordKind : std::uint32_t {
   kEnd,
   kTokens,
   kForced,
+  kWaited,
+  kEvicted,
 };
-inline constexpr std::size_t kKinds = 13;  // 0 is not a kind
+inline constexpr std::size_t kKinds = 15;  // 0 is not a kind
 
 // When a quantum is granted. `idle`: no request is live. `slack`: no request waits for its first
-// token, and serving lets rollouts run between two of its steps.
-enum class HarvestMode : std::uint32_t { kIdle = 0, kSlack = 1 };
-inline constexpr std::size_t kHarvestModes = 2;
+// token, and serving lets rollouts run between two of its steps. `trial`: as idle, but for one
+// segment that is too long for the targets, to measure it again; the wait budget pays for it.
+enum class HarvestMode : std::uint32_t { kIdle = 0, kSlack = 1, kTrial = 2 };
+inline constexpr std::size_t kHarvestModes = 3;
 
 // Mechanisms that an ablation can switch off; the value is the bit in `without`.
 enum class Mechanism : std::uint32_t {
@@ -121,8 +128,11 @@ struct LogHeader {
   // 0, rollouts run only while no request is live; with infinity, delays may reach the targets.
   double slowdown{0};
   std::uint32_t without{0};
+  // The START record has the next two, because the header is full.
+  Nanoseconds wait_budget_ns{1'000'000'000};  // of WaitBudget
+  double park_wait_ms{1000};                  // longest single wait for a segment
 
-  bool may(HarvestMode mode) const noexcept { return mode == HarvestMode::kIdle || slowdown > 0; }
+  bool may(HarvestMode mode) const noexcept { return mode != HarvestMode::kSlack || slowdown > 0; }
   bool has(Mechanism mechanism) const noexcept {
     return (without & (1U << static_cast<std::uint32_t>(mechanism))) == 0;
   }
@@ -131,6 +141,8 @@ struct LogHeader {
 struct StartRecord {
   static constexpr RecordKind kKind = RecordKind::kStart;
   std::int64_t wall_time_ns;
+  std::int64_t wait_budget_ns;
+  double park_wait_ms;
 };
 
 struct ArrivedRecord {
@@ -161,6 +173,7 @@ struct QuantumRecord {
   double step_upper_ms;
   double chunk_upper_ms;
   double budget_ms;          // further delay that rollouts may cause serving; 0 in mode idle
+  double wait_ms;            // longest wait for a segment of this quantum, however long it runs
   std::int64_t deadline_ns;  // earliest deadline of the running requests; 0 if none runs
   std::int64_t heartbeat_age_ns;
   std::uint32_t segments;
@@ -232,13 +245,37 @@ struct GaveBackRecord {
 
 struct EndRecord {
   static constexpr RecordKind kKind = RecordKind::kEnd;
-  std::array<std::uint64_t, kKinds - 1> records;  // number of each kind, this one included
+  std::array<std::uint32_t, kKinds - 1> records;  // number of each kind, this one included
 };
 
 struct ForcedRecord {
   static constexpr RecordKind kKind = RecordKind::kForced;
   std::uint32_t passed;  // the segment after this one may start
   std::uint32_t close_epoch;
+};
+
+struct WaitedRecord {
+  static constexpr RecordKind kKind = RecordKind::kWaited;
+  std::int64_t waited_ns;
+  std::int64_t certified_ns;  // wait that the newest certificate allowed
+  std::int64_t left_ns;       // wait budget left after this wait
+  std::uint32_t borrower;     // partition
+  std::uint32_t zero;
+};
+
+struct EvictedRecord {
+  static constexpr RecordKind kKind = RecordKind::kEvicted;
+  std::int64_t spent_ns;  // wait budget spent within the last ten minutes
+  std::uint32_t borrower;
+  std::uint32_t pid;
+  std::array<char, 80> reason;
+};
+
+// The limit of one wait for a segment, and its parts.
+struct WaitTerms {
+  Nanoseconds certified_ns{0};  // wait that the newest certificate allows; 0 if none covers it
+  Nanoseconds reserved_ns{0};   // part of the wait budget
+  Nanoseconds limit_ns{0};      // longest wait: their sum, at most park_wait_ms
 };
 
 // 1. Records are in the order of the decisions: a decider holds a Section from before it reads the
@@ -251,7 +288,7 @@ struct ForcedRecord {
 // Any thread may append. close() or the destructor joins the thread.
 class CertificateLog {
  public:
-  static constexpr std::uint32_t kVersion = 6;
+  static constexpr std::uint32_t kVersion = 7;
   static constexpr std::size_t kRecordBytes = 128;
   static constexpr std::size_t kPayloadBytes = 96;
   static constexpr std::size_t kRingRecords = 8192;
@@ -279,6 +316,8 @@ class CertificateLog {
     // Sum of the delays that the quanta of mode slack, recorded since the last STEP, may cause to
     // the next step.
     double promised_ms() const noexcept { return log_.promised_ms_; }
+    // What is left of the wait budget.
+    Nanoseconds wait_left_ns() noexcept { return log_.waits_.left_ns(now_ns_); }
     template <typename Payload>
     bool append(const Payload& payload) noexcept {
       static_assert(sizeof(Payload) <= kPayloadBytes);
@@ -302,6 +341,19 @@ class CertificateLog {
   bool append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,
                    std::uint64_t epoch, std::uint32_t move_kind) noexcept;
   bool append_gave_back(std::string_view reason) noexcept;
+  // Records that the borrower is removed, with its process id and the reason, at most 80 bytes.
+  bool append_evicted(std::uint32_t borrower, std::uint32_t pid, std::string_view reason) noexcept;
+
+  // Call begin_wait() before a wait of serving for a segment, and end_wait() after it. The wait may
+  // last `limit_ns`; a longer one counts as this long, since the rest is not the segment's fault.
+  // Each QUANTUM of mode idle or slack covers one wait, until the next STEP: its segment_upper_ms
+  // and signal_ms are certified, the excess is charged to the wait budget. end_wait() appends
+  // WAITED and returns the excess.
+  WaitTerms begin_wait() noexcept;
+  Nanoseconds end_wait(const WaitTerms& terms, Nanoseconds waited_ns,
+                       std::uint32_t borrower) noexcept;
+  // Sum of all excesses that count now.
+  Nanoseconds wait_spent_ns() noexcept;
 
   // Writes all records appended before the call to the file.
   Status flush() noexcept;
@@ -342,6 +394,8 @@ class CertificateLog {
   std::int64_t last_time_ns_{0};
   double balance_ms_{0};
   double promised_ms_{0};
+  Nanoseconds covered_ns_{0};  // wait that the newest QUANTUM certifies, until it is used
+  WaitBudget waits_;
   bool closed_{false};
 
   std::mutex flush_mutex_;  // admits one writer of the file at a time; taken before mutex_

@@ -37,13 +37,12 @@ QuantumGrant QuantumCertifier::decide(const QuantumQuery& query) noexcept {
   return grant;
 }
 
-QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
-                                      const CertificateLog::Section& section,
+QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query, CertificateLog::Section& section,
                                       QuantumRecord& record) const noexcept {
   const LogHeader& header = log_->header();
-  const bool is_busy = query.mode == HarvestMode::kIdle
-                           ? serving_->pending() != 0 || serving_->is_in_step()
-                           : serving_->waiting() != 0;
+  const bool is_busy = query.mode == HarvestMode::kSlack
+                           ? serving_->waiting() != 0
+                           : serving_->pending() != 0 || serving_->is_in_step();
   if (is_busy || query.is_request_expected) return QuantumRefusal::kServingBusy;
   if (!header.may(query.mode)) return QuantumRefusal::kServingBusy;
   record.heartbeat_age_ns = serving_->heartbeat_age_ns(section.now_ns());
@@ -62,10 +61,22 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
   record.pending = load.running;
   record.mode = query.mode;
   if (query.mode == HarvestMode::kSlack) record.budget_ms = serving_->budget_ms(section);
+  const bool is_trial = query.mode == HarvestMode::kTrial;
+  const double delay_ms = query.segment_upper_ms + header.signal_ms;
+  const double left_ms = static_cast<double>(section.wait_left_ns()) / 1e6;
+  record.wait_ms = std::min(header.park_wait_ms, (is_trial ? 0 : delay_ms) + left_ms);
+  const bool has_bounds = std::isfinite(record.step_upper_ms + record.chunk_upper_ms);
+  if (is_trial) {
+    record.segments = 1;
+    record.quantum_ms = query.segment_upper_ms;
+    if (!has_bounds) return QuantumRefusal::kNoEvidence;
+    const bool is_paid = std::min(delay_ms, header.park_wait_ms) <= left_ms;
+    return is_paid && query.outstanding == 0 ? QuantumRefusal::kNone
+                                             : QuantumRefusal::kSegmentTooLong;
+  }
 
   std::optional<Misfit> misfit;
-  for (std::uint32_t segments = std::min(header.max_segments, query.most); segments > 0;
-       --segments) {
+  for (std::uint32_t segments = header.max_segments; segments > 0; --segments) {
     const double quantum_ms = segments * query.segment_upper_ms;
     misfit = this->misfit(quantum_ms, section.now_ns(), record);
     if (misfit) continue;
@@ -75,8 +86,13 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
     return segments == query.outstanding ? QuantumRefusal::kEnough : QuantumRefusal::kNone;
   }
   if (misfit && misfit->target == BindingTarget::kBudget) return QuantumRefusal::kBudgetSpent;
-  if (misfit) note_binding(*misfit, *means, query.segment_upper_ms + header.signal_ms, record);
-  const bool has_bounds = std::isfinite(record.step_upper_ms + record.chunk_upper_ms);
+  if (misfit) note_binding(*misfit, *means, delay_ms, record);
+  const double limit_ms = longest_segment_ms(record);
+  if (query.expected_ms > 0 && query.expected_ms <= limit_ms && limit_ms < query.segment_upper_ms) {
+    const std::scoped_lock lock{binding_mutex_};
+    segment_limit_ = {.measured_ms = query.segment_upper_ms, .limit_ms = limit_ms};
+    return QuantumRefusal::kSegmentTooLong;
+  }
   return has_bounds ? QuantumRefusal::kSloAtRisk : QuantumRefusal::kNoEvidence;
 }
 
@@ -86,7 +102,7 @@ std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
   const LogHeader& header = log_->header();
   Features step = next_.largest_step;
   Features chunk = next_.largest_chunk;
-  if (query.mode != HarvestMode::kIdle) {
+  if (query.mode == HarvestMode::kSlack) {
     step = {.decode_sequences = static_cast<double>(load.running),
             .context_tokens = static_cast<double>(load.context_tokens),
             .prefill_tokens = 0};
@@ -117,11 +133,10 @@ std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
 std::optional<QuantumCertifier::Misfit> QuantumCertifier::misfit(
     double quantum_ms, Nanoseconds now_ns, const QuantumRecord& record) const noexcept {
   const LogHeader& header = log_->header();
-  const double largest_ms = std::max(record.step_upper_ms, record.chunk_upper_ms);
-  const bool is_committed = record.committed != 0;
-  const double next_ms = is_committed ? record.step_upper_ms : largest_ms;
-  const double first_token_ms =
-      is_committed ? record.step_upper_ms + record.chunk_upper_ms : largest_ms;
+  const double next_ms = record.committed != 0
+                             ? record.step_upper_ms
+                             : std::max(record.step_upper_ms, record.chunk_upper_ms);
+  const double first_token_ms = this->first_token_ms(record);
   const double delay_ms = quantum_ms + header.signal_ms;
   if (!(delay_ms <= header.blocking_ms)) {
     return Misfit{BindingTarget::kBlocking, header.blocking_ms};
@@ -138,6 +153,18 @@ std::optional<QuantumCertifier::Misfit> QuantumCertifier::misfit(
   const double left_ms = static_cast<double>(record.deadline_ns - now_ns) / 1e6;
   if (delay_ms + next_ms <= left_ms) return std::nullopt;
   return Misfit{BindingTarget::kDeadline, left_ms};
+}
+
+double QuantumCertifier::first_token_ms(const QuantumRecord& record) const noexcept {
+  return record.committed != 0 ? record.step_upper_ms + record.chunk_upper_ms
+                               : std::max(record.step_upper_ms, record.chunk_upper_ms);
+}
+
+double QuantumCertifier::longest_segment_ms(const QuantumRecord& record) const noexcept {
+  const LogHeader& header = log_->header();
+  const double target_ms =
+      serving_->has_prefilled() ? std::min(header.ttft_ms, header.tpot_ms) : header.ttft_ms;
+  return std::min(header.blocking_ms, target_ms - first_token_ms(record)) - header.signal_ms;
 }
 
 void QuantumCertifier::note_binding(const Misfit& misfit, const Means& means, double delay_ms,

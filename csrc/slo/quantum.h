@@ -32,11 +32,12 @@ struct CommittedBatch {
 struct QuantumQuery {
   HarvestMode mode{HarvestMode::kIdle};
   std::uint32_t close_epoch{0};
-  std::uint32_t passed{0};                // segments started so far
-  std::uint32_t outstanding{0};           // segments granted but not started
-  double segment_upper_ms{0};             // > 0: longest duration of one segment
-  std::uint32_t most{~std::uint32_t{0}};  // largest number of segments to grant
-  bool is_request_expected{false};        // one is on its way to the engine
+  std::uint32_t passed{0};       // segments started so far
+  std::uint32_t outstanding{0};  // segments granted but not started
+  double segment_upper_ms{0};    // > 0: longest duration of one segment
+  // Length that a segment is expected to have; 0: segment_upper_ms is not measured, but expected.
+  double expected_ms{0};
+  bool is_request_expected{false};  // one is on its way to the engine
   std::optional<CommittedBatch> committed{};
 };
 
@@ -47,10 +48,11 @@ enum class QuantumRefusal : std::uint8_t {
   kSloAtRisk,
   kEnough,  // no segments fit besides the outstanding ones
   kLogBroken,
-  kNoEvidence,   // a step shape has run too seldom for a bound: run it to measure it
-  kBudgetSpent,  // rollouts have delayed a running request by the allowed share
+  kNoEvidence,      // a step shape has run too seldom for a bound: run it to measure it
+  kBudgetSpent,     // rollouts have delayed a running request by the allowed share
+  kSegmentTooLong,  // a segment of the expected length would fit, but the measured ones are longer
 };
-inline constexpr std::size_t kQuantumRefusals = 8;
+inline constexpr std::size_t kQuantumRefusals = 9;
 
 // The reason why even a quantum of one segment was refused: the limit that it would have exceeded,
 // and the step shape that had to fit within that limit, too.
@@ -63,6 +65,12 @@ struct Binding {
   double upper_ms{0};      // bound of the shape; infinite without evidence
   double delay_ms{0};      // one segment and signal_ms
   double target_ms{0};     // limit for the delay and the shape together
+};
+
+// Why the newest refusal with kSegmentTooLong was one.
+struct SegmentLimit {
+  double measured_ms{0};  // segment_upper_ms of the query
+  double limit_ms{0};     // longest segment that fits the targets
 };
 
 struct QuantumGrant {
@@ -79,12 +87,20 @@ struct QuantumGrant {
 //    or their sum after a committed batch; and, once a request has arrived prefilled,
 //    delay + first token <= tpot_ms,
 //    (A step shape without evidence has an infinite bound and is refused as kNoEvidence.)
-// 4. idle:    no request is live or expected, and serving runs no step;
+// 4. idle, trial: no request is live or expected, and serving runs no step;
 //    slack:   no request is expected or waits for its first token, and delay + next step ends
 //             before the earliest deadline of a running request, where the next step takes
 //             max(step_upper, chunk_upper), or step_upper alone when it is committed; and
 //             delay <= ServingState::budget_ms,
 // 5. and the record with all these terms is in the log.
+//
+// A trial is one segment. Rules 2 and 3 do not apply to it, since it is asked for after a refusal
+// by them. Instead the whole wait that it can cause, min(delay, park_wait_ms), must be left of the
+// wait budget, which is charged with the actual wait.
+//
+// wait_ms of the record is the longest wait that the quantum can cause, however long its segment
+// runs: what the wait budget has left, and outside a trial segment_upper + signal_ms, but at most
+// park_wait_ms. It is not part of any sum above.
 //
 // heartbeat_ttl, the targets and the other limits are those in the log's header.
 //
@@ -125,12 +141,17 @@ class QuantumCertifier {
     const std::scoped_lock lock{binding_mutex_};
     return binding_;
   }
+  // Nothing before the first refusal with kSegmentTooLong.
+  std::optional<SegmentLimit> segment_limit() const {
+    const std::scoped_lock lock{binding_mutex_};
+    return segment_limit_;
+  }
   const NextRequest& next() const noexcept { return next_; }
   const LogHeader& header() const noexcept { return log_->header(); }
   const ServingState& serving() const noexcept { return *serving_; }
 
  private:
-  QuantumRefusal fill(const QuantumQuery& query, const CertificateLog::Section& section,
+  QuantumRefusal fill(const QuantumQuery& query, CertificateLog::Section& section,
                       QuantumRecord& record) const noexcept;
   // The predictions that belong to the bounds in a record. They are finite even without evidence.
   struct Means {
@@ -147,6 +168,10 @@ class QuantumCertifier {
   };
   std::optional<Misfit> misfit(double quantum_ms, Nanoseconds now_ns,
                                const QuantumRecord& record) const noexcept;
+  // Bound of the time of the next request's first token.
+  double first_token_ms(const QuantumRecord& record) const noexcept;
+  // The longest segment that fits the targets, which hold at all times, unlike deadlines.
+  double longest_segment_ms(const QuantumRecord& record) const noexcept;
   void note_binding(const Misfit& misfit, const Means& means, double delay_ms,
                     const QuantumRecord& record) const noexcept;
   void note_time(Nanoseconds now_ns, QuantumRefusal outcome, double quantum_ms) noexcept;
@@ -162,8 +187,9 @@ class QuantumCertifier {
   std::atomic<Nanoseconds> decided_ns_{0};  // time of the newest decision; 0 before the first
   std::atomic<QuantumRefusal> outcome_{QuantumRefusal::kNone};  // outcome of that decision
   std::atomic<Nanoseconds> holds_ns_{0};  // longest time for which that decision counts
-  mutable std::mutex binding_mutex_;      // guards binding_
+  mutable std::mutex binding_mutex_;      // guards both members below
   mutable std::optional<Binding> binding_;
+  mutable std::optional<SegmentLimit> segment_limit_;
 };
 
 }  // namespace rose::slo

@@ -133,7 +133,6 @@ class Borrower:
         while (now_ns := self._clock.now_ns()) <= deadline_ns:
             left_ms = min(_LOOK_UP_MS, (deadline_ns - now_ns) / NS_PER_MS)
             with self._lock:
-                self._empty(self.lane.leaving())
                 refusal = self._fill(sequences)
                 stuck_ns = None if refusal is None else stuck_ns or now_ns
                 if stuck_ns is not None and now_ns - stuck_ns > _STUCK_MS * NS_PER_MS:
@@ -149,7 +148,9 @@ class Borrower:
                     "the device has stopped lending: it was closed, or rose failed there and gave "
                     "everything back to serving"
                 )
-            elif refusal is not None:
+            with self._lock:  # A notice of a revocation may have come while the lock was taken.
+                self._empty(self.lane.leaving())
+            if refusal is not None:
                 self._room.wait(min(left_ms, refusal.retry_after_ms or left_ms) / MS_PER_S)
                 self._room.clear()
         return None
@@ -160,17 +161,20 @@ class Borrower:
         Returns:
             A refusal if no sequence has all its blocks, else None.
         """
+        missing = {one: one._missing_blocks(one.tokens) for one in sequences if one.remaining}
+        wanted = sum(missing.values())
+        ids = self.lane.alloc(wanted) if wanted > 0 else None
+        if ids is not None:  # There is room for all: one call takes the blocks.
+            for one, blocks in missing.items():
+                one.blocks += ids[:blocks]
+                del ids[:blocks]
+            return None
         refusal: Refusal | None = None
-        is_ready = False
-        for one in sequences:
-            missing = one._missing_blocks(one.tokens) if one.remaining else 0
-            if missing > 0 and refusal is None:
-                refusal = self.lane.grow(missing)
-                ids = self.lane.alloc(missing) if refusal is None else None
-                if ids is not None:
-                    one.blocks += ids
-            is_ready = is_ready or one._is_ready
-        if is_ready:
+        for one, blocks in missing.items():
+            if blocks > 0 and refusal is None:
+                refusal = self.lane.grow(blocks)
+                one.blocks += (self.lane.alloc(blocks) if refusal is None else None) or []
+        if any(one._is_ready for one in sequences):
             return None
         return Refusal(Reason.POOL_EMPTY) if refusal is None else refusal
 
@@ -188,12 +192,13 @@ class Borrower:
         """
         pin: int | None = None
         try:
-            with self._lock, self.lane.planning():
-                self._empty(self.lane.leaving())
+            with self._lock, self.lane.planning() as plan:
+                self._empty(plan.leaving)
                 ready = tuple(one for one in sequences if one._is_ready)
                 if ready:
                     pin = self.lane.pin(block for one in ready for block in one.blocks)
                     self._in_flight = frozenset(one.name for one in ready)
+                    plan.order = self._cheapest_first(plan.lent)
         finally:
             if pin is None:
                 quantum.__exit__(None, None, None)
@@ -232,7 +237,7 @@ class Borrower:
     # ---- revocation -----------------------------------------------------------------------------
 
     def _give_up(self, notice: Notice) -> None:
-        """Choose slabs to return, and free the blocks of all sequences that use these slabs.
+        """Free the blocks of all sequences that use revoked slabs.
 
         Sequences of the running step keep their blocks. This runs in a thread of serving or of the
         keeper or, if the borrower is in another process than serving, in the watcher's thread.
@@ -240,21 +245,17 @@ class Borrower:
         if not self._lock.acquire(timeout=notice.remaining_s()):
             return
         try:
-            notice.begin(self._cheapest_slabs()[: notice.slabs])
             self._empty(self.lane.leaving())
         finally:
             self._lock.release()
 
-    def _cheapest_slabs(self) -> list[int]:
-        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
-        for name, one in self._open.items():
-            for slab in one._slabs() & users.keys():
-                users[slab].add(name)
-        progress = {
-            name: Progress(one.computed, -one.number, is_in_flight=name in self._in_flight)
+    def _cheapest_first(self, slabs: list[int]) -> list[int]:
+        """Return the slabs on loan, the cheapest to lose first."""
+        requests = [
+            Progress(one.blocks, one.computed, -one.number, is_in_flight=name in self._in_flight)
             for name, one in self._open.items()
-        }
-        return order_of_loss(users, progress)
+        ]
+        return order_of_loss(slabs, requests, self.kv.allocator.slabs_of)
 
     def _empty(self, leaving: frozenset[int]) -> None:
         """Free all blocks of sequences that use `leaving` slabs and are not in the running step."""
@@ -305,8 +306,8 @@ class Sequence(Tokens):
         """True if tokens remain and all their blocks are present."""
         return self.remaining > 0 and not self._missing_blocks(self.tokens)
 
-    def _slabs(self) -> set[int]:
-        return {self._kv.allocator.slab_of(block) for block in self.blocks}
+    def _slabs(self) -> frozenset[int]:
+        return frozenset(self._kv.allocator.slabs_of(self.blocks))
 
     def _lose(self) -> None:
         """Free the blocks for serving. Only the borrower calls this."""

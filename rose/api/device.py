@@ -15,7 +15,7 @@ from rose.compute import device_ordinal
 from rose.errors import InvalidArgument
 from rose.executor.device import CoServing
 from rose.executor.serving import ServingLane
-from rose.memory import choose_slab_bytes
+from rose.memory import Isolation, check_isolation, choose_slab_bytes
 from rose.slo import SLO, Policy
 from rose.units import GIB, MIB
 
@@ -37,6 +37,7 @@ def open(  # noqa: A001 (it is called rose.open)
     slo: SLO,
     pool_bytes: int | None = None,
     log_path: str | Path = "",
+    isolation: Isolation = "shared",
     policy: Policy | None = None,
 ) -> "Device":
     """Open a device for co-serving.
@@ -47,13 +48,24 @@ def open(  # noqa: A001 (it is called rose.open)
         pool_bytes: KV memory of both engines together. None: on a GPU, the memory that the weights
             and activations of both models leave; on a CPU, a quarter of the free memory.
         log_path: path of the certificate log, for `rose verify`; "": no file is written.
+        isolation: memory that a borrower in another process can access. "shared": the whole pool.
+            "mapped": only slabs that were lent to it, which are zeroed first. "mapped" needs a
+            borrower in another process: call `listen` here and `rose.borrow` there.
         policy: limits and evidence rules for lending; None: the defaults.
 
     Raises:
-        InvalidArgument: the device is unknown.
+        InvalidArgument: the device or the isolation is unknown.
         Unavailable: the GPU has no driver that rose can use.
     """
-    return Device(device, slo=slo, pool_bytes=pool_bytes, log_path=log_path, policy=policy)
+    check_isolation(isolation)
+    return Device(
+        device,
+        slo=slo,
+        pool_bytes=pool_bytes,
+        log_path=log_path,
+        isolation=isolation,
+        policy=policy,
+    )
 
 
 class Device(Closing):
@@ -72,6 +84,7 @@ class Device(Closing):
         slo: SLO,
         pool_bytes: int | None,
         log_path: str | Path,
+        isolation: Isolation,
         policy: Policy | None,
     ) -> None:
         ordinal = device_ordinal(name)
@@ -80,6 +93,7 @@ class Device(Closing):
         self._slo = slo
         self._pool_bytes = pool_bytes
         self._log_path = log_path
+        self._isolation = isolation
         self._policy = policy
         self._lock = threading.RLock()  # Guards the fields below; the pool is laid out once.
         self._needs: Needs | None = None
@@ -134,7 +148,8 @@ class Device(Closing):
 
         Raises:
             InvalidArgument: the device has no serving engine yet, or already has a borrower; the
-                model is unknown; or the pool cannot hold serving's longest request.
+                model is unknown; the pool cannot hold serving's longest request; or the isolation
+                is "mapped".
             Unavailable: rose has failed on this device, or no gate works on this GPU.
         """
         needs = needs_of(model)
@@ -193,6 +208,7 @@ class Device(Closing):
                     pool_bytes=pool_bytes,
                     slab_bytes=_slab_bytes(self._needs, borrower, pool_bytes=pool_bytes),
                     log_path=self._log_path,
+                    isolation=self._isolation,
                     policy=self._policy,
                 )
                 self._laid_out = executor, self._add_serving(executor)

@@ -8,21 +8,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from rose.checkpoints.tensors import StoredTensor
-from rose.checkpoints.tiling import plain_tiling
 from rose.clock import BootClock
 from rose.closing import Closing, Once
 from rose.config import quiet_grpc
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.digests import TileDigests, hexadecimal
-from rose.transfer.manifest import NAMELESS, Signing, Subscription, Version
+from rose.transfer.manifest import NAMELESS, Subscription, Version
+from rose.transfer.plan.tiling import plain_tiling
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.selection import Selection
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.signing import Signing
+from rose.transfer.tensors import StoredTensor
 from rose.units import NS_PER_S
 
 Tensors = Mapping[str, Any]

@@ -9,8 +9,10 @@ from typing import Any, Final, TypeAlias
 
 from rose import whole_file
 from rose.checkpoints.safetensors_file import SafetensorsFile, Units
-from rose.checkpoints.tensors import StoredTensor
 from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.plan.plan import Plan
+from rose.transfer.plan.tiling import TilePlace, Tiling, plain_tiling, planned_tiling
+from rose.transfer.tensors import StoredTensor
 
 ENDING: Final = ".safetensors"
 THREADS: Final = 2
@@ -71,6 +73,11 @@ class Checkpoint:
         """Return the size of all tensors, in bytes."""
         return sum(tensor.stored.nbytes for tensor in self.tensors.values())
 
+    def tiling(self, plan: Plan | None = None) -> Tiling:
+        """Return the tiling of a plan, or without a plan the plain tiling."""
+        stored = [one.stored for one in self.tensors.values()]
+        return plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a safetensors file, or a folder of them.
@@ -108,6 +115,21 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if name not in tensors or tensors[name].file.path.name != where:
             raise CorruptData(f"{index} places {name!r} in {where}, which does not contain it")
     return Checkpoint(path, files, tensors)
+
+
+def tiles_of(tiling: Tiling, *checkpoints: Checkpoint) -> Iterator[tuple[TilePlace, list[Units]]]:
+    """Yield each tile's place, and its units in each checkpoint.
+
+    Works only for a plain tiling. The units are read-only; their memory is released when the next
+    tile is requested.
+    """
+    for tile in range(len(tiling.tiles)):
+        place = tiling.place(tile)
+        (first,), (count,) = place.region.offset, place.region.shape
+        tensors = [one.tensors[place.tensor] for one in checkpoints]
+        yield place, [one.units(first, count) for one in tensors]
+        for one in tensors:
+            one.forget(first, count)
 
 
 @contextmanager

@@ -13,13 +13,13 @@ import numpy as np
 
 from rose.checkpoints.checkpoint import Checkpoint, written
 from rose.checkpoints.safetensors_file import LENGTH_BYTES, SafetensorsFile, Units
-from rose.checkpoints.tensors import STORED_DTYPES, StoredTensor
-from rose.checkpoints.tiling import Tiling
 from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, digest
 from rose.transfer.digests import Digest
+from rose.transfer.plan.tiling import Tiling
+from rose.transfer.tensors import STORED_DTYPES, StoredTensor
 
 NEW_FILE: Final = "model.safetensors"
 

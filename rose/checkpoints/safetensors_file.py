@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from rose.checkpoints.tensors import STORED_DTYPES, StoredTensor
 from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.tensors import STORED_DTYPES, StoredTensor
 from rose.whole_file import open_input
 
 Units = npt.NDArray[Any]

@@ -6,6 +6,7 @@ from typing import Final
 from rose._core import CudaDriver, GateKind, KindProbe, embedded_kernels
 from rose.cli.doctor import Finding, State
 from rose.compute import Gpu
+from rose.compute.usage import GpuMeter
 from rose.config import read_environment
 from rose.errors import RoseError
 
@@ -52,6 +53,8 @@ def _one_gpu(ordinal: int) -> Iterator[Finding]:
         f"{facts.multiprocessors} SMs, {memory[0] / _BYTES_PER_GIB:.1f} of "
         f"{memory[1] / _BYTES_PER_GIB:.1f} GiB free",
     )
+    use = GpuMeter(facts.uuid).read()
+    yield Finding(f"{name} use", State.ABSENT if use.absent else State.ACTIVE, use.sentence)
     if not (facts.has_virtual_memory and facts.has_posix_fd_handles):
         why = "this GPU has no virtual memory that file descriptors can share; a KV pool needs it"
         yield Finding(f"{name} pool", State.ABSENT, why)

@@ -17,7 +17,9 @@ from rich.text import Text
 
 from rose._core import LedgerView, SlabState
 from rose.clock import BootClock, Clock
+from rose.compute.usage import GpuMeter, GpuUse
 from rose.errors import RoseError
+from rose.events import SegmentLimit
 from rose.executor.messages import AskLedger, Ledger
 from rose.executor.observing import ask_device
 from rose.units import GIB, MIB, MS_PER_S, NS_PER_MS
@@ -40,12 +42,13 @@ _MARKS: Final = {
 }
 
 
-def draw(ledger: LedgerView, reported: Ledger, *, clock: Clock) -> Group:
-    """Return the view: a table of partitions, cap, refusals, the newest kill, a strip of the slabs.
+def draw(ledger: LedgerView, reported: Ledger, *, use: GpuUse, clock: Clock) -> Group:
+    """Return the view: a table of partitions, the GPU, cap, refusals, the newest kill, the slabs.
 
     Args:
         ledger: the device's ledger.
         reported: the device's last report of values that are not in the ledger.
+        use: load, memory and clocks of serving's GPU.
         clock: the device's clock.
 
     Raises:
@@ -79,8 +82,8 @@ def draw(ledger: LedgerView, reported: Ledger, *, clock: Clock) -> Group:
                 f"{(now_ns - one.oldest_pin_ns) / NS_PER_MS:.0f}" if one.pins else "-",
             )
     legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
-    lines = (Text(_cap(reported.cap)), *map(Text, (*_refusals(reported), *reported.kills[-1:])))
-    return Group(table, *lines, _strip([record.state for record in records]), legend)
+    lines = (f"gpu: {use.sentence}", _cap(reported.cap), *_refusals(reported), *_harm(reported))
+    return Group(table, *map(Text, lines), _strip([record.state for record in records]), legend)
 
 
 def _strip(states: Sequence[SlabState]) -> Text:
@@ -99,7 +102,21 @@ def _refusals(reported: Ledger) -> list[str]:
         f"{count} {name.replace('_', ' ')}" for name, count in reported.refusals.items() if count
     ]
     lines = [f"refused: {', '.join(counts)}"] if counts else []
+    if reported.segment is not None:
+        lines.append(f"too long: {SegmentLimit(*reported.segment).sentence}")
     return lines if reported.binding is None else [*lines, f"last failed: {reported.binding}"]
+
+
+def _harm(reported: Ledger) -> list[str]:
+    """Return what borrowers cost serving, the newest kill, and why none may attach."""
+    lines = [*reported.kills[-1:], *filter(None, (reported.barred,))]
+    if reported.waited_ms > 0:
+        lines.insert(
+            0,
+            f"waited beyond certificates in 10 min: {reported.waited_ms:.0f} of "
+            f"{reported.wait_budget_ms:.0f} ms",
+        )
+    return lines
 
 
 def _cap(cap: tuple[int, float] | None) -> str:
@@ -113,7 +130,7 @@ def _cap(cap: tuple[int, float] | None) -> str:
 
 
 class WatchedDevice:
-    """A watched device: its ledger is mapped into memory, its cap is polled."""
+    """A watched device: its ledger is mapped into memory; its cap and its GPU are polled."""
 
     def __init__(self, socket_path: str, clock: Clock) -> None:
         """Request ledger and cap.
@@ -126,6 +143,7 @@ class WatchedDevice:
         self._clock = clock
         self._ledger, self._reported = ask_device(socket_path, AskLedger(), timeout_s=_PATIENCE_S)
         self._reported_ns = clock.now_ns()
+        self._meter = GpuMeter(self._reported.device, clock=clock)
 
     @property
     def pid(self) -> int:
@@ -139,13 +157,13 @@ class WatchedDevice:
             self._reported_ns = self._clock.now_ns()
 
     def look(self) -> Group:
-        """Draw the ledger and the last reported cap, with the time that the cap still holds."""
+        """Draw the ledger, the GPU's use, and the last reported cap with the time that it holds."""
         reported = self._reported
         if reported.cap is not None:
             size_bytes, left_ms = reported.cap
             left_ms -= (self._clock.now_ns() - self._reported_ns) / NS_PER_MS
             reported = replace(reported, cap=(size_bytes, left_ms))
-        return draw(self._ledger, reported, clock=self._clock)
+        return draw(self._ledger, reported, use=self._meter.read(), clock=self._clock)
 
 
 @click.command()

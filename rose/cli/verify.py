@@ -12,7 +12,8 @@ from rich.table import Table
 
 from rose.slo.audit import CAUSES, Miss, audit
 from rose.slo.verify import Verification, verify_log
-from rose.units import NS_PER_MS
+from rose.slo.verify_waits import WaitTotals
+from rose.units import NS_PER_MS, NS_PER_S
 
 _EXIT_VIOLATED: Final = 1
 _EXIT_OPEN: Final = 3
@@ -21,7 +22,10 @@ _EXIT_OPEN: Final = 3
 @click.command()
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option(
-    "--audit", "is_audited", is_flag=True, help="Also report the cause of each missed token."
+    "--audit",
+    "is_audited",
+    is_flag=True,
+    help="Also report the cause of each missed token, and the sums of waits for rollouts.",
 )
 @click.pass_context
 def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
@@ -39,6 +43,8 @@ def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
         console.print(_miss_table(misses))
     if misses is not None:
         console.print(_cause_sentence(misses), soft_wrap=True)
+        for sentence in _wait_sentences(verification.waits):
+            console.print(sentence, soft_wrap=True)
     for sentence in _remarks(verification):
         console.print(sentence, soft_wrap=True)
     for violation in verification.violations:
@@ -88,6 +94,24 @@ def _cause_sentence(misses: Sequence[Miss]) -> str:
     counts = Counter(miss.cause for miss in misses)
     by_cause = ", ".join(f"{counts[part]} {part.value}" for part in CAUSES if counts[part])
     return f"{len(misses)} missed, by cause: {by_cause}."
+
+
+def _wait_sentences(waits: WaitTotals) -> Iterator[str]:
+    """Yield what serving waited beyond certified segments: the worst sum, and each ten minutes."""
+    budget_ms = waits.budget_ns / NS_PER_MS
+    worst_ms = waits.worst_ns / NS_PER_MS
+    verdict = "within" if waits.worst_ns <= waits.budget_ns else "BEYOND"
+    yield (
+        f"Serving waited {waits.count} times for segments; beyond their certificates at most "
+        f"{worst_ms:.1f} ms in ten minutes, {verdict} the budget of {budget_ms:g} ms."
+    )
+    for began_ns, sum_ns, count in waits.windows:
+        yield (
+            f"From {began_ns / NS_PER_S:.1f} s: {sum_ns / NS_PER_MS:.1f} ms in ten minutes, in "
+            f"{count} waits."
+        )
+    if waits.evicted:
+        yield f"Borrowers removed: {waits.evicted}."
 
 
 def _miss_table(misses: Sequence[Miss]) -> Table:

@@ -19,6 +19,7 @@ from rose.engines.vllm.settings import RolloutSettings, ServingSettings, check_s
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor.messages import AskLedger
 from rose.executor.observing import ask_device
+from rose.memory import ISOLATIONS
 from rose.units import MIB
 from rose.whole_file import open_regular
 
@@ -78,6 +79,12 @@ def vllm() -> None:
 @click.option("--revoke-ms", default=50.0, help="Deadline for the return of a loan.")
 @click.option("--epsilon", default=0.01, help="Share of steps that may miss a bound.")
 @click.option("--slab-mib", type=click.IntRange(min=2), help="Unit of a loan; default by model.")
+@click.option(
+    "--isolation",
+    type=click.Choice(ISOLATIONS),
+    default=ISOLATIONS[0],
+    help="Memory that the borrower can access: the whole pool, or only what is lent to it.",
+)
 @click.option(
     "--log",
     "log_path",

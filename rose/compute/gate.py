@@ -2,19 +2,28 @@
 
 from typing import Protocol
 
-from rose._core import CudaStream, Verdict
+from rose._core import Attachment, CudaStream, Verdict
 from rose.errors import DeadlineExceeded
 
 
 class BorrowerGate(Protocol):
     """The borrower's interface to a gate, called by one thread.
 
-    The calls of a step: `begin_step`; then `pass_` before every segment; `settle` before `leave`,
-    and whenever the host must wait; `leave`; `end_step`.
+    The calls of a step: `start`; then `pass_` before every further segment; `settle` before
+    `leave`, and whenever the host must wait; `leave`; `end_step`.
     """
 
-    def begin_step(self) -> None:
-        """Request a step."""
+    def start(self, tenant: Attachment, *, timeout_ms: float) -> Verdict | None:
+        """Wait for a quantum, and start a step with its first segment.
+
+        Args:
+            tenant: the borrower's attachment.
+            timeout_ms: longest wait for permission.
+
+        Returns:
+            The verdict; with any but PASSED no step runs. None: the borrower has slabs past their
+            deadline.
+        """
         ...
 
     def pass_(self, *, timeout_ms: float) -> Verdict:
@@ -50,17 +59,25 @@ class SynchronousGate:
         self._gate = gate
         self._stream = stream
 
-    def begin_step(self) -> None:
-        """Request a step."""
-        self._gate.begin_step()
+    def start(self, tenant: Attachment, *, timeout_ms: float) -> Verdict | None:
+        """Wait for the previous step's work, then for a quantum."""
+        if not self._is_idle(timeout_ms):
+            return Verdict.TIMED_OUT
+        return self._gate.start(tenant, timeout_ms=timeout_ms)
 
     def pass_(self, *, timeout_ms: float) -> Verdict:
         """Wait for the previous segment, then for permission to start the next."""
+        if not self._is_idle(timeout_ms):
+            return Verdict.TIMED_OUT
+        return self._gate.pass_(timeout_ms=timeout_ms)
+
+    def _is_idle(self, timeout_ms: float) -> bool:
+        """Wait for the stream; return False if it is still busy after `timeout_ms`."""
         try:
             self._stream.wait(timeout_ms=timeout_ms)
         except DeadlineExceeded:
-            return Verdict.TIMED_OUT
-        return self._gate.pass_(timeout_ms=timeout_ms)
+            return False
+        return True
 
     def settle(self, *, timeout_ms: float) -> Verdict:
         """Return at once: the host itself waits at the gate, so no admitted segment is queued."""

@@ -1,7 +1,7 @@
 """The order in which a borrower gives up slabs: least repeated work first."""
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,25 +10,29 @@ from typing import TypeAlias
 Cost: TypeAlias = tuple[bool, int, float, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Progress:
-    """The loss if a request's KV is taken.
+    """One request's blocks, and the loss if their KV is taken.
 
     Args:
+        blocks: blocks with KV of the request.
         tokens: tokens to recompute.
         age: a number that is larger for earlier requests, with the same unit and origin for all.
         is_in_flight: whether a step would have to be aborted.
     """
 
+    blocks: Collection[int]
     tokens: int
     age: float
     is_in_flight: bool
 
 
 def order_of_loss(
-    users: Mapping[int, Collection[str]], progress: Mapping[str, Progress]
+    slabs: Iterable[int],
+    requests: Sequence[Progress],
+    slabs_of: Callable[[Sequence[int]], Sequence[int]],
 ) -> list[int]:
-    """Return all slabs, the cheapest to lose first.
+    """Return all `slabs`, the cheapest to lose first.
 
     Each slab is the cheapest one after the loss of the slabs before it: once a request has lost one
     slab, losing another costs it nothing. Slabs of a step in flight come last. Among the others,
@@ -36,17 +40,21 @@ def order_of_loss(
     requests.
 
     Args:
-        users: for each slab, the requests with KV in it; each request must be in `progress`.
-        progress: loss by request.
+        slabs: slabs on loan.
+        requests: all requests with KV in these slabs.
+        slabs_of: function that returns the slab of each block.
     """
-    slabs_of: dict[str, list[int]] = {}
-    for slab, requests in users.items():
-        for request in requests:
-            slabs_of.setdefault(request, []).append(slab)
-    left = {slab: set(requests) for slab, requests in users.items()}
+    users: dict[int, set[Progress]] = {slab: set() for slab in slabs}
+    held: dict[Progress, set[int]] = {request: set() for request in requests}
+    owned = [(request, block) for request in requests for block in request.blocks]
+    found = slabs_of([block for _, block in owned])
+    for (request, _), slab in zip(owned, found, strict=True):
+        if slab in users:
+            users[slab].add(request)
+            held[request].add(slab)
 
     def cost(slab: int) -> Cost:
-        lost = [progress[request] for request in left[slab]]
+        lost = users[slab]
         return (
             any(one.is_in_flight for one in lost),
             sum(one.tokens for one in lost),
@@ -54,7 +62,7 @@ def order_of_loss(
             slab,
         )
 
-    now = {slab: cost(slab) for slab in left}
+    now = {slab: cost(slab) for slab in users}
     heap = list(now.values())
     heapq.heapify(heap)
     order: list[int] = []
@@ -65,10 +73,9 @@ def order_of_loss(
             continue  # An old entry: the slab is chosen already, or has a newer entry.
         order.append(slab)
         del now[slab]
-        for request in left.pop(slab):
-            for other in slabs_of[request]:
-                if other in now:
-                    left[other].discard(request)
-                    now[other] = cost(other)
-                    heapq.heappush(heap, now[other])
+        for request in users.pop(slab):
+            for other in held[request] & now.keys():
+                users[other].discard(request)
+                now[other] = cost(other)
+                heapq.heappush(heap, now[other])
     return order

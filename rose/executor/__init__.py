@@ -6,7 +6,6 @@ from rose.executor.revocation import Notice
 from rose.executor.rollout import Quantum, RolloutLane
 from rose.executor.serving import ServingLane, StepBatch
 from rose.executor.ticket import Ticket
-from rose.executor.weights import WeightsLease
 from rose.memory import KVGeometry
 from rose.slo import SLO, Policy
 
@@ -23,5 +22,4 @@ __all__ = [
     "ServingLane",
     "StepBatch",
     "Ticket",
-    "WeightsLease",
 ]

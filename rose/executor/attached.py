@@ -1,29 +1,31 @@
 """A device whose serving engine runs in another process, from the borrower's side."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import logging
+import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from rose._core import Attachment, CudaDevice, HostGate, MappedWindow, PoolExport
 from rose.closing import Closing, Once
 from rose.compute import Gpu, tested_gate
-from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.executor.attached_loans import AttachedLoans
+from rose.errors import CorruptData, InvalidArgument, RetryLater, RoseError, Unavailable
 from rose.executor.channel import Channel, close_all
 from rose.executor.lent_window import LentWindow
-from rose.executor.messages import Hello, Rejected, Welcome
+from rose.executor.loans import BEATS, Loans
+from rose.executor.messages import Hello, Leave, Rejected, Welcome
 from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
+from rose.executor.socket_line import SocketLine
 from rose.executor.watcher import Watcher
-from rose.memory import KVGeometry, KVGroups, groups_of
+from rose.memory import KVGeometry, KVSpace
+from rose.units import MS_PER_S
 
 _CONNECT_S: Final = 5.0
-# Number of heartbeats in a lease's TTL.
-_BEATS: Final = 16
 # The device may have to prepare its records of a large pool before it answers.
 _WELCOME_S: Final = 30.0
+_LOG: Final = logging.getLogger(__name__)
 
 
 class AttachedDevice(Closing):
@@ -33,12 +35,14 @@ class AttachedDevice(Closing):
     all loans back, the lane refuses steps and `gave_back` has the reason.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, path: str | Path) -> None:
         """Made by `CoServing.attach`."""
         self._channel = channel
+        self._path = path
         self._parts = ExitStack()
-        self._loans: AttachedLoans | None = None
+        self._loans: Loans | None = None
         self._lane: RolloutLane | None = None
+        self.device_id = ""  # "cpu", or the UUID of serving's GPU; set by `rollout`
         self._once = Once()
         self.safety = Safety(self._give_back)
 
@@ -49,20 +53,29 @@ class AttachedDevice(Closing):
         Raises:
             Unavailable: no device listens at `path`.
         """
-        return cls(Channel.connect(path, timeout_s=_CONNECT_S))
+        return cls(Channel.connect(path, timeout_s=_CONNECT_S), path)
 
     def rollout(
         self,
-        geometry: KVGeometry | Sequence[KVGeometry],
+        geometry: KVGeometry,
         *,
         limit_bytes: int,
         on_revoke: OnRevoke | None = None,
+        patience_ms: float = 10_000.0,
     ) -> RolloutLane:
-        """Add the borrower, like `CoServing.rollout`.
+        """Add the borrower; `geometry`, `limit_bytes` and `on_revoke` as in `CoServing.rollout`.
+
+        Args:
+            geometry: KV layout of the borrower's model.
+            limit_bytes: largest size of the memory on loan.
+            on_revoke: function that frees the blocks of `leaving` slabs when serving needs them.
+            patience_ms: longest wait for a device that bars borrowers, because the last one crashed
+                or harmed serving; the device names the time of the next try.
 
         Raises:
             InvalidArgument: called twice or after `close`, or the device rejects the geometry or
                 the limit.
+            RetryLater: the device bars borrowers for longer than `patience_ms`.
             Unavailable: the device lends to another borrower, or stopped lending; or this process
                 does not see serving's GPU, or uses it through MPS.
         """
@@ -70,33 +83,33 @@ class AttachedDevice(Closing):
             raise InvalidArgument("this device is closed: attach again")
         if self._lane is not None:
             raise InvalidArgument("a device can have one borrower, and this device has one")
-        groups = groups_of(geometry)
-        # The device counts loans in blocks of the first group.
-        welcome, descriptors = self._ask(Hello(groups[0], limit_bytes))
+        welcome, descriptors = self._join(Hello(geometry, limit_bytes), patience_ms)
+        self.device_id = welcome.device
         with ExitStack() as undo:
             undo.callback(close_all, descriptors)
             named = _by_name(welcome, descriptors)
             gpu = None if welcome.device == "cpu" else Gpu.of_serving(welcome.device)
             attachment, window = self._open(welcome, named, gpu.device if gpu else None)
             host_gate = HostGate.attach(named["gate"][0])
-            kv = KVGroups(
+            kv = KVSpace(
                 attachment,
                 welcome.partition,
-                groups,
+                geometry,
                 header_index=welcome.header_index,
                 window=window,
             )
-        attachment.attend(every_ms=welcome.lease_ttl_ms / _BEATS)
+        attachment.attend(every_ms=welcome.lease_ttl_ms / BEATS)
         lent_window = LentWindow(attachment, window) if window else None
-        loans = AttachedLoans(attachment, self._channel, host_gate, lent_window)
+        line = SocketLine(self._channel)
+        loans = Loans(attachment, line, host_gate, lent_window, clock=attachment)
+        line.on_lost = loans.end
         gate, _ = tested_gate(gpu, host_gate, window=welcome.gate_window, in_one_process=False)
         lane = RolloutLane(
-            groups=kv,
+            kv=kv,
             gate=gate,
             loans=loans,
             reporting=Reporting(self.safety),
             on_revoke=on_revoke,
-            why_refused=loans.why_refused,
             slabs_max=welcome.slabs_max,
             gpu=gpu,
             has_gates=welcome.has_gates,
@@ -135,14 +148,31 @@ class AttachedDevice(Closing):
         window.open_header(welcome.header_index, fd=named["header"][0])
         return Attachment.create_mapped(**shape, **line), window
 
+    def _join(self, hello: Hello, patience_ms: float) -> tuple[Welcome, list[int]]:
+        """Send `hello`, and again after the time that a rejection names, if `patience_ms` allow."""
+        while True:
+            try:
+                return self._ask(hello)
+            except RetryLater as barred:
+                wait_ms = barred.retry_after_ms
+                patience_ms -= wait_ms
+                if patience_ms < 0:
+                    raise
+                _LOG.warning("rose: %s; trying again then", barred)
+            self._channel.close()  # The device has closed its end after the rejection.
+            threading.Event().wait(wait_ms / MS_PER_S)
+            self._channel = Channel.connect(self._path, timeout_s=_CONNECT_S)
+
     def _ask(self, hello: Hello) -> tuple[Welcome, list[int]]:
         self._channel.send(hello)
         answer, descriptors = self._channel.receive(timeout_s=_WELCOME_S)
         match answer:
             case Welcome(descriptors=names) if len(names) == len(descriptors):
                 return answer, descriptors
-            case Rejected(sentence=sentence, is_final=is_final):
+            case Rejected(sentence=sentence, is_final=is_final, retry_after_ms=wait_ms):
                 close_all(descriptors)
+                if wait_ms > 0:
+                    raise RetryLater(sentence, retry_after_ms=wait_ms)
                 raise (InvalidArgument if is_final else Unavailable)(sentence)
         close_all(descriptors)
         raise CorruptData("the device must answer Hello with Welcome or Rejected")
@@ -170,6 +200,9 @@ class AttachedDevice(Closing):
         if self._loans is not None:
             self._loans.end("this device was closed")
         self._parts.close()
+        if self._lane is not None:
+            with suppress(RoseError):  # Serving may have ended.
+                self._channel.send(Leave())
         self._channel.close()
 
 

@@ -49,6 +49,8 @@ def certificate_log(
         max_segments=policy.max_segments,
         slowdown=slo.slowdown,
         without=policy.without_bits,
+        wait_budget_ms=policy.wait_budget_ms,
+        park_wait_ms=min(policy.park_wait_ms, slo.ttft_ms),
         clock=clock,
         **memory,
     )

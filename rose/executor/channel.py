@@ -12,13 +12,13 @@ from typing import Final
 from rose.closing import Closing
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.executor.messages import (
-    DESCRIPTORS_MAX,
     MESSAGE_BYTES_MAX,
     Answer,
     Question,
     decode,
     encode,
 )
+from rose.memory.mapped import DESCRIPTORS_MAX
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _PATH_BYTES_MAX: Final = 107  # size of sun_path without the terminating zero

@@ -8,8 +8,8 @@ from typing import Final
 
 from rose._core import Arbiter, CertificateLog, Clock, HostGate, PartitionSnapshot
 from rose.executor.aborts import AbortRation
-from rose.executor.borrower import Borrower
 from rose.executor.revocation import Cause, Revocation
+from rose.executor.tenancy import Tenancy
 from rose.slo import Policy
 from rose.units import NS_PER_MS
 
@@ -56,7 +56,7 @@ class Collector:
         self.history: deque[Revocation] = deque(maxlen=_HISTORY)
 
     def revoke(
-        self, borrower: Borrower, slabs: int, *, cause: Cause, lent: PartitionSnapshot
+        self, borrower: Tenancy, slabs: int, *, cause: Cause, lent: PartitionSnapshot
     ) -> None:
         """Begin to take back `slabs` slabs.
 
@@ -77,16 +77,14 @@ class Collector:
         try:
             borrower.revoke(revocation)
         finally:
-            # Take the slabs back even if the borrower raises.
-            if not revocation.is_begun:
-                revocation.begin(())
+            # Take the slabs back even if the borrower's engine raises.
             with self._lock:
                 self._open.append(revocation)
             if revocation.slabs_pending() > 0:
                 self._abort_step(revocation)
             self.settle()
 
-    def revoke_overdue(self, borrower: "Borrower | None") -> None:
+    def revoke_overdue(self, borrower: Tenancy | None) -> None:
         """Fence slabs past their deadline, and revoke leases past their TTL."""
         for revocation_id in self._arbiter.expire(grace_ns=self.revoke_ns):
             if borrower is None:
@@ -98,7 +96,7 @@ class Collector:
                 self._open.append(revocation.adopt(revocation_id))
         self.settle()
 
-    def _revocation(self, borrower: Borrower, *, slabs: int, cause: Cause) -> Revocation:
+    def _revocation(self, borrower: Tenancy, *, slabs: int, cause: Cause) -> Revocation:
         now_ns = self._clock.now_ns()
         return Revocation(
             slabs=slabs,

@@ -8,27 +8,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rose._core import BootClock, Clock, CloseReason, GateChoice
+from rose._core import Attachment, BootClock, Clock, CloseReason, GateChoice, HostGate, Process
 from rose.closing import Closing, Once
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, RoseError, Unavailable
-from rose.events import Reason
-from rose.executor.borrower import LocalBorrower
+from rose.events import Reason, Refusal
 from rose.executor.limit_file import read_limit, write_limit
+from rose.executor.loans import BEATS, Loans
+from rose.executor.notices import Notices
 from rose.executor.reading import DeviceReading
-from rose.executor.refusals import REASONS, read_refusals
+from rose.executor.refusals import REASONS, read_refusals, read_segment_limit
 from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane, ServingLimits
+from rose.executor.tenancy import Tenancy
 from rose.executor.wiring import BORROWER, SERVING, Opened, Parts, build
 from rose.memory import (
-    ISOLATIONS,
     Isolation,
     KVGeometry,
-    KVGroups,
+    KVSpace,
+    check_isolation,
     choose_slab_bytes,
-    groups_of,
 )
 from rose.memory.geometry import WASTE_MAX
 from rose.slo import SLO, Policy
@@ -38,12 +39,10 @@ from rose.slo.prior import ModelCost
 from rose.units import MIB, NS_PER_MS
 
 if TYPE_CHECKING:  # These modules need an extra of the package.
-    from rose._core import Process
     from rose.executor.attached import AttachedDevice
     from rose.executor.channel import Channel
     from rose.executor.listener import Listener
     from rose.executor.messages import Hello
-    from rose.executor.tenancy import Tenancy
 
 
 class CoServing(Closing):
@@ -61,10 +60,17 @@ class CoServing(Closing):
         self._parts: Parts | None = None
         self._rollout: RolloutLane | None = None
         self._listener: Listener | None = None
+        self._borrowing = ExitStack()  # Ends the tenancy of a borrower in this process.
         self._once = Once()
         self.safety = Safety(self._give_back)
         # Kind of the borrower's gate on a GPU, and why it was chosen; None on a CPU.
         self.gate_choice: GateChoice | None = None
+
+    @property
+    def device_id(self) -> str:
+        """The name "cpu", or the UUID of the GPU, whose ordinal may differ between processes."""
+        gpu = self._opened.gpu
+        return "cpu" if gpu is None else gpu.device.facts.uuid
 
     @classmethod
     def open(
@@ -105,10 +111,7 @@ class CoServing(Closing):
         ordinal = device_ordinal(device)
         if pool_bytes <= 0:
             raise InvalidArgument(f"pool_bytes must be above 0, got {pool_bytes}")
-        if isolation not in ISOLATIONS:
-            raise InvalidArgument(
-                f"isolation must be '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}', got '{isolation}'"
-            )
+        check_isolation(isolation)
         return cls(
             Opened(
                 gpu=None if ordinal is None else Gpu.open(ordinal),
@@ -175,7 +178,7 @@ class CoServing(Closing):
 
     def rollout(
         self,
-        geometry: KVGeometry | Sequence[KVGeometry],
+        geometry: KVGeometry,
         *,
         limit_bytes: int,
         on_revoke: OnRevoke | None = None,
@@ -184,8 +187,7 @@ class CoServing(Closing):
         """Add the borrower; lending starts.
 
         Args:
-            geometry: KV layout of the borrower's model, or one layout per attention group; groups
-                share the borrowed slabs.
+            geometry: KV layout of the borrower's model.
             limit_bytes: largest size of the memory on loan, rounded down to slabs.
             on_revoke: function that frees blocks when serving needs slabs; the engines of this
                 package set it themselves.
@@ -206,33 +208,56 @@ class CoServing(Closing):
             # would end serving too.
             raise InvalidArgument(
                 "isolation='mapped' needs a borrower in another process: call listen here and "
-                "CoServing.attach there, or open the device with isolation='shared'"
+                "attach there, or open the device with isolation='shared'"
             )
-        groups = groups_of(geometry)
-        for one in groups:
-            self._check_geometry(one)
+        self._check_geometry(geometry)
         gpu = self._opened.gpu
         gate, self.gate_choice = tested_gate(
             gpu, self.gate, window=GATE_WINDOW, streams=serving_streams
         )
         parts.serving.watch(serving_streams)
-        limit_slabs = min(limit_bytes // self.arbiter.slab_bytes, self.arbiter.slab_count)
-        partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=limit_slabs)
+        tenancy = self._tenancy(parts, geometry, limit_bytes, Process.open(os.getpid()))
+        self._borrowing.callback(tenancy.let_go)
+        attachment = Attachment.create_here(self.arbiter, tenancy.partition)
+        self._borrowing.callback(attachment.close)
+        clock = self._opened.clock
         lane = RolloutLane(
-            groups=KVGroups(self.arbiter, partition, groups, header_index=BORROWER),
+            # Borrower and serving use the same mapping of the pool.
+            kv=KVSpace(
+                attachment,
+                tenancy.partition,
+                geometry,
+                header_index=tenancy.header_index,
+                window=self.arbiter,
+            ),
             gate=gate,
-            loans=self.lender,
+            loans=Loans(attachment, tenancy, self.gate, window=None, clock=clock),
             reporting=Reporting(self.safety),
             on_revoke=on_revoke,
-            why_refused=partial(_why_refused, parts),
-            slabs_max=min(limit_slabs, self.lender.lendable_slabs),
+            slabs_max=tenancy.slabs_max,
             gpu=gpu,
             has_gates=self._opened.policy.has_gates,
         )
+        attachment.attend(every_ms=self._opened.policy.lease_ttl_ms / BEATS)
+        tenancy.ring = Notices(attachment, lane, clock=clock).ring
+        tenancy.is_idle = partial(_is_idle, gpu, self.gate)
         self._rollout = lane
-        self.lender.lend_to(LocalBorrower(lane, self.arbiter, self.gate, gpu, self._opened.policy))
+        self.lender.lend_to(tenancy)
         self._begin_lending(parts)
         return lane
+
+    def _tenancy(
+        self, parts: Parts, geometry: KVGeometry, limit_bytes: int, process: Process
+    ) -> Tenancy:
+        return Tenancy(
+            geometry,
+            limit_bytes,
+            process,
+            lender=self.lender,
+            header_index=BORROWER,
+            isolation=self._opened.isolation,
+            why_refused=partial(_why_refused, parts),
+        )
 
     def listen(self, path: str | Path) -> "Listener":
         """Let a borrower in another process attach at a Unix socket; lending starts.
@@ -254,14 +279,15 @@ class CoServing(Closing):
         try:
             from rose.executor.channel import check_path  # noqa: PLC0415 (an extra)
             from rose.executor.listener import Listener  # noqa: PLC0415 (an extra)
+            from rose.executor.welcome import welcome  # noqa: PLC0415 (an extra)
 
             limit_path = Path(f"{check_path(path)}.limit")
             share = read_limit(limit_path)
             self.lender.limit(int(share * self.arbiter.slab_count))
             self._listener = Listener(
                 path,
-                admit=self._admit,
-                why_refused=lambda: _why_refused(parts).name,
+                admit=partial(self._admit, parts),
+                welcome=partial(welcome, lender=self.lender, device=self.device_id),
                 show=partial(self._show, parts),
                 limit=partial(self._limit, limit_path),
                 on_failure=self.safety.report,
@@ -285,23 +311,16 @@ class CoServing(Closing):
 
         return AttachedDevice.connect(path)
 
-    def _admit(self, hello: "Hello", process: "Process") -> "Tenancy":
+    def _admit(self, parts: Parts, hello: "Hello", process: Process) -> Tenancy:
         """Make a borrower in another process a tenant; raise an error if it must be rejected."""
-        from rose.executor.tenancy import Tenancy  # noqa: PLC0415 (an extra)
-
         self._check_geometry(hello.geometry)
         self._check_lends()
-        gpu = self._opened.gpu
-        if gpu is not None:
-            gpu.check_other_process()
-        tenancy = Tenancy(
-            hello,
-            process,
-            lender=self.lender,
-            header_index=BORROWER,
-            isolation=self._opened.isolation,
-            device="cpu" if gpu is None else gpu.device.facts.uuid,
-        )
+        barred = self.lender.readmission.barred
+        if barred is not None:
+            raise barred
+        if self._opened.gpu is not None:
+            self._opened.gpu.check_other_process()
+        tenancy = self._tenancy(parts, hello.geometry, hello.limit_bytes, process)
         self.lender.lend_to(tenancy)
         return tenancy
 
@@ -317,12 +336,18 @@ class CoServing(Closing):
 
         found = read_refusals(parts.creditor)
         binding, cap = found["binding"], self.lender.cap.left()
+        barred, segment = self.lender.readmission.barred, _why_refused(parts).segment
         answer = Ledger(
             os.getpid(),
+            self.device_id,
             cap=None if cap is None else (cap[0] * self.arbiter.slab_bytes, cap[1]),
             refusals=dict(found["refusals"]),
             binding=None if binding is None else binding.sentence,
             kills=tuple(self.lender.kills),
+            waited_ms=self.lender.log.waited_ms,
+            wait_budget_ms=self._opened.policy.wait_budget_ms,
+            segment=None if segment is None else segment.lengths,
+            barred=None if barred is None else str(barred),
         )
         ledger = self.arbiter.share_ledger()
         try:
@@ -440,6 +465,10 @@ class CoServing(Closing):
             ),
             evidence=parts.serving.evidence(),
             kills=tuple(lender.kills),
+            waited_ms=lender.log.waited_ms,
+            wait_budget_ms=lender.policy.wait_budget_ms,
+            segment=_why_refused(parts).segment,
+            barred=None if (barred := lender.readmission.barred) is None else str(barred),
             **read_refusals(parts.creditor),
         )
 
@@ -470,10 +499,15 @@ class CoServing(Closing):
         with ExitStack() as steps:
             steps.callback(self.gate.shut_down)
             steps.callback(self.lender.close)
-            steps.callback(self.gate.wait_parked, timeout_ms=self._opened.policy.park_wait_ms)
+            steps.callback(self._wait_parked, parts)
             steps.callback(self.gate.close, CloseReason.GAVE_BACK)
             steps.callback(parts.creditor.stop)
             steps.callback(parts.serving.lend_by, None)
+
+    def _wait_parked(self, parts: Parts) -> None:
+        """Wait for the last segment, as a serving step does."""
+        if self.lender.newest is not None and self.gate.is_running():
+            parts.creditor.wait_parked(borrower=self.lender.newest.partition)
 
     def close(self) -> None:
         """Stop lending, take all loans back, and flush the certificate log. Idempotent.
@@ -494,6 +528,7 @@ class CoServing(Closing):
             self._stop_lending()
         if self._listener is not None:
             self._listener.close()
+        self._borrowing.close()
         try:
             self.lender.log.close()
         except RoseError as error:
@@ -502,5 +537,13 @@ class CoServing(Closing):
             save_latency_model(parts.model, self._opened.latency_path, identity=parts.identity)
 
 
-def _why_refused(parts: Parts) -> Reason:
-    return REASONS.get(parts.creditor.last_refusal, Reason.SERVING_BUSY)
+def _why_refused(parts: Parts) -> Refusal:
+    """Return the newest refusal of a quantum."""
+    reason = REASONS.get(parts.creditor.last_refusal, Reason.SERVING_BUSY)
+    segment = read_segment_limit(parts.creditor) if reason is Reason.SEGMENT_TOO_LONG else None
+    return Refusal(reason, segment=segment)
+
+
+def _is_idle(gpu: Gpu | None, gate: HostGate) -> bool:
+    """Return True if no step of a borrower in this process runs, on the host and on the GPU."""
+    return (gpu is None or gpu.rollout.is_idle()) and not gate.is_in_step()

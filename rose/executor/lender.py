@@ -3,8 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from typing import Final
 
 from rose._core import (
@@ -18,13 +17,15 @@ from rose._core import (
     HostGate,
     RenewAnswer,
     ServingState,
+    SupplyWatch,
 )
 from rose.events import Reason, Refusal
-from rose.executor.borrower import Borrower
 from rose.executor.cap import Cap
 from rose.executor.collector import Collector
+from rose.executor.harm import Readmission
 from rose.executor.revocation import Cause
 from rose.executor.supply import SupplyGuard
+from rose.executor.tenancy import Tenancy
 from rose.memory import KVSpace
 from rose.slo import Policy
 from rose.units import NS_PER_MS, ceil_div
@@ -43,13 +44,10 @@ _LEASE_IS_OVER: Final = (RenewAnswer.OVER, RenewAnswer.STALE_EPOCH)
 class Lender:
     """The memory policy of one device; the arbiter records who owns which slab.
 
-    Serving uses `supply`. The borrower calls `grow`, `renew` and `step_ended`. The keeper calls
-    `tend`. The owner of the cap calls `lend_at_most`. Any thread may call the methods: `_lock`
-    guards this object's own state, and is never held while rose waits for slabs or calls the
-    borrower.
+    Serving uses `supply`. The borrower calls `grow`. The keeper calls `tend`. The owner of the cap
+    calls `lend_at_most`. Any thread may call the methods: `_lock` guards this object's own state,
+    and is never held while rose waits for slabs or calls the borrower.
     """
-
-    takes_ranks = False  # A borrower in this process chooses slabs itself, in `on_revoke`.
 
     def __init__(
         self,
@@ -60,6 +58,7 @@ class Lender:
         gate: HostGate,
         state: ServingState,
         demand: Demand,
+        watch: SupplyWatch,
         log: CertificateLog,
         policy: Policy,
         clock: Clock,
@@ -74,6 +73,7 @@ class Lender:
         self.log = log
         self.policy = policy
         self.clock = clock
+        self.readmission = Readmission(clock)
         self.collector = Collector(
             arbiter=arbiter, serving=serving, gate=gate, log=log, policy=policy, clock=clock
         )
@@ -83,13 +83,14 @@ class Lender:
             kv=serving_kv,
             demand=demand,
             state=state,
+            watch=watch,
             collector=self.collector,
         )
         self._admission = CertifiedAdmission(serving, demand, log=log, serving=state)
         self._slab_count = arbiter.slab_count
         self._ttl_ns = int(policy.lease_ttl_ms * NS_PER_MS)
         # The newest borrower. Its segments may still run after it has disconnected.
-        self.newest: Borrower | None = None
+        self.newest: Tenancy | None = None
         self._lock = threading.Lock()  # Guards the fields below.
         self._leases: list[Grant] = []
         self._renewed_ns = 0
@@ -97,7 +98,7 @@ class Lender:
         self.kills: deque[str] = deque(maxlen=_KILLS)
         self.is_closed = False
 
-    def lend_to(self, borrower: Borrower) -> None:
+    def lend_to(self, borrower: Tenancy) -> None:
         """Start lending to `borrower`."""
         self.supply.borrower = self.newest = borrower
         self.supply.load_changed()
@@ -120,9 +121,17 @@ class Lender:
         lent = None if borrower is None else self.supply.lent(borrower)
         return 0 if lent is None else lent.held - lent.in_revocation
 
-    def note_kill(self, sentence: str) -> None:
-        """Log that a borrower was killed, and keep the sentence for reports."""
+    def note_kill(self, borrower: int, pid: int, why: str) -> None:
+        """Log that a borrower was killed, and keep the sentence for reports.
+
+        Args:
+            borrower: partition of the borrower.
+            pid: its process.
+            why: what it did, as a clause.
+        """
+        sentence = f"the borrower, process {pid}, was killed: {why}"
         self.kills.append(sentence)
+        self.log.append_evicted(borrower=borrower, pid=pid, reason=why)
         _LOG.warning("rose: %s", sentence)
 
     def take_back(self, slabs: int) -> None:
@@ -185,21 +194,7 @@ class Lender:
         before_ns = self.collector.no_growth_before_ns
         return max(0.0, (before_ns - self.clock.now_ns()) / NS_PER_MS) if before_ns > 0 else 0.0
 
-    def planning(self) -> AbstractContextManager[None]:
-        """Do nothing: in this process only the borrower frees its blocks."""
-        return nullcontext()
-
-    def step_began(self) -> None:
-        """Do nothing: serving's process keeps the pool mapped."""
-
-    def step_ended(self) -> None:
-        """Settle revocations that the end of the step completed."""
-        self.collector.settle()
-
-    def rank(self, slabs: Sequence[int]) -> None:
-        """Do nothing: the borrower chooses slabs in `on_revoke`."""
-
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Renew the borrower's leases for another TTL. Frequent calls are cheap."""
         now_ns = self.clock.now_ns()
         if now_ns - self._renewed_ns < self._ttl_ns // 4:
@@ -220,13 +215,12 @@ class Lender:
     def tend(self) -> None:
         """Fence overdue slabs, revoke old leases, enforce the cap, and recheck the demand.
 
-        The leases of a live borrower are renewed. A borrower in this process counts as live outside
-        a step, and renews its leases at gates within a step. A borrower in another process is live
-        if it wrote the time into its mailbox recently.
+        The leases of a live borrower are renewed. A borrower is live if its attachment wrote the
+        time into the mailbox recently.
         """
         borrower = self.supply.borrower
         if borrower is not None and borrower.is_alive():
-            self.renew()
+            self._renew()
         self.collector.revoke_overdue(borrower)
         self.supply.recheck()
         if borrower is not None:
@@ -234,7 +228,7 @@ class Lender:
             borrower.mind_late(self.supply.lent(borrower).quarantined)
             self.supply.offer_idle()
 
-    def _keep_to_cap(self, borrower: Borrower) -> None:
+    def _keep_to_cap(self, borrower: Tenancy) -> None:
         """Begin to take back slabs over the cap."""
         cap_slabs = self.cap.slabs
         if self.is_closed or cap_slabs >= self._slab_count:
@@ -247,7 +241,8 @@ class Lender:
     def close(self) -> None:
         """Stop lending, and take all loans back by the deadline."""
         with self._lock:
-            self.is_closed = self.supply.is_closed = True
+            self.is_closed = True
+            self.supply.close()
         borrower = self.supply.borrower
         if borrower is None:
             return

@@ -8,24 +8,28 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from rose._core import Process
 from rose.closing import Once
-from rose.errors import DeadlineExceeded, RoseError, Unavailable
+from rose.errors import DeadlineExceeded, RetryLater, RoseError, Unavailable
+from rose.events import Refusal
 from rose.executor.channel import Channel, check_path, close_all
 from rose.executor.messages import (
     FORMAT,
     AskGrow,
     AskLedger,
     AskReason,
+    Granted,
     Hello,
+    Leave,
     Refused,
     Rejected,
     SetLimit,
+    Welcome,
 )
 from rose.executor.tenancy import Tenancy
 from rose.thread import Thread
@@ -41,6 +45,7 @@ _BREATH_MS: Final = 100.0
 _NAME_BYTES_MAX: Final = 64
 
 Admit = Callable[[Hello, Process], Tenancy]
+Greet = Callable[[Tenancy], AbstractContextManager[tuple[Welcome, list[int]]]]
 
 
 def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
@@ -100,7 +105,7 @@ class Listener:
         path: str | Path,
         *,
         admit: Admit,
-        why_refused: Callable[[], str],
+        welcome: Greet,
         show: Callable[[Channel], None],
         limit: Callable[[float], None],
         on_failure: Callable[[BaseException], None],
@@ -110,7 +115,7 @@ class Listener:
         Args:
             path: path of the socket to create; only the same user can connect.
             admit: function that makes a borrower a tenant, or raises the reason for rejecting it.
-            why_refused: function that returns the name of the reason why the gate stays closed.
+            welcome: function that returns the answer to a new tenant, with its descriptors.
             show: function that sends the ledger to an observer.
             limit: function that limits the loans to a share of the pool.
             on_failure: function that receives the exception that ended the thread.
@@ -122,7 +127,7 @@ class Listener:
         """
         self.path = check_path(path)
         self._admit = admit
-        self._why_refused = why_refused
+        self._welcome = welcome
         self._show = show
         self._limit = limit
         self._on_failure = on_failure
@@ -239,16 +244,23 @@ class Listener:
         try:
             tenancy = self._admit(hello, Process.of_peer(channel.fileno()))
         except RoseError as error:
-            channel.send(Rejected(str(error), not isinstance(error, Unavailable)))
+            self._reject(channel, error)
             return False
         self._tenancy, self._channel = tenancy, channel
         self._selector.register(channel, selectors.EVENT_READ, self._answer)
         try:
-            with tenancy.sent:
-                channel.send(tenancy.welcome, tenancy.descriptors)
-        except Unavailable:
+            with self._welcome(tenancy) as (message, descriptors):
+                channel.send(message, descriptors)
+        except RoseError as error:
+            with suppress(Unavailable):
+                self._reject(channel, error)
             self._part()
         return True
+
+    @staticmethod
+    def _reject(channel: Channel, error: RoseError) -> None:
+        wait_ms = error.retry_after_ms if isinstance(error, RetryLater) else 0.0
+        channel.send(Rejected(str(error), not isinstance(error, Unavailable), wait_ms))
 
     # ---- the tenant -----------------------------------------------------------------------------
 
@@ -266,15 +278,27 @@ class Listener:
         try:
             match question:
                 case AskGrow(blocks=blocks):
-                    answer, lent = tenancy.grow(blocks)
-                    with lent:
-                        channel.send(answer, list(lent.fds.values()))
+                    self._grow(tenancy, blocks, channel)
                 case AskReason():
-                    channel.send(Refused(self._why_refused(), 0.0))
+                    why = tenancy.why_refused()
+                    segment = None if why.segment is None else why.segment.lengths
+                    channel.send(Refused(why.reason.name, why.retry_after_ms, segment))
+                case Leave():
+                    tenancy.has_left = True
+                    self._part()
                 case _:
                     self._part()
         except (RoseError, OSError):
             self._part()
+
+    @staticmethod
+    def _grow(tenancy: Tenancy, blocks: int, channel: Channel) -> None:
+        match tenancy.grow(blocks):
+            case Refusal(reason=reason, retry_after_ms=retry_ms):
+                channel.send(Refused(reason.name, retry_ms))
+            case lent:
+                with lent:
+                    channel.send(Granted(tuple(lent.fds)), list(lent.fds.values()))
 
     def _part(self) -> None:
         """Disconnect from the tenant and end its tenancy."""

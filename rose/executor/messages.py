@@ -12,12 +12,11 @@ from msgspec import Meta
 
 from rose.errors import CorruptData
 from rose.memory import KVGeometry
+from rose.memory.mapped import DESCRIPTORS_MAX
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 # Larger than every message.
 MESSAGE_BYTES_MAX: Final = 1 << 20
-# The kernel's limit for one message. A pool of 140 GiB in objects of 1 GiB needs 140.
-DESCRIPTORS_MAX: Final = 253
 
 # Ranges of the fields; `decode` checks them.
 _INT32_MAX: Final = (1 << 31) - 1
@@ -25,6 +24,7 @@ Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 Bytes = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Milliseconds = Annotated[float, Meta(ge=0)]  # may be infinite, but not NaN
+Lengths = tuple[Milliseconds, Milliseconds]  # the fields of a `SegmentLimit`
 Word = Annotated[str, Meta(max_length=64)]
 Sentence = Annotated[str, Meta(max_length=1 << 16)]
 
@@ -87,10 +87,12 @@ class Rejected:
     Args:
         sentence: the reason.
         is_final: whether the same request can never succeed.
+        retry_after_ms: milliseconds until a retry can succeed; 0: unknown.
     """
 
     sentence: Sentence
     is_final: bool
+    retry_after_ms: Milliseconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +107,10 @@ class Granted:
     """The tenant owns the slabs until they are taken back; its mailbox lists them too.
 
     Args:
-        lease_id: id of the loan.
-        lease_epoch: epoch of the loan.
         slabs: ids of the slabs whose descriptors this message carries, in order; empty if the
             tenant maps the whole pool.
     """
 
-    lease_id: Number
-    lease_epoch: Number
     slabs: Annotated[tuple[Count, ...], Meta(max_length=DESCRIPTORS_MAX)] = ()
 
 
@@ -122,11 +120,17 @@ class Refused:
 
     reason: Word
     retry_after_ms: Milliseconds
+    segment: Lengths | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AskReason:
     """The tenant asks why the gate stays closed; the answer is `Refused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The tenant leaves in order. Without this message its end counts as a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +155,32 @@ class Ledger:
 
     Args:
         pid: id of serving's process.
+        device: "cpu", or the UUID of serving's GPU.
         cap: (largest number of bytes on loan, milliseconds until the cap expires). The time is
             infinite if the cap never expires, and 0 if it has expired. None: there is no cap.
         refusals: number of refused quanta so far, by reason.
         binding: the condition that the newest refused certificate violated, as a sentence.
         kills: one sentence for each borrower that serving killed, the newest last.
+        waited_ms: what serving waited for segments beyond their certificates in the last ten
+            minutes.
+        wait_budget_ms: largest allowed value of `waited_ms`.
+        segment: refusal because of the length of the borrower's segments, if it is the newest.
+        barred: why no borrower may attach now, as a sentence.
     """
 
     pid: Count
+    device: Word
     cap: tuple[Bytes, Milliseconds] | None = None
     refusals: Annotated[dict[Word, Number], Meta(max_length=64)] = field(default_factory=dict)
     binding: Sentence | None = None
     kills: Annotated[tuple[Sentence, ...], Meta(max_length=64)] = ()
+    waited_ms: Milliseconds = 0.0
+    wait_budget_ms: Milliseconds = 0.0
+    segment: Lengths | None = None
+    barred: Sentence | None = None
 
 
-Question = Hello | AskGrow | AskReason | AskLedger | SetLimit
+Question = Hello | AskGrow | AskReason | Leave | AskLedger | SetLimit
 Answer = Welcome | Rejected | Granted | Refused | Ledger
 
 _KINDS: Final[dict[str, type]] = {
@@ -174,6 +189,7 @@ _KINDS: Final[dict[str, type]] = {
         Hello,
         AskGrow,
         AskReason,
+        Leave,
         AskLedger,
         SetLimit,
         Welcome,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from rose.events import SegmentLimit
 from rose.executor.probing import ShapeName
 from rose.slo import SLO
 
@@ -104,6 +105,11 @@ class DeviceReading:
         evidence: evidence for the two step shapes that certificates rely on.
         kills: one sentence for each of the last borrowers that serving killed, the newest last.
         delay_ms: time of one rollout segment, plus the delay until the borrower sees a closed gate.
+        waited_ms: what serving waited for segments beyond their certificates in the last ten
+            minutes.
+        wait_budget_ms: largest allowed value of `waited_ms`.
+        segment: refusal because of the length of the borrower's segments, if it is the newest.
+        barred: why no borrower may attach now, as a sentence; None if one may.
     """
 
     pool_bytes: int
@@ -127,6 +133,10 @@ class DeviceReading:
     kills: tuple[str, ...] = ()
     revoked: Mapping[str, int] = field(default_factory=dict)
     delay_ms: float = 0.0
+    waited_ms: float = 0.0
+    wait_budget_ms: float = 0.0
+    segment: SegmentLimit | None = None
+    barred: str | None = None
 
     def targets_too_low(self) -> Mapping[str, float]:
         """Return the smallest feasible value of each target below it: no certificate is possible.

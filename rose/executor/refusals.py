@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypedDict
 
 from rose._core import Creditor, HarvestMode, LatencyModel, QuantumRefusal
-from rose.events import Reason
+from rose.events import Reason, SegmentLimit
 from rose.executor.probing import Seen, ShapeName
 from rose.executor.reading import Binding, ShapeEvidence
 from rose.slo.evidence import SHAPE_NAMES, Shape
@@ -16,6 +16,7 @@ REASONS: Final = {
     QuantumRefusal.SLO_AT_RISK: Reason.SLO_AT_RISK,
     QuantumRefusal.NO_EVIDENCE: Reason.NO_EVIDENCE,
     QuantumRefusal.LOG_BROKEN: Reason.LOG_BROKEN,
+    QuantumRefusal.SEGMENT_TOO_LONG: Reason.SEGMENT_TOO_LONG,
     QuantumRefusal.BUDGET_SPENT: Reason.BUDGET_SPENT,
 }
 UNCERTIFIED: Final = (QuantumRefusal.SLO_AT_RISK, QuantumRefusal.NO_EVIDENCE)
@@ -52,6 +53,12 @@ def read_seen(creditor: Creditor, shapes: Iterable[ShapeName], *, is_idle: bool)
         refused=sum(creditor.refused(why) for why in UNCERTIFIED),
         binding=next((name for name in shapes if name == shape), None),
     )
+
+
+def read_segment_limit(creditor: Creditor) -> SegmentLimit | None:
+    """Return the lengths of the newest refusal because of too long segments, if any."""
+    found = creditor.segment_limit
+    return None if found is None else SegmentLimit(found.measured_ms, found.limit_ms)
 
 
 def _binding(creditor: Creditor) -> Binding | None:

@@ -1,6 +1,6 @@
 """Revocations, and the notices that inform the borrower's engine of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,9 +17,12 @@ class Cause(Enum):
     CLOSING = "the device stops lending"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Notice:
     """Notice of a revocation for the borrower's engine, in serving's process or in another.
+
+    The arbiter has already chosen the slabs, by their ranks: `RolloutLane.leaving` lists them. The
+    engine must free their blocks.
 
     Args:
         slabs: number of slabs to give back.
@@ -31,16 +34,6 @@ class Notice:
     deadline_ns: int
     clock: Clock | Attachment
 
-    def begin(self, preferred: Sequence[int]) -> None:
-        """Start the revocation.
-
-        If the arbiter is in another process this has no effect: that arbiter has already chosen the
-        slabs by the ranks in the mailbox.
-
-        Args:
-            preferred: ids of the slabs that the engine prefers to lose, the first choice first.
-        """
-
     def remaining_s(self) -> float:
         """Seconds to the deadline, at least 0."""
         return max(0.0, (self.deadline_ns - self.clock.now_ns()) / NS_PER_S)
@@ -50,7 +43,7 @@ OnRevoke = Callable[[Notice], None]
 
 
 @dataclass(slots=True)
-class Revocation(Notice):
+class Revocation:
     """Takes slabs back by a deadline, for serving or to make them unowned.
 
     Lifecycle: made → `begin` chooses slabs, and idle slabs change owner at once → the borrower
@@ -58,6 +51,9 @@ class Revocation(Notice):
     or fenced at the deadline.
 
     Args:
+        slabs: number of slabs to take back.
+        deadline_ns: deadline on the device's clock, in nanoseconds.
+        clock: the device's clock.
         asked_ns: time of the request.
         arbiter: the device's arbiter.
         borrower: the borrower's partition.
@@ -69,6 +65,9 @@ class Revocation(Notice):
     revocation is settled.
     """
 
+    slabs: int
+    deadline_ns: int
+    clock: Clock
     asked_ns: int
     arbiter: Arbiter
     borrower: int
@@ -80,26 +79,15 @@ class Revocation(Notice):
     slabs_fenced: int = field(default=0, init=False)
     _id: int | None = field(default=None, init=False)
 
-    @property
-    def is_begun(self) -> bool:
-        """True after `begin` or `adopt`."""
-        return self._id is not None
+    def begin(self) -> None:
+        """Choose the slabs: idle slabs first, then by their ranks, then the emptiest slabs.
 
-    def begin(self, preferred: Sequence[int]) -> None:
-        """Choose the slabs: idle slabs first, then `preferred` in order, then the emptiest slabs.
-
-        A borrower calls this under the lock that guards its own blocks. If the borrower does not
-        call it, the executor does. Only the first call has an effect, because a borrower may be
-        notified twice.
+        Only the first call has an effect, because a borrower may be notified twice.
         """
-        if self.is_begun:
+        if self._id is not None:
             return
         self._id = self.arbiter.revoke(
-            self.borrower,
-            self.slabs,
-            deadline_ns=self.deadline_ns,
-            taker=self.taker,
-            preferred=list(preferred),
+            self.borrower, self.slabs, deadline_ns=self.deadline_ns, taker=self.taker
         )
         self.slabs_pending()
 

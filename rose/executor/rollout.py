@@ -1,12 +1,12 @@
 """The borrower's lane: leased memory, quanta of compute, and the return of both."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from typing_extensions import Self
 
@@ -14,21 +14,19 @@ from rose._core import CudaGraph, StreamGate, Verdict
 from rose.compute import BorrowerGate, Gpu
 from rose.errors import InvalidArgument, StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor.inputs import are_counts, is_count, is_size, is_time_ms, require
+from rose.executor.inputs import is_count, is_size, is_time_ms, require
+from rose.executor.loans import Loans, Plan
 from rose.executor.revocation import OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
-from rose.executor.weight_bins import HostUpload, StreamUpload, Upload
-from rose.memory import KVGroups, KVSpace
-
-if TYPE_CHECKING:  # One of these modules needs an extra of the package.
-    from rose.executor.attached_loans import AttachedLoans
-    from rose.executor.lender import Lender
+from rose.memory import KVSpace
 
 # Default wait for a quantum: longer than the creditor takes to answer, short enough to retry often.
 _ASK_MS: Final = 5.0
-# A parked borrower wakes up this often to renew its leases; an opening gate wakes it by a futex.
+# A parked borrower wakes up this often for `on_look`; an opening gate wakes it by a futex.
 _LOOK_UP_MS: Final = 50.0
+# Longest wait for the lane's stream. It is reached only if the stream hangs.
+_STREAM_MS: Final = 60_000.0
 _BLOCKS: Final = "blocks must be an integer from 0 to 10^9"
 
 
@@ -62,20 +60,19 @@ class RolloutLane:
     quantum. A refusal is a value. Only the exception `StepAborted` is part of normal operation.
 
     A step must pin all blocks that it uses. Unpin them as soon as the model has run, before long
-    work on the host such as sampling. If the borrower is in another process than serving, revoked
-    slabs without a pin leave within milliseconds, even if the engine is too busy to free their
-    blocks. Their data is then lost. `leaving` lists the slabs until their blocks are freed.
+    work on the host such as sampling. Revoked slabs without a pin leave within milliseconds, even
+    if the engine is too busy to free their blocks. Their data is then lost. `leaving` lists the
+    slabs until their blocks are freed.
     """
 
     def __init__(
         self,
         *,
-        groups: KVGroups,
+        kv: KVSpace,
         gate: BorrowerGate,
-        loans: "Lender | AttachedLoans",
+        loans: Loans,
         reporting: Reporting,
         on_revoke: OnRevoke | None,
-        why_refused: Callable[[], Reason],
         slabs_max: int,
         gpu: Gpu | None,
         has_gates: bool,
@@ -83,26 +80,23 @@ class RolloutLane:
         """Made by `CoServing.rollout`.
 
         Args:
-            groups: KV space of each attention group of the borrower's model.
+            kv: KV space of the borrower's model.
             gate: gate between segments.
-            loans: object that grants slabs.
+            loans: the borrower's side of its loans.
             reporting: context manager for rose's own calls; it reports their failures.
-            on_revoke: function that frees blocks when serving needs slabs; None: the arbiter
-                chooses the slabs.
-            why_refused: function that returns the reason why the gate stays closed.
+            on_revoke: function that frees the blocks of `leaving` slabs when serving needs them;
+                None: nothing frees blocks until the next step.
             slabs_max: largest number of slabs, given the borrower's limit and serving's reserve.
             gpu: GPU of the borrower's work; None on a CPU.
             has_gates: whether a step is divided by gates. False makes each step one segment, to
                 measure the benefit of gates.
         """
-        self.groups = groups
+        self.kv = kv
         self._gpu = gpu  # Keeps the stream alive, since work may use it after the device is closed.
         # CUDA stream for all GPU work of the steps; None on a CPU.
         self.stream = None if gpu is None else gpu.rollout.handle
         self.device = None if gpu is None else gpu.device
-        # Copies host bytes into the pool; on a GPU by the lane's stream.
-        self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
-        self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
+        self.on_revoke: OnRevoke = on_revoke or (lambda _notice: None)
         self.on_room: Callable[[], None] = lambda: None
         # Called by the step's thread after each timed-out wait at a closed gate.
         self.on_look: Callable[[], None] = lambda: None
@@ -115,13 +109,13 @@ class RolloutLane:
         self.runs_ahead = not isinstance(gate, StreamGate)
         self._loans = loans
         self._reporting = reporting
-        self.why_refused = why_refused
+        # Returns why the gate stays closed.
+        self.why_refused = loans.why_refused
         self._slabs_max = slabs_max
         # The refusal of the last call of `ensure`; None if it succeeded.
         self.no_memory: Refusal | None = None
         self._has_gates = has_gates
-        self._books = groups.arbiter
-        self._partition = groups.partition
+        self._attachment = loans.attachment
 
     # ---- compute --------------------------------------------------------------------------------
 
@@ -136,26 +130,19 @@ class RolloutLane:
         """
         del batch
         require(is_time_ms(timeout_ms), "timeout_ms must be at least 0", timeout_ms)
-        self._renew()
-        if self._is_late():
-            return Refusal(Reason.LATE)
         with self._reporting:
-            self._gate.begin_step()
-            verdict = self._gate.pass_(timeout_ms=timeout_ms)
-            if verdict == Verdict.PASSED:
-                # While an engine prepares a step it may wait for its stream, so the stream must not
-                # be parked at a gate.
-                verdict = self._gate.settle(timeout_ms=timeout_ms)
+            verdict = self._gate.start(self._attachment, timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
             self.passes += 1
             with self._reporting:
                 self._loans.step_began()
             return Quantum(self)
-        self._gate.end_step()
+        if verdict is None:
+            return Refusal(Reason.LATE)
         if verdict == Verdict.SHUT_DOWN:
             return Refusal(Reason.CLOSED)
-        return Refusal(self.why_refused())
+        return self.why_refused()
 
     def gate(self) -> None:
         """End a segment, and wait until the next one may start.
@@ -274,10 +261,18 @@ class RolloutLane:
             self._until_passed(self._gate.pass_)
         self.settle()
 
+    def await_stream(self) -> None:
+        """Wait until the lane's stream has no work left; call this only while a segment may run.
+
+        Raises:
+            DeadlineExceeded: the stream is still busy after a minute.
+        """
+        if self._gpu is not None:
+            self._gpu.rollout.wait(timeout_ms=_STREAM_MS)
+
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:
         while True:
             with self._reporting:
-                self._loans.renew()
                 verdict = attempt(timeout_ms=_LOOK_UP_MS)
             if verdict == Verdict.PASSED:
                 self.passes += 1
@@ -287,17 +282,6 @@ class RolloutLane:
             if verdict == Verdict.SHUT_DOWN:
                 raise Unavailable("the device was closed while a step was at its gate")
             self.on_look()
-
-    def _is_late(self) -> bool:
-        """Return True while slabs are overdue. No step may start until those slabs are empty."""
-        if self._loans.is_closed:
-            return False
-        with self._reporting:
-            return self._books.is_late(self._partition)
-
-    def _renew(self) -> None:
-        with self._reporting:
-            self._loans.renew()
 
     def end_step(self) -> None:
         """End the step. Only `Quantum` calls this."""
@@ -318,31 +302,6 @@ class RolloutLane:
         return self._loans.is_closed
 
     # ---- memory ---------------------------------------------------------------------------------
-
-    @property
-    def kv(self) -> KVSpace:
-        """The borrower's KV space; with several attention groups, that of the first group."""
-        return self.groups.spaces[0]
-
-    def ensure_groups(self, blocks: Sequence[int]) -> bool:
-        """Ensure `blocks[i]` free blocks in every group i at once, with a grant if necessary.
-
-        Returns:
-            Whether the blocks are free now.
-
-        Raises:
-            InvalidArgument: the length of `blocks` is not the number of groups.
-        """
-        require(are_counts(blocks), "blocks must list one number of blocks per group", blocks)
-        missing = self.groups.missing_slabs(blocks)
-        if missing == 0:
-            return True
-        with self._reporting:
-            # Requests for slabs are counted in blocks of the first group.
-            answer = self._loans.grow(missing * self.kv.blocks_per_slab)
-        if isinstance(answer, Refusal):
-            return False
-        return self.groups.missing_slabs(blocks) == 0
 
     def ensure(self, blocks: int) -> bool:
         """Ensure `blocks` free blocks, with a grant if necessary; return False if refused."""
@@ -387,11 +346,12 @@ class RolloutLane:
         require(is_count(blocks), _BLOCKS, blocks)
         return self.kv.allocator.alloc(blocks)
 
-    def planning(self) -> AbstractContextManager[None]:
-        """Keep the data of all blocks while a step is planned, from `leaving` to `pin`.
+    def planning(self) -> AbstractContextManager[Plan]:
+        """Keep the data of all blocks while a step is planned, until `pin`.
 
-        Use it as `with lane.planning():`, and only for the milliseconds of planning, because slabs
-        in revocation wait for the end of the block.
+        Use it as `with lane.planning() as plan:`, and only for the milliseconds of planning,
+        because slabs in revocation wait for the end of the block. Free the blocks in
+        `plan.leaving`, pin the step's blocks, and set `plan.order`.
         """
         return self._loans.planning()
 
@@ -423,34 +383,16 @@ class RolloutLane:
 
     def slabs(self) -> list[int]:
         """Return the ids of the slabs on loan, except slabs being taken back."""
-        return self._books.lent(self._partition)
+        return self._attachment.lent()
 
     def slabs_max(self) -> int:
         """Return the largest number of slabs that can be on loan, by the limit and the reserve."""
         return self._slabs_max
 
-    @property
-    def takes_ranks(self) -> bool:
-        """True if the arbiter chooses slabs by their `rank`; False if `on_revoke` chooses them."""
-        return self._loans.takes_ranks
-
-    def rank(self, slabs: Sequence[int]) -> None:
-        """Set the order in which slabs are taken back. Only for lanes with `takes_ranks`.
-
-        Idle slabs are taken before all others. A slab's rank is valid until its loan ends.
-
-        Args:
-            slabs: ids of slabs, in the order in which they are to be taken.
-        """
-        is_sound = are_counts(slabs) and all(one < self._books.slab_count for one in slabs)
-        require(is_sound, "slabs must list ids of slabs", slabs)
-        with self._reporting:
-            self._loans.rank(slabs)
-
     def give_back_idle(self) -> int:
         """Give back all slabs without used blocks and pins; return their number."""
         with self._reporting:
-            return self._books.give_idle(self._partition)
+            return self._attachment.give_idle()
 
     def retry_after_ms(self) -> float:
         """Return for how many more milliseconds the loan must not grow, after a revocation."""
@@ -458,4 +400,4 @@ class RolloutLane:
 
     def leaving(self) -> frozenset[int]:
         """Return the ids of slabs to empty: slabs being taken back, and overdue slabs."""
-        return frozenset(self._books.leaving(self._partition))
+        return frozenset(self._attachment.leaving())

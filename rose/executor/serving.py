@@ -1,6 +1,5 @@
 """Serving's lane: no failure of rose raises here, and every wait is bounded."""
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +13,8 @@ from typing_extensions import Self
 from rose._core import (
     CloseReason,
     Creditor,
-    Forecast,
     LatencyModel,
+    ServingSteps,
     Watchdog,
 )
 from rose.compute import Gpu
@@ -30,7 +29,7 @@ from rose.executor.refusals import read_evidence, read_seen
 from rose.executor.safety import Safety
 from rose.executor.ticket import Ticket
 from rose.slo.evidence import Shape, collect_evidence
-from rose.units import NS_PER_MS, ceil_div
+from rose.units import ceil_div
 
 # Number of waits that are kept for reports.
 _BLOCKED_KEPT: Final = 65_536
@@ -80,6 +79,11 @@ class StepBatch:
     prefill_tokens: int
     requests: tuple[str, ...] = ()
 
+    @property
+    def features(self) -> Shape:
+        """Return the features of the latency model."""
+        return self.decode_sequences, self.context_tokens, self.prefill_tokens
+
 
 class ServingStep:
     """A protected step: entered once the borrower is parked, left when the step has ended."""
@@ -126,7 +130,8 @@ class ServingStep:
         """Record the step's time, and check that serving has enough memory."""
         if failure is None and self.batch is not None:
             self._lane.end_step(self, self.batch)
-        self._lane.give_step_up()
+        else:
+            self._lane.give_step_up()
 
 
 class ServingLane:
@@ -143,10 +148,11 @@ class ServingLane:
         lender: Lender,
         model: LatencyModel,
         safety: Safety,
+        steps: ServingSteps,
         watchdog: Watchdog,
         gpu: Gpu | None,
         limits: ServingLimits,
-        slowdown: float,
+        creditor: Creditor,
     ) -> None:
         """Made by `CoServing.serving`.
 
@@ -154,11 +160,12 @@ class ServingLane:
             lender: memory policy of the device.
             model: latency model of serving's steps.
             safety: context manager for rose's own calls; it suppresses their failures.
+            steps: the steps of serving in the core.
             watchdog: thread that lets a parked rollout step proceed while serving waits for the
                 whole device.
             gpu: GPU of serving's work; None on a CPU.
             limits: largest sizes of serving's work.
-            slowdown: `SLO.slowdown`.
+            creditor: bounds the waits for segments, also while it does not lend.
         """
         self.kv = kv = lender.kv
         self._blocks_max = kv.lendable_bytes // kv.geometry.block_bytes  # used and free blocks
@@ -183,21 +190,21 @@ class ServingLane:
         self._gate = lender.gate
         self._state = lender.state
         self._model = model
-        self._slowdown = slowdown
         step, chunk = largest_shapes(limits.request_tokens, limits.step_tokens)
         self._shapes: dict[ShapeName, Shape] = {"step": step, "chunk": chunk}
         self._probes = ProbeRation(wanted=self.evidence()[0].wanted)
         self._demand = lender.demand
-        self._log = lender.log
+        self._steps = steps
         self._lender = lender
         self._supply = lender.supply
         self._watchdog = watchdog
-        self._park_wait_ms = lender.policy.park_wait_ms
+        self._waits = creditor
         self._clock = lender.clock
 
     def lend_by(self, creditor: Creditor | None) -> None:
         """Let `creditor` lend before and within steps; None: steps lend nothing."""
         self._creditor = creditor
+        self._steps.set_lending(creditor is not None)
 
     # ---- requests -------------------------------------------------------------------------------
 
@@ -244,8 +251,7 @@ class ServingLane:
         with self.safety, self._lock:
             slots = self._slots(request_ids)
             if slots:
-                self._state.beat()
-                self._state.emitted(slots, is_late=is_late)
+                self._steps.emitted(slots, is_late=is_late)
 
     def finished(self, request_id: str) -> None:
         """Report the end of a request. When no request is left, rollouts may get a quantum.
@@ -359,29 +365,32 @@ class ServingLane:
         A segment that does not end in time delays one step, not every step.
         """
         batch = self._sound(step.batch)
-        with self.safety:
-            self._state.step_began()
-            self._is_in_step = True
+        self._is_in_step = True
         step.is_probe = not self._live
         if step.is_probe:
             self.arrived(_STEP, prompt_tokens=0)
         with self.safety:
-            if batch is not None or not self._knows_batches:
-                self._lend(step, batch)
-            elif self._creditor is not None:
-                self._creditor.close_for_step()
-            self._wait_parked(step)
-        step.at_ns = self._clock.now_ns()
+            lends = batch is not None or not self._knows_batches
+            begun = self._steps.begin(*self._of_core(batch), lends=lends)
+            step.lent_ms, _, step.at_ns, step.passed, is_blocked = begun
+            if is_blocked:
+                self._wait_parked(step)
+                step.at_ns = self._clock.now_ns()
+        if step.at_ns == 0:  # rose has failed; the step is measured all the same.
+            step.at_ns = self._clock.now_ns()
 
     def lend_within(self, step: ServingStep, batch: StepBatch) -> None:
         """Lend within a step whose batch is prepared; the lent time is not part of the step."""
         self._knows_batches = True
         sound = self._sound(batch)
-        from_ns = self._clock.now_ns()
         with self.safety:
-            self._lend(step, sound)
-            self._wait_parked(step)
-        step.at_ns += self._clock.now_ns() - from_ns
+            begun = self._steps.commit(*self._of_core(sound))
+            lent_ms, from_ns, until_ns, step.passed, is_blocked = begun
+            step.lent_ms += lent_ms
+            if is_blocked:
+                self._wait_parked(step)
+                until_ns = self._clock.now_ns()
+            step.at_ns += until_ns - from_ns
 
     def _sound(self, batch: StepBatch | None) -> StepBatch | None:
         """Return the batch; None if it is no batch, or a number is out of range."""
@@ -392,21 +401,17 @@ class ServingLane:
         counts = (batch.decode_sequences, batch.context_tokens, batch.prefill_tokens)
         return batch if self._accepts(all(map(is_count, counts))) else None
 
-    def _lend(self, step: ServingStep, batch: StepBatch | None) -> None:
-        if self._creditor is None:
-            return
+    def _of_core(self, batch: StepBatch | None) -> tuple[Shape | None, list[int]]:
+        """Return the features of the batch, and the slots of its requests."""
         if batch is None:
-            step.lent_ms += self._creditor.before_step()
-            return
-        slots = self._slots(batch.requests)
-        features = batch.decode_sequences, batch.context_tokens, batch.prefill_tokens
-        step.lent_ms += self._creditor.before_step(features, slots)
+            return None, []
+        return batch.features, self._slots(batch.requests)
 
     def give_step_up(self) -> None:
-        """Record that the step has ended, or never began."""
+        """Record that the step has ended without a result, or never began."""
         with self.safety:
-            self._is_in_step = False
-            self._state.step_ended()
+            self._steps.abandon()
+        self._is_in_step = False
         self.finished(_STEP)
 
     def _wait_parked(self, step: ServingStep) -> None:
@@ -418,58 +423,35 @@ class ServingLane:
         # The process of an evicted borrower is being ended, but may still write to the gate.
         if borrower is None or borrower.is_evicted:
             return
-        waited_ms = self._gate.wait_parked(timeout_ms=self._park_wait_ms)
-        self._stuck_at = segment if waited_ms is None else None
-        if waited_ms is None:
-            borrower.park_timed_out()
-            waited_ms = self._park_wait_ms
-        step.blocked_ms += waited_ms
+        wait = self._waits.wait_parked(borrower=borrower.partition)
+        self._stuck_at = None if wait.has_ended else segment
+        step.blocked_ms += wait.waited_ms
         step.passed = self._gate.passed
-        self.blocked_ms.append(waited_ms)
+        self.blocked_ms.append(wait.waited_ms)
+        if wait.is_spent:
+            borrower.wait_budget_spent(self._lender.log.waited_ms)
 
     def end_step(self, step: ServingStep, batch: StepBatch) -> None:
-        """Update the latency model and recheck serving's memory."""
+        """End the step, with all that it says about serving's speed, and recheck the memory."""
         if self._sound(batch) is None:
+            self.give_step_up()
             return
         with self.safety:
-            actual_ms = (self._clock.now_ns() - step.at_ns) / NS_PER_MS
-            features = {
-                "decode_sequences": batch.decode_sequences,
-                "context_tokens": batch.context_tokens,
-                "prefill_tokens": batch.prefill_tokens,
-            }
-            forecast = self._learn(actual_ms, features, step)
-            self._log.append_step(
-                forecast,
-                actual_ms=actual_ms,
-                blocked_ms=step.blocked_ms,
-                lent_ms=step.lent_ms,
+            actual_ns, is_short = self._steps.end(
+                batch.features,
                 began_ns=step.at_ns,
-                **features,
+                lent_ms=step.lent_ms,
+                blocked_ms=step.blocked_ms,
+                passed=step.passed,
             )
-            self._demand.step_ended(
-                predicted_ms=forecast.predicted_ms,
-                actual_ms=actual_ms,
-                decode_sequences=batch.decode_sequences,
-                prefill_tokens=batch.prefill_tokens,
-            )
-            self._supply.recheck()
-        if step.is_probe:
-            with self.safety, self._lock:
+            if is_short:
+                self._supply.take_ahead()
+            if step.is_probe:
                 shape: ShapeName = "chunk" if batch.prefill_tokens else "step"
-                self._probes.probed(shape, actual_ms * NS_PER_MS)
-
-    def _learn(self, actual_ms: float, features: dict[str, int], step: ServingStep) -> Forecast:
-        """Return the forecast, and learn from the step unless a late segment ran beside it.
-
-        Steps after a loan are usually recorded as such. With an unlimited slowdown most steps
-        follow a loan, so they are recorded as normal steps.
-        """
-        is_beside = self._gate.passed != step.passed or self._gate.is_running()
-        if self._creditor is None or not is_beside:
-            is_after_loan = step.lent_ms > 0 and math.isfinite(self._slowdown)
-            return self._model.observe(actual_ms, **features, is_after_loan=is_after_loan)
-        return self._model.forecast(**features)
+                with self._lock:
+                    self._probes.probed(shape, actual_ns)
+        self._is_in_step = False
+        self.finished(_STEP)
 
     # ---- evidence -------------------------------------------------------------------------------
 

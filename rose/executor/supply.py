@@ -2,10 +2,17 @@
 
 import threading
 
-from rose._core import Arbiter, Demand, PartitionSnapshot, ServingState, Snapshot
-from rose.executor.borrower import Borrower
+from rose._core import (
+    Arbiter,
+    Demand,
+    PartitionSnapshot,
+    ServingState,
+    Snapshot,
+    SupplyWatch,
+)
 from rose.executor.collector import Collector
 from rose.executor.revocation import Cause
+from rose.executor.tenancy import Tenancy
 from rose.memory import KVSpace
 from rose.slo.policy import REVOKE_AHEAD_SLABS
 from rose.units import ceil_div
@@ -31,6 +38,7 @@ class SupplyGuard:
         kv: KVSpace,
         demand: Demand,
         state: ServingState,
+        watch: SupplyWatch,
         collector: Collector,
     ) -> None:
         """Made by `Lender`; `serving` is the partition of `kv`."""
@@ -40,14 +48,14 @@ class SupplyGuard:
         self._demand = demand
         self._state = state
         self._collector = collector
+        self._watch = watch
         self._blocks_per_slab = demand.blocks_per_slab
-        self.borrower: Borrower | None = None
-        self.is_closed = False  # True after lending has ended; the demand is then not watched.
+        self.borrower: Tenancy | None = None
         self._lock = threading.Lock()  # Guards the field below.
         # True if serving has offered its surplus and has not requested slabs since.
         self._has_settled = False
 
-    def lent(self, borrower: Borrower) -> PartitionSnapshot:
+    def lent(self, borrower: Tenancy) -> PartitionSnapshot:
         """Return the present state of the borrower's partition."""
         return self._arbiter.snapshot().partitions[borrower.partition]
 
@@ -63,18 +71,9 @@ class SupplyGuard:
         free = snapshot.partitions[self._serving].free_blocks
         return int(free + snapshot.unowned * self._blocks_per_slab - self.demand_blocks)
 
-    def _is_short(self, taking: int = 0) -> bool:
-        """Report the demand to the arbiter.
-
-        Returns:
-            Whether the supply is below the demand once `taking` more blocks are taken.
-        """
-        return self._arbiter.watch(
-            self._serving,
-            demand_blocks=0 if self.is_closed else self.demand_blocks,
-            blocks_per_slab=self._blocks_per_slab,
-            taking=taking,
-        )
+    def close(self) -> None:
+        """Watch the demand no longer, because lending has ended."""
+        self._watch.end()
 
     def load_changed(self) -> None:
         """Update the demand after a request arrived or ended; wake the keeper if serving is short.
@@ -82,7 +81,7 @@ class SupplyGuard:
         The keeper starts the revocation, because a revocation may take up to T, and would delay the
         arriving request if it ran within this call.
         """
-        if self.borrower is not None and self._is_short():
+        if self.borrower is not None and self._watch.is_short():
             self._arbiter.ring()
 
     def foresee(self, blocks: int) -> None:
@@ -99,11 +98,18 @@ class SupplyGuard:
         Args:
             taking: number of blocks that serving is about to take.
         """
+        if self.borrower is not None and self._watch.is_short(taking=taking):
+            self.take_ahead(taking=taking)
+
+    def take_ahead(self, *, taking: int = 0) -> None:
+        """Begin to take slabs back; the arguments are those of `recheck`.
+
+        Call this after `SupplyWatch.is_short`, not before: from then on, an allocation that leaves
+        serving short wakes the keeper.
+        """
         borrower = self.borrower
-        if borrower is None or not self._is_short(taking):
+        if borrower is None:
             return
-        # The snapshot must follow the arbiter's `watch`, which `_is_short` calls: from then on, an
-        # allocation that leaves serving short wakes the keeper.
         snapshot = self._arbiter.snapshot()
         lent = snapshot.partitions[borrower.partition]
         coming = lent.in_revocation * self._blocks_per_slab

@@ -1,52 +1,25 @@
-"""Serving's representation of a borrower in another process."""
+"""Serving's representation of a borrower, in another process or in this one."""
 
 import os
-import threading
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from rose._core import Arbiter, Process
+from rose._core import Arbiter, BootClock, Process
+from rose.errors import DeadlineExceeded
 from rose.events import Refusal
-from rose.executor.lender import Lender
-from rose.executor.messages import DESCRIPTORS_MAX, Granted, Hello, Refused, Welcome
 from rose.executor.revocation import Revocation
-from rose.memory import Isolation, LentSlabs, MappedLoans
-from rose.slo.policy import GATE_WINDOW
-from rose.units import NS_PER_MS, NS_PER_S
+from rose.memory import Isolation, KVGeometry, LentSlabs, MappedLoans
+from rose.memory.mapped import DESCRIPTORS_MAX
+from rose.units import NS_PER_MS
+
+if TYPE_CHECKING:  # That module imports this one.
+    from rose.executor.lender import Lender
 
 _NAME: Final = "rollout"
 # A tenant is alive if it wrote the time into its mailbox within this share of a lease's TTL. A live
 # tenant does so several times in that time.
 _FRESH_SHARE: Final = 0.5
-# After this many timed-out waits for its segments, a borrower is evicted.
-_PARK_TIMEOUTS_MAX: Final = 2
-# Time-outs longer ago than this do not count. A borrower with an occasional slow segment is not
-# broken, and delays serving by at most one `park_wait_ms` in this time.
-_PARK_MEMORY_NS: Final = 600 * NS_PER_S
-
-
-class Patience:
-    """Counts serving's timed-out waits for segments of one borrower. For any thread.
-
-    The count is kept outside the gate, because the borrower can write to the gate.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # Guards both fields below.
-        self._timeouts = 0
-        self._timed_out_ns = 0
-
-    @property
-    def is_over(self) -> bool:
-        """True if serving no longer waits for the borrower."""
-        return self._timeouts >= _PARK_TIMEOUTS_MAX
-
-    def timed_out(self, now_ns: int) -> None:
-        """Count a wait that timed out at `now_ns`."""
-        with self._lock:
-            is_old = now_ns - self._timed_out_ns > _PARK_MEMORY_NS and not self.is_over
-            self._timeouts = 1 if is_old else self._timeouts + 1
-            self._timed_out_ns = now_ns
 
 
 class Tenancy:
@@ -54,82 +27,72 @@ class Tenancy:
 
     Lifecycle: made → `grow`, `revoke`, … → `end`, when the tenant disconnects or its process ends →
     `is_over` returns True, when all slabs are back. Slabs come back through the mailbox, or at the
-    end of the process.
+    end of the process. A tenant in serving's own process cannot be killed: if it keeps slabs for
+    too long, lending ends. Its methods run in serving's threads and in the keeper's thread.
     """
 
     def __init__(
         self,
-        hello: Hello,
+        geometry: KVGeometry,
+        limit_bytes: int,
         process: Process,
         *,
-        lender: Lender,
+        lender: "Lender",
         header_index: int,
         isolation: Isolation,
-        device: str,
+        why_refused: Callable[[], Refusal],
     ) -> None:
-        """Make `process`, the sender of `hello`, a tenant with its own header slab.
+        """Make `process` a tenant with its own header slab.
+
+        Args:
+            geometry: KV layout of the tenant's model.
+            limit_bytes: largest size of the memory on loan.
+            process: process of the tenant; it may be this one.
+            lender: lender of the slabs.
+            header_index: index of the tenant's own header slab.
+            isolation: memory that the tenant can access.
+            why_refused: function that returns why the gate stays closed.
 
         Raises:
             Unavailable: slabs of the previous tenant are not back yet.
         """
         self._lender = lender
         self._arbiter = arbiter = lender.arbiter
-        limit_slabs = min(hello.limit_bytes // arbiter.slab_bytes, arbiter.slab_count)
+        limit_slabs = min(limit_bytes // arbiter.slab_bytes, arbiter.slab_count)
         partition = _partition(arbiter, limit_slabs)
         is_mapped = isolation == "mapped"
-        with ExitStack() as owners, ExitStack() as sent:
+        self._is_own = process.pid == os.getpid()
+        with ExitStack() as owners:
             owners.callback(arbiter.drop_partition, partition)  # A second call has no effect.
             self.tenant = arbiter.add_tenant(
-                partition,
-                process,
-                # Never kill a borrower in serving's own process, as in a test.
-                kill_late=process.pid != os.getpid(),
-                is_mapped=is_mapped,
+                partition, process, kill_late=not self._is_own, is_mapped=is_mapped
             )
             owners.callback(self.tenant.close)
-            memory, object_bytes = (
-                _header(arbiter, header_index, sent) if is_mapped else _pool(arbiter, sent)
-            )
-            ledger = arbiter.share_ledger()
-            sent.callback(os.close, ledger)
-            named = [
-                *memory,
-                ("ledger", ledger),
-                ("mailbox", self.tenant.mailbox_fd),
-                ("to_arbiter", self.tenant.to_arbiter_fd),
-                ("to_tenant", self.tenant.to_tenant_fd),
-                ("gate", lender.gate.fileno()),
-            ]
             # Fills slabs with zeros when they are lent.
             self._loans = MappedLoans(arbiter, partition) if is_mapped else None
-            # `sent` closes the descriptors opened here, after they are sent.
-            self.descriptors = tuple(descriptor for _, descriptor in named)
-            self.welcome = Welcome(
-                device=device,
-                partition=partition,
-                header_index=header_index,
-                slab_bytes=arbiter.slab_bytes,
-                slab_count=arbiter.slab_count,
-                header_slabs=arbiter.header_slabs,
-                isolation=isolation,
-                object_bytes=object_bytes,
-                slabs_max=min(limit_slabs, lender.lendable_slabs),
-                gate_window=GATE_WINDOW,
-                has_gates=lender.policy.has_gates,
-                lease_ttl_ms=lender.policy.lease_ttl_ms,
-                descriptors=tuple(name for name, _ in named),
-            )
-            self.sent, self._owners = sent.pop_all(), owners.pop_all()
+            self._owners = owners.pop_all()
         self.partition = partition
-        self.blocks_per_slab = hello.geometry.blocks_per_slab(arbiter.slab_bytes)
-        self._patience = Patience()
-        self._has_ended = self._is_kill_noted = False
+        self.header_index = header_index
+        self.isolation = isolation
+        self.why_refused = why_refused
+        self.slabs_max = min(limit_slabs, lender.lendable_slabs)
+        self.blocks_per_slab = geometry.blocks_per_slab(arbiter.slab_bytes)
+        # Wakes the tenant, so that it looks at its mailbox. In serving's process it calls the
+        # engine.
+        self.ring: Callable[[], None] = self.tenant.ring
+        # Whether all work of a tenant in serving's process is complete.
+        self.is_idle: Callable[[], bool] = lambda: False
+        self._late_since_ns: int | None = None
+        self._is_taken_out = False
+        self._waited_ms: float | None = None  # sum of the waits that led to the eviction
+        self.has_left = False  # True after the tenant has said that it leaves
+        self._has_ended = self._is_kill_noted = self._is_end_bad = False
 
-    def grow(self, blocks: int) -> tuple[Granted | Refused, LentSlabs]:
+    def grow(self, blocks: int) -> LentSlabs | Refusal:
         """Lend slabs for up to `blocks` blocks, under a certificate.
 
         Returns:
-            The answer and its descriptors; the caller closes them.
+            Descriptors of the granted slabs with isolation "mapped", else none; or the refusal.
 
         Raises:
             RoseError: the slabs could not be filled with zeros, or no descriptors are left.
@@ -137,52 +100,84 @@ class Tenancy:
         if self._loans is not None:
             blocks = min(blocks, DESCRIPTORS_MAX * self.blocks_per_slab)
         match self._lender.grow(blocks):
-            case Refusal(reason=reason, retry_after_ms=retry_ms):
-                return Refused(reason.name, retry_ms), LentSlabs({})
+            case Refusal() as refusal:
+                return refusal
             case grant:
-                lent = LentSlabs({}) if self._loans is None else self._loans.lend(grant.slabs)
-                return Granted(grant.lease_id, grant.lease_epoch, tuple(lent.fds)), lent
+                return LentSlabs({}) if self._loans is None else self._loans.lend(grant.slabs)
 
     def revoke(self, revocation: Revocation) -> None:
         """Begin at once: idle slabs change owner now, all others after the tenant has reacted."""
-        revocation.begin(())
-        self.tenant.ring()
+        revocation.begin()
+        if revocation.settled_ns == 0:
+            self.ring()
 
     def note_room(self) -> None:
         """Notify the tenant that slabs are free."""
-        self.tenant.ring()
+        self.ring()
 
     @property
     def is_evicted(self) -> bool:
-        """True if the tenant's process was killed because its segments did not stop."""
-        return self._patience.is_over
+        """True if the tenant's process is being killed because serving waited for its segments."""
+        return self._waited_ms is not None
 
-    def park_timed_out(self) -> None:
-        """Count a timed-out wait for a segment of the tenant; evict the tenant after too many."""
-        self._patience.timed_out(self._lender.clock.now_ns())
-        if self._patience.is_over:
-            self.tenant.evict()
+    def wait_budget_spent(self, waited_ms: float) -> None:
+        """Kill the tenant's process, because serving waited too long for its segments.
+
+        Raises:
+            DeadlineExceeded: the tenant is in serving's process, so lending must end instead.
+        """
+        if self._is_own:
+            raise DeadlineExceeded(f"{_wait_sentence(waited_ms)}: the borrower was removed")
+        self._waited_ms = waited_ms
+        self.tenant.evict()
 
     def mind_late(self, late_slabs: int) -> None:
-        """Note the kill if the core, which watches for overdue slabs, has killed the process."""
-        del late_slabs
-        self._note_kill()
+        """Note the kill if the core, which watches for overdue slabs, has killed the process.
+
+        A tenant in serving's process has a TTL to return overdue slabs. Then lending ends, and no
+        step starts any more; the slabs are usable again once the tenant's work is complete.
+
+        Raises:
+            DeadlineExceeded: such a tenant kept slabs for too long, and lending must end.
+        """
+        if not self._is_own:
+            self._note_kill()
+            return
+        if late_slabs > 0 and self._is_taken_out and self.is_idle():
+            self._arbiter.prove_completion(self.partition)
+        if late_slabs == 0 or self._is_taken_out:
+            self._late_since_ns = None
+            return
+        now_ns = self._arbiter.now_ns()
+        if self._late_since_ns is None:
+            self._late_since_ns = now_ns
+        ttl_ms = self._lender.policy.lease_ttl_ms
+        if now_ns - self._late_since_ns > ttl_ms * NS_PER_MS:
+            self._is_taken_out = True
+            raise DeadlineExceeded(
+                f"the borrower has kept {late_slabs} slabs {ttl_ms:g} ms past their deadline and "
+                f"was removed: its on_revoke must free the blocks of leaving slabs"
+            )
 
     def _note_kill(self) -> None:
         if self._is_kill_noted or not self.tenant.was_killed:
             return
         self._is_kill_noted = True
-        self._lender.note_kill(
-            f"the borrower, process {self.tenant.pid}, was killed: {self._why_killed()}"
-        )
+        why = self._why_killed()
+        self._lender.note_kill(self.partition, self.tenant.pid, why)
+        self._ended_badly(f"was killed: {why}")
+
+    def _ended_badly(self, how: str) -> None:
+        """Begin the pause before the next borrower, once per tenancy."""
+        if not self._is_end_bad:
+            self._is_end_bad = True
+            self._lender.readmission.ended_badly(
+                f"the last borrower, process {self.tenant.pid}, {how}"
+            )
 
     def _why_killed(self) -> str:
-        if self._patience.is_over:
-            wait_ms = self._lender.policy.park_wait_ms
-            return (
-                f"serving waited for its segments {_PARK_TIMEOUTS_MAX} times for {wait_ms:g} ms, "
-                f"and they did not end"
-            )
+        if self._waited_ms is not None:
+            return _wait_sentence(self._waited_ms)
         late = self._lender.collector.newest_fenced()
         if self._has_ended or late is None:
             return "it disconnected while its steps used slabs"
@@ -195,7 +190,7 @@ class Tenancy:
 
     def is_alive(self) -> bool:
         """Return True if the tenant wrote the time into its mailbox recently."""
-        age_ns = self._lender.clock.now_ns() - self.tenant.heartbeat_ns
+        age_ns = BootClock().now_ns() - self.tenant.heartbeat_ns
         ttl_ns = self._lender.policy.lease_ttl_ms * NS_PER_MS
         return self.tenant.is_alive and 0 <= age_ns <= _FRESH_SHARE * ttl_ns
 
@@ -211,6 +206,10 @@ class Tenancy:
         self._note_kill()
         self._has_ended = True
         self._arbiter.drop_partition(self.partition)
+        if self._waited_ms is not None:
+            self._ended_badly(f"ended after {_wait_sentence(self._waited_ms)}")
+        elif not self.has_left:
+            self._ended_badly("ended without closing its device")
         self._lender.forget_borrower()
 
     def is_over(self, *, wait_ms: float) -> bool:
@@ -232,24 +231,14 @@ class Tenancy:
     def let_go(self) -> None:
         """Close everything and stop watching the tenant's process, even if it still runs."""
         self._note_kill()
-        self.sent.close()
         self._owners.close()
 
 
-def _pool(arbiter: Arbiter, sent: ExitStack) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
-    """Return descriptors of all memory objects, and the size of each in bytes."""
-    pool = arbiter.share_pool()
-    sent.callback(lambda: pool)  # Keeps `pool` alive; its destructor closes the descriptors.
-    return [("pool", fd) for fd in pool.fds], tuple(pool.sizes)
-
-
-def _header(
-    arbiter: Arbiter, index: int, sent: ExitStack
-) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
-    """Return the descriptor and the size of a "mapped" borrower's own header slab."""
-    header = arbiter.share_header(index)
-    sent.callback(os.close, header)
-    return [("header", header)], (arbiter.slab_bytes,)
+def _wait_sentence(waited_ms: float) -> str:
+    """Say that serving waited too long."""
+    return (
+        f"serving waited {waited_ms:.0f} ms for segments beyond their certificates in ten minutes"
+    )
 
 
 def _partition(arbiter: Arbiter, limit_slabs: int) -> int:

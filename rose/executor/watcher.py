@@ -3,9 +3,9 @@
 import threading
 from typing import Final
 
-from rose._core import Attachment, TenantNews
-from rose.executor.attached_loans import AttachedLoans
-from rose.executor.revocation import Notice
+from rose._core import Attachment
+from rose.executor.loans import SERVING_IS_GONE, Loans
+from rose.executor.notices import Notices
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Safety
 from rose.thread import Thread
@@ -23,13 +23,13 @@ class Watcher:
     """
 
     def __init__(
-        self, attachment: Attachment, lane: RolloutLane, loans: AttachedLoans, safety: Safety
+        self, attachment: Attachment, lane: RolloutLane, loans: Loans, safety: Safety
     ) -> None:
         self._attachment = attachment
         self._lane = lane
         self._loans = loans
         self._safety = safety
-        self._has_room = False  # The bell rang, but the engine was not notified yet.
+        self._notices = Notices(attachment, lane, clock=attachment)
         self._stop = threading.Event()
         self._thread = Thread(self._run, name="rose-watcher", on_failure=safety.report)
 
@@ -43,23 +43,13 @@ class Watcher:
             with self._safety:
                 news = self._attachment.news(timeout_ms=_LOOK_MS)
                 if news.is_arbiter_gone or self._loans.is_gate_shut:
-                    self._loans.end("serving's process has ended, or has stopped lending")
+                    self._loans.end(SERVING_IS_GONE)
                     self._lane.on_room()  # Wakes an engine that waits for memory.
                     return
-                self._report(news)
+                self._notices.report(news)
                 self._loans.tidy()
                 continue
             self._stop.wait(_LOOK_MS / MS_PER_S)  # This is reached after a failure only.
-
-    def _report(self, news: TenantNews) -> None:
-        self._has_room |= news.was_rung
-        if news.closed:
-            note = self._attachment.revocation()
-            deadline_ns = note.due_ns if note and note.due_ns else self._attachment.now_ns()
-            self._lane.on_revoke(Notice(len(news.closed), deadline_ns, self._attachment))
-        elif self._has_room:
-            self._has_room = False
-            self._lane.on_room()
 
     def close(self) -> None:
         """Stop and join the thread. Idempotent."""

@@ -17,6 +17,8 @@ from rose._core import (
     LatencyModel,
     MoveLog,
     ServingState,
+    ServingSteps,
+    SupplyWatch,
     Watchdog,
 )
 from rose.compute import Gpu
@@ -164,6 +166,7 @@ def build(
         arbiter.take(partition, reserve_slabs)
         gate = HostGate(clock=clock)
         state = ServingState(log, gate=gate)
+        watch = SupplyWatch(arbiter, partition, demand, state)
         watchdog = Watchdog(gate, log=log, after_ms=WATCHDOG_MS, clock=clock)
         lender = Lender(
             arbiter=arbiter,
@@ -172,6 +175,7 @@ def build(
             gate=gate,
             state=state,
             demand=demand,
+            watch=watch,
             log=log,
             policy=policy,
             clock=clock,
@@ -187,14 +191,25 @@ def build(
             clock=clock,
             watchdog=watchdog,
         )
+        steps = ServingSteps(
+            gate,
+            state,
+            model,
+            log,
+            demand=demand,
+            supply=watch,
+            creditor=creditor,
+            clock=clock,
+        )
         serving = ServingLane(
             lender=lender,
             model=model,
             safety=safety,
+            steps=steps,
             watchdog=watchdog,
             gpu=opened.gpu,
             limits=limits,
-            slowdown=slo.slowdown,
+            creditor=creditor,
         )
         keeper = Keeper(tend, arbiter, every_ms=policy.tend_every_ms, on_failure=safety.report)
         undo.pop_all()

@@ -9,9 +9,6 @@ from typing import Any, Final
 import torch
 
 EMPTY, GAP, RAW, BITMAP = range(4)
-# Elements per pass: whole blocks of either block size. A pass takes some 100 MB of GPU memory,
-# whatever the size of the tensors.
-GROUP_ELEMENTS: Final = 1 << 22
 _WIDTHS: Final = 32  # largest width of an element, in bits; m, bits per magnitude, is smaller
 _BINS: Final = 2 * _WIDTHS
 
@@ -27,7 +24,7 @@ class BlockPlan:
             of changes, number of listed sizes. 1: m, the bits per magnitude; number of large
             magnitudes; starts of signs and of the shape. 2: starts of magnitudes and of large
             magnitudes; least listed size; the constant 1. 3 to 5: positions, ranks and large ranks,
-            each as in `gap_code.set_positions`. A start counts words from the start of the block's
+            each as in `tile.set_positions`. A start counts words from the start of the block's
             payload.
     """
 

@@ -39,16 +39,3 @@ def box_of(name: str, tensor: Any) -> Box | None:
         )
     _, *inner = [1] * missing + sizes
     return (*inner, *([0] * missing), *strides)  # type: ignore[return-value]
-
-
-def boxes_of(**tensors: Any) -> tuple[Box | None, ...]:
-    """Return the boxes of tensors; if one tensor needs a box, every tensor gets one.
-
-    Each kernel has two variants: one with boxes, one without.
-    """
-    boxes = tuple(box_of(name, tensor) for name, tensor in tensors.items())
-    if all(box is None for box in boxes):
-        return boxes
-    count = next(iter(tensors.values())).numel()
-    row: Box = (1, 1, max(count, 1), 0, 0, 0, 1)
-    return tuple(box or row for box in boxes)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rose.kernels.tile import LAUNCH, TILE, load_bits
+from rose.kernels.tile import LAUNCH, TILE, load_bits, row_of
 
 FIRST_STRIDE = tl.constexpr(0x9E3779B97F4A7C15)
 SECOND_STRIDE = tl.constexpr(0xD1B54A32D192ED03)
@@ -48,18 +48,19 @@ def digest_kernel(
     tl.atomic_add(sums + 1, tl.sum(second, 0).to(tl.int64), sem="relaxed")
 
 
-def digest(row: Any, *, first_index: int = 0, seed: int = 0) -> Any:
-    """Digest a row, without waiting for the device.
+def digest(bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
+    """Digest a tensor, without waiting for the device.
 
     Args:
-        row: (count,) int8, int16 or int32.
-        first_index: index of the row's first element within its tensor; a multiple of the number
+        bits: int8, int16 or int32.
+        first_index: index of the first element within its tensor; a multiple of the number
             of elements in eight bytes.
         seed: seed of the tensor, modulo 2^64.
 
     Returns:
         (2,) int64 with the bits of two u64.
     """
+    row = row_of(bits)
     width = 8 * row.element_size()
     sums = torch.zeros(2, dtype=torch.int64, device=row.device)
     seed &= _MASK64

@@ -1,35 +1,94 @@
 """The delta codec with the CUDA kernels embedded in the core, on torch tensors.
 
-Kernels run on torch's current stream, and calls do not wait for the device unless stated. Callers
-check tensors as `rose.transfer.codec.operations` does: elements are int8, int16 or int32, and are
-contiguous or a box of `rose.kernels.box`; tables are flat, with the types that each method names.
+Elements are int8, int16 or int32, contiguous or a box of `rose.kernels.box`. Work is queued on
+torch's current stream.
 """
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from rose._core import CudaDevice, DeviceCodec
-from rose.errors import InvalidArgument, check
-from rose.kernels.blocks import AGE_MAX, PackedBlocks
+from rose._core import CudaDevice, DeviceCodec, delta_check
+from rose.errors import InternalError, InvalidArgument, check
 from rose.kernels.box import box_of
+from rose.kernels.deltas import AGE_LIMIT, DeltaLike, PackedDelta, check_all
+from rose.kernels.gpu import (
+    MASK64,
+    base_digests_of,
+    check_sizes,
+    on_gpu_of,
+    on_host,
+    pairs_of,
+    refuse_base,
+    sizes_of,
+    tables_of,
+)
 from rose.units import ceil_div
 
+# Kind of a block that did not fit the arena, in the lowest four bits of its entry.
+_DEFERRED: Final = 15
 # Bins of the top-k histogram: one per key, and one for due changes.
 _BINS: Final = (1 << 15) + 1
-_MASK64: Final = (1 << 64) - 1
 _ELEMENTS_OF_WORD: Final = 8  # elements of the tensors per word of the arena
 _ARENA_WORDS_MIN: Final = 1 << 16  # any delta of two blocks of 16 bits
 _NUMBER_BYTES: Final = 8  # size of a number in a table or a digest
 
 
-class EmbeddedCodec:
-    """The loaded kernels of one GPU. Any thread may call a method."""
+@dataclass(frozen=True, slots=True)
+class PackedBlocks:
+    """Deltas on the device, one after the other.
 
-    # `delta_apply` finds and skips corrupt blocks itself.
-    checks_deltas: Final = True
+    Args:
+        row: (2 * blocks + n,) int32, the table, with one u64 for each block, and then the arena,
+            which begins with the payload. Kind 15 marks a block that did not fit the arena, and
+            whose shadow is unchanged; then all later blocks with changes are deferred, too.
+        ends: (blocks + 1,) int64, start of each block's payload in the arena, in words, and the end
+            of the last payload, which lies beyond the arena if blocks were deferred.
+        digest: (2 * n,) int64, digests of the n shadows after packing.
+    """
+
+    row: Any
+    ends: Any
+    digest: Any
+
+    @property
+    def blocks(self) -> int:
+        """Return the number of delta blocks."""
+        return len(self.ends) - 1
+
+    @property
+    def entries(self) -> Any:
+        """Return the table, (blocks,) int64."""
+        return self.row[: 2 * self.blocks].view(self.ends.dtype)
+
+    @property
+    def offsets(self) -> Any:
+        """Return where the payload of each block begins, (blocks,) int64."""
+        return self.ends[:-1]
+
+    @property
+    def arena(self) -> Any:
+        """Return the arena, (n,) int32 with the bits of u32 words."""
+        return self.row[2 * self.blocks :]
+
+    @property
+    def words(self) -> Any:
+        """Return the number of words that all blocks together need, () int64."""
+        return self.ends[-1]
+
+
+class EmbeddedCodec:
+    """The loaded kernels of one GPU. Any thread may call a method.
+
+    A method waits for the stream if it returns a host value, or applies a delta that is not marked
+    as checked. Those that take and return tensors of the GPU wait for nothing. Packing temporarily
+    takes half a byte per element, and with ages as much memory as the weights.
+    """
 
     def __init__(self, ordinal: int) -> None:
         """Load the kernels on GPU `ordinal`.
@@ -41,91 +100,98 @@ class EmbeddedCodec:
 
     def delta_pack(
         self,
-        new: Any,
-        shadow: Any,
+        new: Sequence[Any],
+        shadow: Sequence[Any],
         *,
-        block_elements: int = 65_536,
+        block_elements: int,
+        base_digests: Sequence[tuple[int, int] | None],
+        threshold: int = 0,
+        ages: Any = None,
+        age_limit: int = AGE_LIMIT,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+    ) -> list[PackedDelta]:
+        """Pack tensors of one GPU together, then copy all deltas to the host at once.
+
+        The deltas share one array in pinned memory. If a dense delta does not fit the arena, its
+        later blocks are packed by another launch.
+        """
+        least = on_gpu_of(new[0], np.array([threshold], np.int32))[0][0] if threshold else None
+        bases = base_digests_of(shadow, base_digests, self.digests)
+        room = None
+        if ages is not None:
+            # Packing deferred blocks again would age the other elements twice.
+            room = _words_of_any_delta(new)
+        packed = self.pack_blocks(
+            new,
+            shadow,
+            bases,
+            block_elements=block_elements,
+            threshold=least,
+            ages=ages,
+            age_limit=age_limit,
+            arena_words=room,
+        )
+        entries, payload = _fetched(packed)
+        missing = int(packed.words) - len(payload)
+        if missing:
+            # The shadows of the first blocks are up to date, so only deferred blocks have changes.
+            packed = self.pack_blocks(
+                new,
+                shadow,
+                packed.digest,
+                block_elements=block_elements,
+                threshold=least,
+                arena_words=missing,
+            )
+            late, rest = _fetched(packed)
+            check(len(rest) == missing, "a block was deferred although the arena fits the delta")
+            entries = np.where(entries & np.uint64(0xF) == _DEFERRED, late, entries)
+            payload = np.concatenate([payload, rest])
+        deltas = []
+        for one, base, after in zip(new, pairs_of(bases), pairs_of(packed.digest), strict=True):
+            mine = entries[: ceil_div(one.numel(), block_elements)]
+            size = int(sizes_of(mine).sum())
+            deltas.append(PackedDelta(mine, payload[:size], base, after))
+            entries, payload = entries[len(mine) :], payload[size:]
+        return deltas
+
+    def pack_blocks(
+        self,
+        new: Sequence[Any],
+        shadow: Sequence[Any],
+        base_digests: Any,
+        *,
+        block_elements: int,
         threshold: Any = None,
         ages: Any = None,
-        age_limit: int = AGE_MAX,
+        age_limit: int = AGE_LIMIT,
         arena_words: int | None = None,
-        base_digest: Any = None,
     ) -> PackedBlocks:
-        """Pack the changes from `shadow` to `new`, and apply the sent changes to `shadow`.
+        """Pack tensors of one GPU into one arena, and apply the sent changes to the shadows.
+
+        One launch packs up to 63 tensors that are contiguous, aligned to 16 bytes and have 16-bit
+        elements, without ages. Each other tensor has a launch of its own, in the order of the
+        tensors.
 
         Args:
             new: the fresh elements.
-            shadow: the old elements, of the same type and number, changed in place.
+            shadow: the old elements, changed in place.
+            base_digests: (tensors, 2) int64, the digests of the shadows.
             block_elements: 65,536 or 16,384.
             threshold: () int32 on the device: only changes with at least this key are sent, see
                 `topk_threshold`. None sends all.
-            ages: one byte per element, contiguous, updated in place: the number of consecutive
-                packs that did not send the element's change. A deferred block keeps its ages. None
-                to ignore ages.
+            ages: one byte per element of the only tensor, contiguous, updated in place: the number
+                of consecutive packs that did not send the element's change. A deferred block keeps
+                its ages. None to ignore ages.
             age_limit: age at which a change is sent whatever its key.
-            arena_words: room for the payload, in words. None: with ages enough for any delta, else
-                a word per 8 elements, and then a dense delta has deferred blocks.
-            base_digest: (2,) int64, the digest of `shadow`; None to compute it.
+            arena_words: room for the payload, in words. None for a word per 8 elements; then a
+                dense delta has deferred blocks.
 
         Raises:
             InvalidArgument: a tensor has more than four separate dimensions, or the ages are not
                 contiguous.
         """
-        base = self.digest(shadow) if base_digest is None else base_digest
-        if arena_words is None and ages is not None:
-            # Packing deferred blocks again would age the other elements twice.
-            arena_words = _words_of_any_delta([new])
-        packed, newest = _room_for([new], base, block_elements, arena_words)
-        self._pack(
-            [new],
-            [shadow],
-            packed,
-            newest,
-            block_elements=block_elements,
-            threshold=_address(threshold),
-            ages=_ages_at(ages),
-            age_limit=age_limit,
-        )
-        return packed
-
-    def delta_pack_all(
-        self,
-        new: Sequence[Any],
-        shadow: Sequence[Any],
-        *,
-        block_elements: int,
-        base_digests: Any,
-        arena_words: int | None = None,
-    ) -> PackedBlocks:
-        """Pack several tensors of one GPU into one arena, without a copy or a wait in between.
-
-        One launch packs up to 63 tensors that are contiguous, aligned to 16 bytes and have 16-bit
-        elements. Each other tensor has a launch of its own, in the order of the tensors.
-
-        Args:
-            new: the fresh elements.
-            shadow: the old elements, changed in place.
-            block_elements: 65,536 or 16,384.
-            base_digests: (tensors, 2) int64, the digests of the shadows.
-            arena_words: room for the payload, in words; None for a word per 8 elements.
-
-        Returns:
-            The blocks of all tensors, in their order.
-        """
         packed, newest = _room_for(new, base_digests, block_elements, arena_words)
-        self._pack(new, shadow, packed, newest, block_elements=block_elements)
-        return packed
-
-    def _pack(
-        self,
-        new: Sequence[Any],
-        shadow: Sequence[Any],
-        packed: PackedBlocks,
-        newest: Any,
-        *,
-        block_elements: int,
-        **more: int,
-    ) -> None:
         blocks = [ceil_div(one.numel(), block_elements) for one in new]
         firsts = [_NUMBER_BYTES * first for first in itertools.accumulate(blocks, initial=0)]
         entries, offsets = packed.row.data_ptr(), packed.ends.data_ptr()
@@ -145,40 +211,43 @@ class EmbeddedCodec:
             arena_words=packed.arena.numel(),
             newest=newest.data_ptr(),
             stream=_stream_of(new[0]),
-            **more,
+            threshold=_address(threshold),
+            ages=_ages_at(ages),
+            age_limit=age_limit,
         )
+        return packed
 
     def delta_apply(
         self,
-        weights: Any,
-        entries: Any,
-        offsets: Any,
-        payload: Any,
+        weights: Sequence[Any],
+        deltas: Sequence[DeltaLike],
+        names: Sequence[str],
         *,
-        block_elements: int,
-        undo: bool = False,
-    ) -> Any:
-        """Apply or undo each sound block of a delta.
+        undo: bool,
+        verify: bool = False,
+    ) -> None:
+        """Apply deltas to tensors of one GPU, all or none, with one copy.
 
-        The soundness of a block depends on the delta only, so `undo` exactly reverses an apply,
-        even of a delta with bad blocks.
-
-        Args:
-            weights: elements, changed in place.
-            entries: (blocks,) int64, the delta's table: one u64 for each block.
-            offsets: (blocks,) int64, start of each block's payload, in words; in any order.
-            payload: (words,) int32 with the bits of u32 words.
-            block_elements: 65,536 or 16,384, as packed.
-            undo: whether to undo the changes.
-
-        Returns:
-            () int64, the number of the lowest bad block, or -1 if all blocks are sound.
+        The device checks each block, and with `verify` measures how the digest of each tensor
+        changes. If a block is corrupt, or a delta states another change, all deltas are undone.
         """
-        return self.delta_apply_all(
-            [weights], [(entries, offsets, payload)], [block_elements], undo=undo
-        )[0]
+        check_sizes(deltas, weights, names)
+        needs_check = not all(delta.is_checked for delta in deltas)
+        tables = tables_of(deltas, weights[0])
+        blocks = [delta.block_elements for delta in deltas]
+        lowest, sums = self.apply_blocks(weights, tables, blocks, undo=undo, has_digest=verify)
+        bad = int(lowest) if needs_check else -1
+        wrong = None if sums is None else _first_wrong(pairs_of(sums), deltas, undo=undo)
+        if bad == -1 and wrong is None:
+            return
+        # The sound blocks are applied. Undoing restores them, whatever the bad blocks contain.
+        self.apply_blocks(weights, tables, blocks, undo=not undo)
+        if wrong is not None and bad == -1:
+            refuse_base(names[wrong], undo=undo)
+        check_all(deltas, names)  # raises, with the reason
+        raise InternalError(f"the device refuses block {bad} of a sound delta")
 
-    def delta_apply_all(
+    def apply_blocks(
         self,
         weights: Sequence[Any],
         tables: Sequence[Sequence[Any]],
@@ -189,10 +258,15 @@ class EmbeddedCodec:
     ) -> tuple[Any, Any]:
         """Apply or undo the sound blocks of several deltas; up to 23 tensors share a launch.
 
+        The soundness of a block depends on the delta only, so `undo` exactly reverses an apply,
+        even of a delta with bad blocks.
+
         Args:
             weights: tensors of one GPU, changed in place.
-            tables: entries, offsets and payload of each delta, as for `delta_apply`.
-            block_elements: 65,536 or 16,384 for each delta.
+            tables: for each delta the table, (blocks,) int64 with one u64 for each block; start of
+                each block's payload in words, (blocks,) int64, in any order; and the payload,
+                (words,) int32 with the bits of u32 words.
+            block_elements: 65,536 or 16,384 for each delta, as packed.
             undo: whether to undo the changes.
             has_digest: whether to compute the change of each tensor's digest.
 
@@ -226,15 +300,26 @@ class EmbeddedCodec:
         return bad_block, sums
 
     def topk_threshold(
-        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX
-    ) -> Any:
-        """Find the smallest threshold >= 1 that at most `budget` changed bf16 elements reach.
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        budget: int,
+        ages: Any = None,
+        age_limit: int = AGE_LIMIT,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+    ) -> int:
+        """Return the smallest threshold >= 1 that at most `budget` changed bf16 elements reach.
 
-        Due changes count towards `budget`, and are sent in any case. The ages are not updated.
-
-        Returns:
-            () int32 on the device; 32,768 if even the largest key has too many changes.
+        Due changes count towards `budget`, and are sent in any case. The ages are not updated. The
+        threshold is 32,768 if even the largest key has too many changes.
         """
+        return int(self.find_threshold(new, shadow, budget=budget, ages=ages, age_limit=age_limit))
+
+    def find_threshold(
+        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_LIMIT
+    ) -> Any:
+        """Return the threshold of `topk_threshold` as () int32 on the device."""
         histogram = torch.zeros(_BINS, dtype=torch.int64, device=new.device)
         threshold = torch.empty((), dtype=torch.int32, device=new.device)
         stream = _stream_of(new)
@@ -258,36 +343,20 @@ class EmbeddedCodec:
         return threshold
 
     def topk_unpack(
-        self,
-        base: Any,
-        entries: Any,
-        offsets: Any,
-        payload: Any,
-        *,
-        firsts: Any,
-        changed: int,
-        bad_block: Any,
-        block_elements: int,
-    ) -> tuple[Any, Any]:
-        """List the changes of each sound block of a delta.
-
-        Args:
-            base: elements, only read.
-            entries: see `delta_apply`.
-            offsets: see `delta_apply`.
-            payload: see `delta_apply`.
-            firsts: (blocks,) int64, number of changes before each block.
-            changed: number of changes of all blocks.
-            bad_block: () int64 with the value -1; set to the lowest bad block, if there is one.
-            block_elements: 65,536 or 16,384, as packed.
-
-        Returns:
-            (changed,) int64 positions, ascending, and the new bits of these elements. Positions and
-            bits of bad blocks are arbitrary.
-        """
-        _check_table(base, block_elements, entries, offsets)
-        positions = torch.empty(changed, dtype=torch.int64, device=base.device)
-        values = torch.empty(changed, dtype=base.dtype, device=base.device)
+        self, base: Any, delta: DeltaLike
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """List positions and new bits of a delta's changes; the device checks each block."""
+        check_sizes([delta], [base], [""])
+        changed = delta.changed_by_block.astype(np.int64)
+        total = int(changed.sum())
+        if total > delta.count:
+            delta_check(delta)
+        # The number of changes before each block, then -1: no bad block yet.
+        numbers = np.append(np.cumsum(changed) - changed, np.int64(-1))
+        ((entries, offsets, there, payload),) = tables_of([delta], base, [numbers])
+        firsts, bad_block = there[:-1], there[-1]
+        positions = torch.empty(total, dtype=torch.int64, device=base.device)
+        values = torch.empty(total, dtype=base.dtype, device=base.device)
         self._codec.topk_unpack(
             entries=entries.data_ptr(),
             offsets=offsets.data_ptr(),
@@ -297,43 +366,65 @@ class EmbeddedCodec:
             base=base.data_ptr(),
             width=_width_of(base),
             count=base.numel(),
-            block_elements=block_elements,
+            block_elements=delta.block_elements,
             base_box=box_of("base", base),
             positions=positions.data_ptr(),
             values=values.data_ptr(),
-            output_count=changed,
+            output_count=total,
             bad_block=bad_block.data_ptr(),
             stream=_stream_of(base),
         )
-        return positions, values
+        bad = int(bad_block)
+        if bad == -1:
+            return positions.cpu().numpy(), values.cpu().numpy().view(f"u{delta.width // 8}")
+        delta_check(delta)  # raises, with the reason
+        raise InternalError(f"the device refuses block {bad} of a sound delta")
 
-    def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
-        """Return the two sums of a digest, (2,) int64 with the bits of two u64."""
-        sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
-        self._digest(bits, sums.data_ptr(), first_index=first_index, seed=seed & _MASK64)
-        return sums
+    def digest(self, bits: Any, *, threads: int = 1) -> tuple[int, int]:  # noqa: ARG002
+        """Return the digest, computed on the device."""
+        return pairs_of(self.digests([bits]))[0]
 
-    def digest_all(self, tensors: Sequence[Any]) -> Any:
-        """Return the digests of tensors of one GPU, (tensors, 2) int64."""
+    def digests(self, tensors: Sequence[Any]) -> Any:
+        """Return the digests of tensors of one GPU, (tensors, 2) int64 with the bits of u64."""
         sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=tensors[0].device)
-        for at, one in enumerate(tensors):
-            self._digest(one, sums.data_ptr() + 2 * _NUMBER_BYTES * at)
+        for one, pair in zip(tensors, sums, strict=True):
+            self._codec.digest(
+                bits=one.data_ptr(),
+                width=_width_of(one),
+                count=one.numel(),
+                bits_box=box_of("bits", one),
+                sums=pair.data_ptr(),
+                stream=_stream_of(one),
+            )
         return sums
-
-    def _digest(self, bits: Any, sums: int, **more: int) -> None:
-        self._codec.digest(
-            bits=bits.data_ptr(),
-            width=_width_of(bits),
-            count=bits.numel(),
-            bits_box=box_of("bits", bits),
-            sums=sums,
-            stream=_stream_of(bits),
-            **more,
-        )
 
 
 def _width_of(bits: Any) -> int:
     return 8 * int(bits.element_size())
+
+
+def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+    """Copy the table and the payload of the blocks that are not deferred to the host."""
+    table, words = 2 * packed.blocks, int(packed.words)
+    if words > packed.arena.numel():  # deferred blocks have no words in the table
+        words = int(sizes_of(on_host(packed.row[:table]).view(np.uint64)).sum())
+    row = on_host(packed.row[: table + words])
+    return row[:table].view(np.uint64), row[table:].view(np.uint32)
+
+
+def _first_wrong(
+    changes: Sequence[tuple[int, int]], deltas: Sequence[DeltaLike], *, undo: bool
+) -> int | None:
+    """Return the index of the first delta whose stated digests contradict the measured change."""
+    for at, (change, delta) in enumerate(zip(changes, deltas, strict=True)):
+        before, after = delta.base_digest, delta.digest
+        if undo:
+            before, after = after, before
+        if any(
+            (old + by - new) & MASK64 for old, by, new in zip(before, change, after, strict=True)
+        ):
+            return at
+    return None
 
 
 def _room_for(

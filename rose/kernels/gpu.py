@@ -1,35 +1,21 @@
-"""The codec for a GPU: the embedded CUDA kernels, or their Triton twins."""
+"""What both codecs of a GPU share: copies between host and GPU, and checks of tensors.
 
-import functools
+Work is queued on torch's current stream.
+"""
+
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rose._core import embedded_kernels
-from rose.kernels.embedded import EmbeddedCodec
+from rose import _core
+from rose.errors import CorruptData, InvalidArgument
+from rose.kernels.deltas import DeltaLike, about
 
-if TYPE_CHECKING:  # Triton is an optional package.
-    from rose.kernels.triton_codec import TritonCodec
-
-
-# Kernels are loaded once and kept, because loading a kernel at its launch could wait for a stream
-# that a closed gate holds.
-@functools.cache
-def codec_of(ordinal: int) -> "EmbeddedCodec | TritonCodec":
-    """Return the codec for GPU `ordinal` of torch.
-
-    Raises:
-        Unavailable: the driver or the device refuses the embedded kernels.
-        ImportError: there are no embedded kernels, and Triton is not installed.
-    """
-    if embedded_kernels() and torch.version.hip is None:
-        return EmbeddedCodec(ordinal)
-    from rose.kernels.triton_codec import TritonCodec  # noqa: PLC0415
-
-    return TritonCodec()
+MASK64: Final = (1 << 64) - 1
 
 
 def on_gpu_of(like: Any, *arrays: npt.NDArray[Any]) -> list[Any]:
@@ -57,3 +43,86 @@ def on_host(row: Any) -> npt.NDArray[Any]:
     pinned = torch.empty(row.shape, dtype=row.dtype, pin_memory=row.is_cuda)
     array: npt.NDArray[Any] = pinned.copy_(row).numpy()
     return array
+
+
+def pairs_of(sums: Any) -> list[tuple[int, int]]:
+    """Copy digests to the host. Waits for the current stream."""
+    return [(first & MASK64, second & MASK64) for first, second in sums.view(-1, 2).tolist()]
+
+
+def base_digests_of(
+    tensors: Sequence[Any],
+    known: Sequence[tuple[int, int] | None],
+    digests: Callable[[Sequence[Any]], Any],
+) -> Any:
+    """Return the digests of tensors, (tensors, 2) int64 on their GPU.
+
+    Args:
+        tensors: tensors of one GPU.
+        known: digest of each tensor, or None.
+        digests: computes the unknown digests.
+    """
+    if not any(known):
+        return digests(tensors)
+    given = np.array([one or (0, 0) for one in known], np.uint64)
+    found = on_gpu_of(tensors[0], given.reshape(-1))[0].view(-1, 2)
+    unknown = [at for at, one in enumerate(known) if one is None]
+    if unknown:
+        for at, pair in zip(unknown, digests([tensors[at] for at in unknown]), strict=True):
+            found[at] = pair
+    return found
+
+
+def sizes_of(entries: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Return the number of payload words of each block."""
+    sizes: npt.NDArray[np.int64] = (entries >> np.uint64(44)).astype(np.int64)
+    return sizes
+
+
+def tables_of(
+    deltas: Sequence[DeltaLike], like: Any, numbers: Sequence[npt.NDArray[np.int64]] = ()
+) -> list[list[Any]]:
+    """Return table, offsets, `numbers` and payload of each delta, on the GPU of `like`.
+
+    One copy sends them all.
+
+    Raises:
+        CorruptData: the block sizes of a table do not add up to the size of its payload.
+    """
+    offsets = []
+    for delta in deltas:
+        sizes = sizes_of(delta.entries)
+        ends = np.cumsum(sizes)
+        if len(delta.payload) != (ends[-1] if len(ends) else 0):
+            _core.delta_check(delta)
+        offsets.append(ends - sizes)
+    entries, payloads = [one.entries for one in deltas], [one.payload for one in deltas]
+    rows = on_gpu_of(like, *entries, *offsets, *numbers, *payloads)
+    count = len(deltas)
+    return [rows[at::count] for at in range(count)]
+
+
+def check_sizes(deltas: Sequence[DeltaLike], tensors: Sequence[Any], names: Sequence[str]) -> None:
+    """Refuse deltas for another number or width of elements.
+
+    Raises:
+        InvalidArgument: the message names the tensor.
+    """
+    for delta, tensor, name in zip(deltas, tensors, names, strict=True):
+        if (delta.count, delta.width) != (tensor.numel(), 8 * tensor.element_size()):
+            with about(name):
+                raise InvalidArgument(
+                    f"the delta is for {delta.count} elements of {delta.width} bits, and the "
+                    f"tensor has {tensor.numel()} elements of {8 * tensor.element_size()} bits"
+                )
+
+
+def refuse_base(name: str, *, undo: bool) -> None:
+    """Refuse weights to which a delta cannot be applied, or from which it cannot be undone.
+
+    Raises:
+        CorruptData: always.
+    """
+    must_be = "the result of the delta" if undo else "the base of the delta"
+    with about(name):
+        raise CorruptData(f"the weights are not {must_be}: nothing was changed")

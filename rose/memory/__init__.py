@@ -2,29 +2,28 @@
 
 from rose.memory.array import DeviceArray
 from rose.memory.attention import AttentionGroup, Reach
-from rose.memory.bins import Bin, TensorPlace, find_runs, pack_bins
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
-from rose.memory.groups import KVGroups, groups_of
-from rose.memory.mapped import ISOLATIONS, Isolation, LentSlabs, MappedLoans
+from rose.memory.mapped import (
+    ISOLATIONS,
+    Isolation,
+    LentSlabs,
+    MappedLoans,
+    check_isolation,
+)
 from rose.memory.space import KVArray, KVSpace
 
 __all__ = [
     "ISOLATIONS",
     "AttentionGroup",
-    "Bin",
     "DeviceArray",
     "Isolation",
     "KVArray",
     "KVGeometry",
-    "KVGroups",
     "KVSpace",
     "Layout",
     "LentSlabs",
     "MappedLoans",
     "Reach",
-    "TensorPlace",
+    "check_isolation",
     "choose_slab_bytes",
-    "find_runs",
-    "groups_of",
-    "pack_bins",
 ]

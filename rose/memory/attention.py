@@ -27,10 +27,8 @@ class Reach(Enum):
 class AttentionGroup:
     """Layers of one model that keep KV of the same tokens.
 
-    A model is a tuple of groups. They share one pool: each group is a `KVSpace` of its own in the
-    tenant's partition. A slab belongs to one group at a time and is laid out for that group's
-    layers. Blocks that a window has passed are freed one by one; empty slabs may then move to any
-    other group of either tenant.
+    A model is a tuple of groups. Plans count the KV of each group. In the pool a model's blocks are
+    all alike, and an engine's own allocator shares them between its groups.
 
     Args:
         reach: attention of the group's layers.

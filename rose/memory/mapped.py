@@ -15,9 +15,24 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from rose._core import Arbiter
 from rose.closing import Closing
+from rose.errors import InvalidArgument
 
 Isolation: TypeAlias = Literal["shared", "mapped"]
 ISOLATIONS: Final[tuple[str, ...]] = get_args(Isolation)
+# The kernel's limit for one message. A pool of 140 GiB in objects of 1 GiB needs 140.
+DESCRIPTORS_MAX: Final = 253
+
+
+def check_isolation(isolation: str) -> None:
+    """Check that `isolation` is one of `ISOLATIONS`.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    if isolation not in ISOLATIONS:
+        raise InvalidArgument(
+            f"isolation must be '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}', got '{isolation}'"
+        )
 
 
 class LentSlabs(Closing):

@@ -27,11 +27,7 @@ class KVSpace:
         partition: partition of the tenant.
         geometry: KV layout of the tenant's model.
         header_index: index of the tenant's header slab; each tenant needs its own.
-        window: the tenant's own mapping of the pool, which backs its views; None: the mapping of
-            `arbiter`.
-        group: index of the attention group; create the groups in ascending order. None: the model
-            has one group.
-        offset_bytes: offset in bytes of the group's first id in the header slab.
+        window: the mapping of the pool that backs the views; None: the mapping of `arbiter`.
 
     Raises:
         InvalidArgument: the geometry does not fit the slabs, or the header slab does not exist.
@@ -44,9 +40,7 @@ class KVSpace:
         geometry: KVGeometry,
         *,
         header_index: int,
-        window: MappedWindow | None = None,
-        group: int | None = None,
-        offset_bytes: int = 0,
+        window: "MappedWindow | Arbiter | None" = None,
     ) -> None:
         slab_bytes = arbiter.slab_bytes
         if not 0 <= header_index < arbiter.header_slabs:
@@ -61,16 +55,14 @@ class KVSpace:
                 f"{geometry.block_bytes} bytes, got {slab_bytes} for {geometry}"
             )
         layer_major = geometry.layout is Layout.LAYER_MAJOR
-        self._arbiter = arbiter
+        self.arbiter = arbiter
         self._mapping = arbiter if window is None else window
         self.partition = partition
         self.geometry = geometry
-        self.origin_bytes = header_index * slab_bytes + offset_bytes
+        self.origin_bytes = header_index * slab_bytes
         self.blocks_per_slab = blocks_per_slab
-        # With several groups, the next group's null blocks follow in the same header slab.
-        self.null_blocks = range(blocks_per_slab if group is None else NULL_BLOCKS_MIN)
-        make = arbiter.add_group if group else arbiter.allocator
-        self.allocator = make(
+        self.null_blocks = range(blocks_per_slab)
+        self.allocator = arbiter.allocator(
             partition,
             block_bytes=geometry.id_bytes,
             origin_bytes=self.origin_bytes,
@@ -85,7 +77,7 @@ class KVSpace:
     @property
     def lendable_bytes(self) -> int:
         """Return the size of all lendable slabs."""
-        return self._arbiter.slab_count * self._arbiter.slab_bytes
+        return self.arbiter.slab_count * self.arbiter.slab_bytes
 
     def _window(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> KVArray:
         """Return an array of `shape` that starts `start` bytes after the tenant's id 0."""
@@ -98,26 +90,17 @@ class KVSpace:
 
     @property
     def _window_bytes(self) -> int:
-        return self._arbiter.pool_bytes - self.origin_bytes
+        return self.arbiter.pool_bytes - self.origin_bytes
 
     def flat(self) -> KVArray:
         """Return all bytes of the pool from id 0 to the last whole id, (n,) uint8."""
         ids = self._window_bytes // self.geometry.id_bytes
         return self._window(0, (ids * self.geometry.id_bytes,), np.uint8)
 
-    def slab_window(self, slabs: range) -> KVArray:
-        """Return all bytes of consecutive slabs, (n,) uint8.
-
-        The tenant must hold every block of these slabs.
-        """
-        header_bytes = self._arbiter.header_slabs * self._arbiter.slab_bytes
-        start = header_bytes + slabs.start * self._arbiter.slab_bytes - self.origin_bytes
-        return self._window(start, (len(slabs) * self._arbiter.slab_bytes,), np.uint8)
-
     @property
     def slab_bytes(self) -> int:
         """Return the bytes of one slab."""
-        return int(self._arbiter.slab_bytes)
+        return int(self.arbiter.slab_bytes)
 
     def views(self, dtype: npt.DTypeLike = np.uint8) -> list[KVArray]:
         """Return one array per layer; row `id` of each array is block `id` in that layer.

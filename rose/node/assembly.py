@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rose.checkpoints.tensors import StoredTensor
-from rose.checkpoints.tiling import plain_tiling
 from rose.clock import Clock
 from rose.engines.transformers import (
     Engine,
@@ -25,6 +23,8 @@ from rose.executor import CoServing
 from rose.node.feed import receive
 from rose.node.speed import measure
 from rose.scheduler.worker import WorkerEvent, WorkerKind
+from rose.transfer.plan.tiling import plain_tiling
+from rose.transfer.tensors import StoredTensor
 from rose.transfer.wire.remote import RemoteSource
 from rose.units import ceil_div
 

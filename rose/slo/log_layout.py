@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-VERSION: Final = 6
+VERSION: Final = 7
 RECORD_BYTES: Final = 128
 PAYLOAD_AT: Final = 24
 CRC_AT: Final = 124
@@ -57,13 +57,13 @@ RECORD: Final = _layout("I kind zero", "Q sequence", "q time_ns")
 
 # The payloads, as (name, layout): kind k is at index k - 1.
 KINDS: Final = (
-    ("START", _layout("q wall_time_ns")),
+    ("START", _layout("q wall_time_ns wait_budget_ns", "d park_wait_ms")),
     ("ARRIVED", _layout("Q tokens", "I slot prefilled")),
     ("FINISHED", _layout("I slot")),
     (
         "QUANTUM",
         _layout(
-            "d segment_upper_ms quantum_ms step_upper_ms chunk_upper_ms budget_ms",
+            "d segment_upper_ms quantum_ms step_upper_ms chunk_upper_ms budget_ms wait_ms",
             "q deadline_ns heartbeat_age_ns",
             "I segments outstanding passed close_epoch pending mode committed",
         ),
@@ -93,10 +93,12 @@ KINDS: Final = (
     (
         "END",
         _layout(
-            "Q START ARRIVED FINISHED QUANTUM ADMISSION MOVE",
-            "Q REVOKE_BEGUN STEP GAVE_BACK END TOKENS FORCED",
+            "I START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN",
+            "I STEP GAVE_BACK END TOKENS FORCED WAITED EVICTED",
         ),
     ),
     ("TOKENS", _layout("I first_slot count", "88s bitmap")),
     ("FORCED", _layout("I passed close_epoch")),
+    ("WAITED", _layout("q waited_ns certified_ns left_ns", "I borrower")),
+    ("EVICTED", _layout("q spent_ns", "I borrower pid", "80s reason")),
 )

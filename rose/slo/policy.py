@@ -58,8 +58,12 @@ class Policy:
         blocking_ms: longest delay of serving by a whole quantum, in case the borrower misses the
             closing of its gate.
         segment_prior_ms: estimated time of a segment before any measurement.
-        park_wait_ms: longest wait of a serving step for the running segment. After this time
-            serving goes on, whatever the borrower does.
+        park_wait_ms: longest wait of a serving step for the running segment; the TTFT target
+            counts instead if it is shorter. After this time serving goes on, whatever the borrower
+            does.
+        wait_budget_ms: longest time that serving may wait for segments beyond their certificates,
+            in any ten minutes and whatever the borrowers do. It limits each wait too. When it is
+            spent, the borrower is removed.
         epsilon: share of serving steps that may exceed the upper estimate of their time or speed,
             and share of prompts that may be longer than certificates assume.
         latency_prior_ms: coefficients of a step's time before any measurement, in milliseconds: per
@@ -92,6 +96,7 @@ class Policy:
     blocking_ms: float = 100.0
     segment_prior_ms: float = 5.0
     park_wait_ms: float = 1000.0
+    wait_budget_ms: float = 1000.0
 
     epsilon: float = 0.01
     latency_prior_ms: tuple[float, float, float, float, float] = (5.0, 0.1, 0.0, 0.05, 0.0)

@@ -17,6 +17,7 @@ from rose.slo.verify_claims import broken
 from rose.slo.verify_compute import ComputeReplay, switched_off
 from rose.slo.verify_memory import MemoryReplay
 from rose.slo.verify_requests import LiveRequests
+from rose.slo.verify_waits import WaitReplay, WaitTotals
 
 _CERTIFICATES: Final = frozenset({"QUANTUM", "ADMISSION"})
 _MARKS: Final = frozenset({"START", "END"})
@@ -41,6 +42,7 @@ class Verification:
         epsilon: share of serving steps that may exceed their upper estimate.
         is_complete: whether the log ends with END.
         without: names of switched-off mechanisms; if there are any, the log proves nothing.
+        waits: totals of serving's waits for segments.
     """
 
     records: int
@@ -53,20 +55,32 @@ class Verification:
     epsilon: float
     is_complete: bool
     without: tuple[str, ...]
+    waits: WaitTotals
 
 
-def _rules(memory: MemoryReplay, compute: ComputeReplay) -> _Rules:
+def _rules(memory: MemoryReplay, compute: ComputeReplay, waits: WaitReplay) -> _Rules:
     """Return the check for each kind of record."""
+
+    def quantum(record: LogRecord) -> list[str]:
+        return compute.quantum(record) + waits.quantum(record)
+
+    def step(record: LogRecord) -> list[str]:
+        waits.step()
+        return compute.step(record)
+
     return {
+        "START": waits.start,
         "ARRIVED": compute.arrived,
         "FINISHED": compute.finished,
         "TOKENS": compute.tokens,
-        "QUANTUM": compute.quantum,
+        "QUANTUM": quantum,
         "FORCED": compute.forced,
-        "STEP": compute.step,
+        "STEP": step,
         "ADMISSION": memory.admission,
         "MOVE": memory.move,
         "REVOKE_BEGUN": memory.revoke_begun,
+        "WAITED": waits.waited,
+        "EVICTED": waits.evicted,
     }
 
 
@@ -123,7 +137,7 @@ def _counts(end: LogRecord, kinds: Counter[str], number: int) -> list[str]:
     return [
         f"record {number}: END: {kind} is counted {count} times, the log has {kinds[kind]} of them"
         for kind, count in end.fields.items()
-        if count != kinds[kind]
+        if count != kinds[kind] % (1 << 32)
     ]
 
 
@@ -142,7 +156,8 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
     header, records = stream_log(path)
     requests = LiveRequests()
     compute = ComputeReplay(header, requests)
-    rules = _rules(MemoryReplay(header, requests), compute)
+    waits = WaitReplay(header)
+    rules = _rules(MemoryReplay(header, requests), compute, waits)
     first: LogRecord | None = None
     last: LogRecord | None = None
     kinds: Counter[str] = Counter()
@@ -181,4 +196,5 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
         epsilon=header["epsilon"],
         is_complete=end is not None,
         without=switched_off(header),
+        waits=waits.totals,
     )

@@ -7,7 +7,7 @@ from rose.slo.verify_claims import Claim, broken
 from rose.slo.verify_requests import LiveRequests
 from rose.units import NS_PER_MS
 
-MODES: Final = ("idle", "slack")
+MODES: Final = ("idle", "slack", "trial")
 # Centuries; with larger targets, deadlines would exceed the range of a record's times.
 TPOT_MS_MAX: Final = 1e13
 # The writer and the verifier both round milliseconds to nanoseconds.
@@ -67,7 +67,7 @@ class QuantumRules:
         """Recompute the budget from the STEP records, and compare it with the quantum."""
         logged_ms, delay_ms = terms["budget_ms"], terms["quantum_ms"] + self._header["signal_ms"]
         if terms["mode"] != MODES.index("slack"):
-            return ((logged_ms == 0, lambda: f"budget_ms must be 0 in mode idle, is {logged_ms}"),)
+            return ((logged_ms == 0, lambda: f"budget_ms must be 0 outside slack, is {logged_ms}"),)
         is_endless = self._header["slowdown"] == math.inf
         budget_ms = math.inf if is_endless else self._requests.budget_ms()
         return (
@@ -82,8 +82,18 @@ class QuantumRules:
         )
 
     def _promises(self, terms: dict[str, Any], time_ns: int) -> list[str]:
-        """Check the conditions that both modes share, then the conditions of the quantum's mode."""
+        """Check the conditions that modes idle and slack share, then those of the quantum's mode.
+
+        A trial is not bound by the targets; `WaitReplay` checks that the wait budget pays for it.
+        """
         header = self._header
+        if terms["mode"] == MODES.index("trial"):
+            needs_ms = max(self._next(terms))
+            return [
+                *broken((needs_ms < math.inf, "a trial without bounds of serving's steps")),
+                *self._deadline(terms),
+                *self._mode(terms, time_ns, needs_ms=needs_ms),
+            ]
         next_ms, first_ms = self._next(terms)
         delay_ms = terms["segments"] * terms["segment_upper_ms"] + header["signal_ms"]
         first_ms += delay_ms
@@ -146,10 +156,12 @@ class QuantumRules:
         if mode >= len(MODES):
             return [f"mode {mode} does not exist"]
         name, pending = MODES[mode], self._requests.pending
-        if name == "idle":
+        if name != "slack":
+            is_one = terms["segments"] == 1 and terms["outstanding"] == 0
             return broken(
-                (terms["committed"] == 0, "committed must be 0 in mode idle, is 1"),
+                (terms["committed"] == 0, f"committed must be 0 in mode {name}, is 1"),
                 (pending == 0, lambda: f"granted while {pending} requests were pending"),
+                (name == "idle" or is_one, "a trial must be a single segment"),
             )
         wrong = broken((self._header["slowdown"] > 0, "granted in mode slack at a slowdown of 0"))
         if self._requests.is_any_waiting:

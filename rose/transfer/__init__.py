@@ -6,13 +6,14 @@ have one subpackage each. `rose.transfer.wire` talks to other processes and need
 
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack
-from rose.transfer.manifest import Signing, Subscription, Version
+from rose.transfer.manifest import Subscription, Version
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.relaying.relay import Relay
+from rose.transfer.signing import Signing
 from rose.transfer.tiles import ShardViews, Tiles
 
 __all__ = [

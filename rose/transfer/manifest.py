@@ -1,9 +1,8 @@
 """A version on the wire: its name, manifest and chunks, and the tiles that a receiver needs."""
 
 import hashlib
-import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -119,7 +118,7 @@ class Manifest:
         chunks: chunks of the changed tiles, ascending; a snapshot has those of the requested tiles.
         tile_digests: digest of every tile after this version is applied; only in announcements and
             snapshots, otherwise ().
-        mac: MAC of `fingerprint` with a key that relays do not have; b"" without a key.
+        mac: MAC of the `signing.fingerprint` with a key that relays do not have; b"" without a key.
         format: format number of this message.
     """
 
@@ -199,38 +198,6 @@ class Manifest:
     def changed(self) -> int:
         """Return the number of elements that the deltas change."""
         return sum(chunk.changed for chunk in self.chunks)
-
-    def fingerprint(self) -> bytes:
-        """Return the SHA-256 of the encoded manifest without its MAC; see docs/protocol.md."""
-        # Imported here, because that module imports this module.
-        from rose.transfer.wire.manifest_message import to_bytes  # noqa: PLC0415
-
-        return hashlib.sha256(to_bytes(self, is_signed=False)).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Signing:
-    """Signs manifests, and verifies that the publisher signed them.
-
-    Args:
-        key: secret of publishers and receivers, unknown to relays; b"" to sign nothing.
-    """
-
-    key: bytes = b""
-
-    def signed(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with its MAC; without a key, the manifest unchanged."""
-        return replace(manifest, mac=self._mac(manifest)) if self.key else manifest
-
-    def is_signed(self, manifest: Manifest) -> bool:
-        """Return True if the publisher signed a manifest; without a key, always return True."""
-        return not self.key or hmac.compare_digest(self._mac(manifest), manifest.mac)
-
-    def _mac(self, manifest: Manifest) -> bytes:
-        return hmac.digest(self.key, manifest.fingerprint(), hashlib.sha256)
-
-
-UNSIGNED: Final = Signing()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ EVERYTHING: Final = "*"
 
 # With the change that will use them, or take them out. A package stands for all that is in it.
 AWAITING: Final[Mapping[str, str]] = {
-    "rose.engines.transformers.warm_up": "CUDA half",
     # The demo's trainer and the suite `transfer` publish rows.
     "rose.transfer.publishing.row_publisher": "one publisher for all doors",
 }

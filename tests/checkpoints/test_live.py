@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from rose.checkpoints.checkpoint import open_checkpoint
 from rose.checkpoints.live import LiveTiles, create_checkpoint
-from rose.checkpoints.tensors import STORED_DTYPES
-from rose.checkpoints.tiling import planned_tiling, tiling_of
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.plan import SourceRanks, make_plan
 from rose.transfer.plan.spec import LocalView, Piece, Region, Replica, ShardMap, TensorSpec
+from rose.transfer.plan.tiling import planned_tiling
+from rose.transfer.tensors import STORED_DTYPES
 from rose.transfer.tiles import TILE_BYTES, ShardViews
 from tests.checkpoints.mapped import mapped
 
@@ -61,7 +61,7 @@ def test_checkpoint_that_is_made_is_read(shapes: dict[str, tuple[str, tuple[int,
 def test_tiles_cover_every_unit_of_a_checkpoint_once(tmp_path: Path) -> None:
     path = made(tmp_path)
     checkpoint, rows = open_checkpoint(path), mapped(path)
-    tiling = tiling_of(checkpoint)
+    tiling = checkpoint.tiling()
     for row in rows.values():
         row[:] = 0
     views = tiling.views(rows)
@@ -77,7 +77,7 @@ def test_tiles_cover_every_unit_of_a_checkpoint_once(tmp_path: Path) -> None:
 def test_cut_is_of_names_dtypes_and_shapes_alone(tmp_path: Path) -> None:
     def layout(where: str, shapes: dict[str, tuple[str, tuple[int, ...]]]) -> str:
         checkpoint = open_checkpoint(made(tmp_path / where, shapes))
-        return tiling_of(checkpoint).tiles.layout
+        return checkpoint.tiling().tiles.layout
 
     first = layout("a", SHAPES)
     assert layout("b", dict(reversed(SHAPES.items()))) == first
@@ -96,7 +96,7 @@ def test_what_is_changed_in_a_tile_is_in_the_file(tmp_path: Path) -> None:
     path = made(tmp_path)
     before = path.read_bytes()
     checkpoint = open_checkpoint(path)
-    tiling = tiling_of(checkpoint)
+    tiling = checkpoint.tiling()
     last = len(tiling.tiles) - 1
     with LiveTiles(checkpoint, tiling) as tiles:
         shadow, fresh = tiles.bits(last), tiles.bits(last)
@@ -128,7 +128,7 @@ def check_alike(tiles: LiveTiles, views: ShardViews, count: int) -> None:
 def test_tiles_are_read_and_written_by_calls_as_in_views(tmp_path: Path) -> None:
     path = made(tmp_path)
     checkpoint = open_checkpoint(path)
-    tiling = tiling_of(checkpoint)
+    tiling = checkpoint.tiling()
     with LiveTiles(checkpoint, tiling) as tiles:
         check_alike(tiles, tiling.views(mapped(path)), len(tiling.tiles))
 
@@ -137,7 +137,7 @@ def test_tiles_are_read_and_written_by_calls_as_in_views(tmp_path: Path) -> None
 def test_a_file_that_is_cut_is_a_sentence(tmp_path: Path, left: float) -> None:
     path = made(tmp_path)
     checkpoint = open_checkpoint(path)
-    tiling = tiling_of(checkpoint)
+    tiling = checkpoint.tiling()
     with LiveTiles(checkpoint, tiling) as tiles:
         tiles.check()
         delta = delta_pack(*(np.array([one], np.uint16) for one in (1, 2)))
@@ -166,7 +166,7 @@ def test_links_and_files_that_cannot_be_written_are_refused(tmp_path: Path) -> N
     (tmp_path / "two").mkdir()
     os.link(path, tmp_path / "two" / path.name)
     checkpoint = open_checkpoint(tmp_path / "two")
-    tiling = tiling_of(checkpoint)
+    tiling = checkpoint.tiling()
     with pytest.raises(InvalidArgument, match="link"):
         LiveTiles(checkpoint, tiling)
     with pytest.raises(InvalidArgument, match="dtype"):

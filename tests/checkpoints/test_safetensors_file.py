@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors import deserialize
 
 from rose.checkpoints.safetensors_file import SafetensorsFile
-from rose.checkpoints.tensors import STORED_DTYPES
 from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.tensors import STORED_DTYPES
 from tests.checkpoints.made import bits, file_bytes, header_of, write_safetensors
 
 

@@ -259,6 +259,7 @@ def test_doctor_tries_the_gates_of_each_gpu(fake: Fake):
     assert found["gpu 0 gate"].why.startswith("MEMOP: ")
     assert "wakes in" in found["gpu 0 MEMOP"].why
     assert found["gpu 0 KERNEL"].state is doctor.State.ABSENT
+    assert found["gpu 0 use"].state is doctor.State.ABSENT  # The fake driver has no NVML.
     assert fake.faults() == []
 
 

@@ -12,6 +12,7 @@ from rose._core import Arbiter, LedgerView
 from rose.cli.main import main
 from rose.cli.top import WatchedDevice, draw
 from rose.clock import BootClock
+from rose.compute.usage import GpuUse
 from rose.executor import SLO, CoServing, KVGeometry, Policy, RolloutLane
 from rose.executor.messages import Ledger
 from rose.units import NS_PER_MS
@@ -76,7 +77,7 @@ def text_of(shown: RenderableType) -> str:
 def test_top_shows_who_has_which_slab(shown: Callable[[], str]) -> None:
     out = shown()
     assert "SSrrr" + 11 * "." in out
-    for word in ("16 slabs", "11 free", "leaving", "pins", "oldest ms"):
+    for word in ("16 slabs", "11 free", "leaving", "pins", "oldest ms", "gpu: the device is a CPU"):
         assert word in out
     serving, rollout = rows(out)
     assert serving == ["serving", "2", "0.00", "2-16", "0", "0", "0", "-", "0", "-"]
@@ -109,7 +110,7 @@ def test_revocation_that_is_due_first_is_shown() -> None:
         deadline_ns = clock.now_ns() + ms * NS_PER_MS
         arbiter.revoke(rollout, 1, deadline_ns=deadline_ns, taker=serving)
     fd = arbiter.share_ledger()
-    text = text_of(draw(LedgerView.open(fd), Ledger(1), clock=clock))
+    text = text_of(draw(LedgerView.open(fd), Ledger(1, "cpu"), use=GpuUse(), clock=clock))
     os.close(fd)
     due = [row[7] for row in rows(text)]
     assert due[0] == "-"
@@ -155,6 +156,28 @@ def test_why_rollouts_wait_is_shown(
     assert " no evidence" in out
     assert "slo at risk" not in out
     assert f"last failed: {device.reading().binding.sentence}" in out
+
+
+def test_harm_is_shown_with_its_budget_its_reason_and_the_pause(
+    borrower: RolloutLane, device: CoServing
+) -> None:
+    reported = Ledger(
+        os.getpid(),
+        kills=("the borrower, process 7, was killed: serving waited",),
+        waited_ms=640.4,
+        wait_budget_ms=1000.0,
+        segment=(912.0, 187.5),
+        barred="no borrower may attach for another 3.5 s, because it was killed",
+    )
+    fd = device.arbiter.share_ledger()
+    try:
+        text = text_of(draw(LedgerView.open(fd), reported, clock=BootClock()))
+    finally:
+        os.close(fd)
+    assert "waited beyond certificates in 10 min: 640 of 1000 ms" in text
+    assert "a rollout segment takes 912 ms, but serving's targets allow 188 ms" in text
+    assert "process 7, was killed: serving waited" in text
+    assert "no borrower may attach for another 3.5 s" in text
 
 
 @pytest.mark.parametrize("name", ["nothing.sock", "x" * 200])

@@ -112,5 +112,32 @@ def test_a_log_of_another_version_is_refused_in_one_sentence(verify):
     status, out, errors = verify(LogBytes(version=3))
     assert (status, out) == (2, "")
     assert errors.endswith(
-        "has version 3 with records of 128 bytes; this rose reads version 6 with 128\n"
+        "has version 3 with records of 128 bytes; this rose reads version 7 with 128\n"
     )
+
+
+def test_audit_shows_the_waits_beyond_certificates_of_each_ten_minutes(verify):
+    log = LogBytes()
+    log.quantum(0)
+    log.waited(106 * MS, certified_ns=6 * MS)
+    log.wait(700_000)
+    log.left_ns += 100 * MS  # The first excess is forgotten.
+    log.waited(900 * MS)
+    status, out, _ = verify(log, "--audit")
+    assert status == 0
+    assert (
+        "Serving waited 2 times for segments; beyond their certificates at most 900.0 ms in ten "
+        "minutes, within the budget of 1000 ms."
+    ) in out
+    assert "From 1.0 s: 100.0 ms in ten minutes, in 1 waits." in out
+    assert "From 701.0 s: 900.0 ms in ten minutes, in 1 waits." in out
+
+
+def test_audit_says_that_waits_exceeded_the_budget(verify):
+    log = LogBytes()
+    log.waited(700 * MS)
+    log.waited(700 * MS, left_ns=-400 * MS)
+    status, out, _ = verify(log, "--audit")
+    assert status == 1
+    assert "at most 1400.0 ms in ten minutes, BEYOND the budget of 1000 ms" in out
+    assert "record 3: WAITED: serving waited 700000000 ns beyond the certificate" in out

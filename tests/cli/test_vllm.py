@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rose.cli.main import main
+from rose.engines.vllm.settings import ServingSettings
 from rose.executor import SLO, CoServing, KVGeometry
 
 SLAB = 4096
@@ -75,6 +76,7 @@ def test_the_engine_gets_time_to_end_its_log(started: Started) -> None:
         "--slowdown=nan",
         "--revoke-ms=inf",
         "--epsilon=2",
+        "--isolation=all",
         "--log=missing/log",
         "--log=pipe",
     ],
@@ -91,6 +93,13 @@ def test_bad_values_are_refused_before_the_engine_starts(
     assert main(["vllm", "serve", "some/model", option]) == 2
     assert not started.command
     assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_isolation_reaches_the_serving_engine(started: Started) -> None:
+    assert main(["vllm", "serve", "model"]) == 0
+    assert ServingSettings(**started.settings).isolation == "shared"
+    assert main(["vllm", "serve", "model", "--isolation", "mapped"]) == 0
+    assert ServingSettings(**started.settings).isolation == "mapped"
 
 
 def test_an_observer_has_no_socket(started: Started) -> None:

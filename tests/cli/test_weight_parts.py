@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.checkpoints.tiling import plain_layout
 from rose.cli.weights.options import Events, WeightOptions, _secret, observed
 from rose.cli.weights.publish import CheckpointPublisher
 from rose.cli.weights.receive import _open, stored_tensors
 from rose.cli.weights.relay import Introduction, read_hello, write_hello
 from rose.cli.weights.state import PublishState, entries, read_state, write_state
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.transfer.manifest import Signing
 from rose.transfer.observing.timed import TimedLog
 from rose.transfer.observing.timeline import Timeline
+from rose.transfer.plan.tiling import plain_layout
 from rose.transfer.publishing.merger import MergerThread
+from rose.transfer.signing import Signing
 from rose.transfer.wire.messages import HelloReply, TensorEntry, encode
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security

@@ -1,46 +1,25 @@
 """A borrower that is a worker, beside serving."""
 
-from rose.engines.transformers import (
-    EngineWorker,
-    LeasedWeights,
-    LiveWeights,
-    Model,
-    load_model,
-)
+from rose.engines.transformers import EngineWorker, LiveWeights, Model
 from rose.scheduler.worker import WorkerKind
-from rose.units import MIB
 from tests.engines.pair import Pair
 from tests.engines.policies import TileCommit, later
 from tests.engines.recorder import Recorder
 from tests.engines.thin import thin_policy
 
-BIG_TILE = 1 << 20
 SMALL_TILE = 1 << 16
 # No machine stands still for as long: after a lease that ran out by itself comes one of another
 # epoch, under which the turns of a test are none.
 TTL_MS = 600_000.0
-LEASED_POOL_BYTES = 72 * MIB  # the pair's, and 24 MiB of weights
 
 
 class Borrowed:
-    """Serving, and a borrower over live weights that is a worker; they may be leased too."""
+    """Serving, and a borrower over live weights that is a worker."""
 
-    def __init__(
-        self, serving_model: Model, *, is_leased: bool = False, ttl_ms: float = TTL_MS, **settings
-    ) -> None:
-        # A lease of weights is one of many slabs.
-        self.model = load_model("tiny-policy", seed=4) if is_leased else thin_policy(seed=4)
-        self.weights = LiveWeights(self.model, tile_elements=BIG_TILE if is_leased else SMALL_TILE)
-        leased = {
-            "pool_bytes": LEASED_POOL_BYTES,
-            "lease": lambda model, lane: LeasedWeights(model, lane, live=self.weights),
-        }
-        self.pair = Pair(
-            (serving_model, self.model),
-            is_sampling=True,
-            **(leased if is_leased else {}),
-            **settings,
-        )
+    def __init__(self, serving_model: Model, *, ttl_ms: float = TTL_MS, **settings) -> None:
+        self.model = thin_policy(seed=4)
+        self.weights = LiveWeights(self.model, tile_elements=SMALL_TILE)
+        self.pair = Pair((serving_model, self.model), is_sampling=True, **settings)
         self.received = Recorder()
         self.worker = EngineWorker(
             self.pair.rollout, 2, WorkerKind.BORROWED, self.received, flush_ms=0.0, ttl_ms=ttl_ms

@@ -28,7 +28,7 @@ def poisoned_on_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(pool: SlabPool, index: int, count: int) -> bool:
         before = set(pool._free_blocks[index].trees)
         is_taken = stock(pool, index, count)
-        space = pool.spaces[pool.space_index[index]]
+        space = pool.lane.kv
         size = space.geometry.block_bytes
         for block in set(pool._free_blocks[index].trees) - before:
             space.flat()[block * size : (block + 1) * size] = POISON

@@ -7,21 +7,18 @@ from collections.abc import Callable
 import torch
 from typing_extensions import Self
 
-from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers import (
     Engine,
     EngineConfig,
-    LeasedWeights,
     Model,
     Output,
     Sampling,
     kv_geometry,
-    kv_groups,
     rollout_engine,
     serving_engine,
 )
 from rose.engines.transformers.commits import InFlight
-from rose.executor import SLO, CoServing, Policy, RolloutLane
+from rose.executor import SLO, CoServing, Policy
 from rose.memory import choose_slab_bytes
 from tests.known_model import confirm
 
@@ -67,11 +64,8 @@ class Pair:
         prefix_cache: bool = True,
         is_sampling: bool = False,
         pool_bytes: int = POOL_BYTES,
-        lease: Callable[[Model, RolloutLane], LeasedWeights] | None = None,
-        has_groups: bool = False,
         move_bytes: int = 8 << 20,
         inflight: InFlight = "keep",
-        arena: ActivationArena | None = None,
         probes: bool = False,
         serving_prefix_cache: bool = False,
         **knobs,
@@ -88,15 +82,11 @@ class Pair:
             inflight=inflight,
         )
         serving_kv = kv_geometry(self.serving_model, config)
-        rollout_kv = (
-            kv_groups(self.rollout_model, borrower)
-            if has_groups
-            else (kv_geometry(self.rollout_model, borrower),)
-        )
+        rollout_kv = kv_geometry(self.rollout_model, borrower)
         self.device = CoServing.open(
             "cpu",
             pool_bytes=pool_bytes,
-            slab_bytes=choose_slab_bytes(serving_kv, *rollout_kv),
+            slab_bytes=choose_slab_bytes(serving_kv, rollout_kv),
             # Deadlines that a thread which lost its core for a while still keeps.
             policy=Policy(
                 regrow_after_ms=5.0,
@@ -117,16 +107,9 @@ class Pair:
         if not probes:
             confirm(self.device._parts.model, 64)
         self.rollout_lane = self.device.rollout(rollout_kv, limit_bytes=pool_bytes)
-        # Without it the borrower's weights stay where they are.
-        self.weights = None if lease is None else lease(self.rollout_model, self.rollout_lane)
         self.serving = serving_engine(self.serving_model, self.serving_lane, config, probes=probes)
         self.rollout = rollout_engine(
-            self.rollout_model,
-            self.rollout_lane,
-            borrower,
-            layers_per_segment=1,
-            weights=self.weights,
-            arena=arena,
+            self.rollout_model, self.rollout_lane, borrower, layers_per_segment=1
         )
 
     def __enter__(self) -> Self:

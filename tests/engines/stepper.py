@@ -50,5 +50,11 @@ class Stepper:
 
 
 def blocks_of(cache: SlabCache, name: str) -> list[int]:
-    """The blocks with pages of a request; two spaces may have the same block id."""
-    return [block for of_space in cache.blocks_by_space([name]) for block in of_space]
+    """The blocks with pages of a request."""
+    return list(
+        dict.fromkeys(
+            page // allocator.blocks_per_sector
+            for allocator in cache.cache_allocators.values()
+            for page in allocator.block_table.get(name, ())
+        )
+    )

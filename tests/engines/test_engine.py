@@ -14,6 +14,7 @@ from rose.errors import Unavailable
 from rose.executor.revocation import Revocation
 from tests.engines.pair import WAIT_S, Client, Pair
 from tests.engines.stepper import Stepper, blocks_of
+from tests.pins import Pins
 from tests.waiting import wait_for
 
 
@@ -105,6 +106,7 @@ def test_a_pass_of_the_owner_beside_a_step_is_a_causal_one(pair: Pair, side: str
 def test_step_that_fails_is_ended_and_lets_go_of_its_slabs(
     stepper: Stepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pins = Pins(stepper.pair.rollout_lane)
     stepper.client.send(prompt_tokens=60, new_tokens=4)
     stepper.prepare()
     assert stepper.processor._pin is not None
@@ -113,31 +115,29 @@ def test_step_that_fails_is_ended_and_lets_go_of_its_slabs(
         raise RuntimeError("planted")
 
     monkeypatch.setattr(stepper.processor.model_runner, "compute_batch", fail)
+    assert pins.slabs != set()
     with pytest.raises(RuntimeError, match="planted"):
         stepper.processor._generation_step(stepper.engine.manager.model)
     gate = stepper.pair.device.gate
     assert not gate.is_in_step()
     assert not gate.is_running()
     assert stepper.processor._pin is None
-    arbiter, lane = stepper.pair.device.arbiter, stepper.pair.rollout_lane
-    assert all(one.pins == 0 for one in arbiter.candidates(lane.kv.partition))
+    assert pins.slabs == set()
 
 
 def test_step_pins_the_slabs_of_its_batch_and_no_others(stepper: Stepper) -> None:
     pair, allocator = stepper.pair, stepper.pair.rollout_lane.kv.allocator
+    pins = Pins(pair.rollout_lane)
     name = stepper.client.send(prompt_tokens=60, new_tokens=4)
     assert pair.rollout_lane.ensure(3 * pair.rollout_lane.kv.blocks_per_slab)
 
-    def pinned() -> set[int]:
-        return {one.slab for one in pair.device.arbiter.candidates(1) if one.pins}
-
     for _ in range(2):
-        assert pinned() == set()
+        assert pins.slabs == set()
         stepper.prepare()
         touched = blocks_of(stepper.processor.cache, name)
-        assert pinned() == {allocator.slab_of(block) for block in touched} != set()
+        assert pins.slabs == set(allocator.slabs_of(touched)) != set()
         stepper.processor._generation_step(stepper.engine.manager.model)
-        assert pinned() != set()
+        assert pins.slabs != set()
         stepper.processor.update_batch()
     assert len(pair.rollout_lane.slabs()) > 1
     stepper.finish()
@@ -212,12 +212,15 @@ def test_every_block_that_serving_takes_is_checked_before_it_is_taken(pair: Pair
         pass
     supply: list[int] = []
 
-    def on_revoke(revocation: Revocation) -> None:
+    tenancy = device.lender.newest
+    stock = tenancy.revoke
+
+    def revoke(revocation: Revocation) -> None:
         now = device.arbiter.snapshot()
         supply.append(now.partitions[0].free_blocks + now.unowned * lane.kv.blocks_per_slab)
-        revocation.begin(())
+        stock(revocation)
 
-    pair.rollout_lane.on_revoke = on_revoke
+    tenancy.revoke = revoke
     pool = pair.serving.processor.cache.pool
     demand = device.lender.supply.demand_blocks
     while len(supply) < 3:

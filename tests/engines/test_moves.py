@@ -6,19 +6,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from rose.engines.transformers import LeasedWeights, Model, load_model
-from rose.executor.weights import WeightsState
+from rose.engines.transformers import Model
 from rose.memory import KVSpace
-from tests.engines.borrowed import LEASED_POOL_BYTES
 from tests.engines.pair import Pair
 from tests.engines.stepper import Stepper, blocks_of
 from tests.engines.windowed import windowed
+from tests.waiting import wait_for
 
 POISON = 0xFF
 
-# Models and lanes: one group; two groups; two groups in the unit that both can divide, of which a
-# block is a part.
-KINDS = ["alike", "groups", "one unit"]
+# Models: all layers alike, or two types of attention whose pages share the blocks.
+KINDS = ["alike", "windowed"]
 
 
 @contextmanager
@@ -27,7 +25,7 @@ def stepping(
 ) -> Iterator[tuple[Stepper, Model]]:
     model = models[1] if kind == "alike" else windowed("gemma3", seed=3)
     truth = models[1] if kind == "alike" else windowed("gemma3", seed=3)
-    pair = Pair((models[0], model), has_groups=kind == "groups", **settings)
+    pair = Pair((models[0], model), **settings)
     try:
         yield Stepper(pair, monkeypatch), truth
     finally:
@@ -43,7 +41,7 @@ def filled_slabs(space: KVSpace, slabs: int) -> dict[int, list[int]]:
     taken: dict[int, list[int]] = {}
     while True:
         (block,) = space.allocator.alloc(1)
-        slab = space.allocator.slab_of(block)
+        (slab,) = space.allocator.slabs_of([block])
         if slab not in taken and len(taken) == slabs:
             space.allocator.free([block])
             return taken
@@ -53,23 +51,21 @@ def filled_slabs(space: KVSpace, slabs: int) -> dict[int, list[int]]:
 def spread(stepper: Stepper, requests: int) -> list[str]:
     """Bring requests under way, each with blocks of its own in slabs of its own."""
     lane = stepper.pair.rollout_lane
-    spaces = lane.groups.spaces
-    assert lane.ensure((requests + 1) * len(spaces) * lane.kv.blocks_per_slab)
-    held = [(space, filled_slabs(space, requests)) for space in spaces]
+    space = lane.kv
+    assert lane.ensure((requests + 1) * space.blocks_per_slab)
+    taken = filled_slabs(space, requests)
     names = []
     for one in range(requests):
-        for space, taken in held:
-            space.allocator.free([taken[sorted(taken)[one]].pop()])
+        space.allocator.free([taken[sorted(taken)[one]].pop()])
         names.append(stepper.client.send(prompt_tokens=8, new_tokens=24))
         stepper.step()
-    for space, taken in held:
-        space.allocator.free([block for blocks in taken.values() for block in blocks])
+    space.allocator.free([block for blocks in taken.values() for block in blocks])
     assert stepper.processor.cache.is_sparse
     return names
 
 
 def slabs_in_use(stepper: Stepper) -> int:
-    return sum(space.allocator.slabs_in_use for space in stepper.pair.rollout_lane.groups.spaces)
+    return stepper.pair.rollout_lane.kv.allocator.slabs_in_use
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,13 +81,12 @@ def test_requests_that_lie_apart_are_moved_together(
         stepper.step()
         assert stepper.processor.moved_bytes > 0
         assert slabs_in_use(stepper) < before
-        lane = stepper.pair.rollout_lane
-        for space in lane.groups.spaces:  # what they left is anybody's now
-            free = space.allocator.alloc(space.allocator.free_blocks)
-            size = space.geometry.block_bytes
-            for block in free:
-                space.flat()[block * size : (block + 1) * size] = POISON
-            space.allocator.free(free)
+        space = stepper.pair.rollout_lane.kv
+        free = space.allocator.alloc(space.allocator.free_blocks)  # includes the emptied slabs
+        size = space.geometry.block_bytes
+        for block in free:
+            space.flat()[block * size : (block + 1) * size] = POISON
+        space.allocator.free(free)
         stepper.finish()
         assert stepper.client.wrong(truth) == []
         assert stepper.processor.scheduler.preempted_tokens == 0
@@ -137,34 +132,10 @@ def test_kv_in_slabs_that_leave_moves_and_its_requests_go_on(
         assert processor.aborted_steps == 1
         assert processor.moved_bytes > 0
         assert slabs_in_use(stepper) == used - 1
-        assert pair.device.arbiter.snapshot().partitions[1].held == used - 1
+        wait_for(lambda: pair.device.arbiter.snapshot().partitions[1].held == used - 1)
         assert processor.scheduler.preempted_tokens == 0
         stepper.finish()
         assert stepper.client.wrong(truth) == []
-
-
-def test_weights_are_not_moved_like_kv(
-    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_model("tiny-policy", seed=4)
-    pair = Pair((models[0], model), lease=LeasedWeights, pool_bytes=LEASED_POOL_BYTES)
-    try:
-        stepper = Stepper(pair, monkeypatch)
-        stepper.client.send(prompt=[3, 1, 4, 1, 5], new_tokens=6)
-        stepper.step()
-        weights, lane = pair.weights.lease.slabs, pair.rollout_lane
-        assert lane.ensure(lane.kv.allocator.free_blocks + lane.kv.blocks_per_slab)
-        used = {slab: lane.kv.allocator.used(slab) for slab in weights}
-        stepper.processor._move_together(weights)
-        assert stepper.processor.moved_bytes == 0
-        assert {slab: lane.kv.allocator.used(slab) for slab in weights} == used
-        assert pair.weights.lease.state is WeightsState.ACTIVE
-        stepper.finish()
-        assert stepper.client.wrong(model) == []
-    finally:
-        pair.rollout.stop()
-        pair.serving.stop()
-        pair.device.close()
 
 
 def test_no_more_is_copied_than_the_engine_was_told(

@@ -1,11 +1,12 @@
-"""What a borrower's engine tells a device that will not ask it."""
+"""The order in which a borrower's slabs are taken back."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from rose.engines.transformers import Model
-from rose.executor.lender import Lender
+from rose.executor.loans import Loans, Plan
 from tests.engines.pair import Pair
 from tests.engines.stepper import Stepper
 from tests.engines.test_moves import spread
@@ -24,33 +25,34 @@ def test_every_step_ranks_the_slabs_by_what_their_loss_costs(
     stepper: Stepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranked: list[list[int]] = []
-    monkeypatch.setattr(Lender, "takes_ranks", True)
-    monkeypatch.setattr(Lender, "rank", lambda _lender, slabs: ranked.append(list(slabs)))
     names = spread(stepper, 3)
-    ranked.clear()
+    stock = Loans.planning
+
+    @contextmanager
+    def planning(loans: Loans) -> Iterator[Plan]:
+        with stock(loans) as plan:
+            yield plan
+            ranked.append(plan.order)
+
+    monkeypatch.setattr(Loans, "planning", planning)
     stepper.prepare()
     cache = stepper.processor.cache
     slab_of = {name: next(iter(cache.slabs_of(name))) for name in names}
     (order,) = ranked
     assert sorted(order) == sorted(stepper.pair.rollout_lane.slabs())
-    # The first has said most, so it goes last; idle slabs go before all of them.
+    # The first request has the most tokens, so it goes last. Idle slabs go before all of them.
     assert order[-3:] == [slab_of[name] for name in reversed(names)]
     stepper.processor._generation_step(stepper.engine.manager.model)
     stepper.processor.update_batch()
     stepper.finish()
 
 
-def test_a_device_of_this_process_asks_instead(
-    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranked: list[list[int]] = []
-    monkeypatch.setattr(Lender, "rank", lambda _lender, slabs: ranked.append(list(slabs)))
+def test_slabs_are_taken_back_in_the_order_of_their_ranks(stepper: Stepper) -> None:
     names = spread(stepper, 3)
     cache = stepper.processor.cache
     stepper.pair.rollout_lane.give_back_idle()
     newest = cache.slabs_of(names[-1])
-    stepper.pair.device.lender.take_back(1)  # between two steps: it leaves in the call
-    assert ranked == []
+    stepper.pair.device.lender.take_back(1)  # Between two steps the slab leaves in the call.
     assert newest.isdisjoint(stepper.pair.rollout_lane.slabs())
     assert cache.slabs_of(names[0]) <= set(stepper.pair.rollout_lane.slabs())
     stepper.pair.serving_lane.settle()

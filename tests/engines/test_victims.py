@@ -1,4 +1,4 @@
-"""The slabs a borrower parts with first."""
+"""The slabs that a borrower gives up first."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,23 +6,30 @@ from hypothesis import strategies as st
 from rose.engines.victims import Progress, order_of_loss
 from tests.reference import victims as reference
 
-NAMES = "abcdef"
-PROGRESS = st.builds(
-    Progress,
-    tokens=st.integers(1, 4),
-    age=st.integers(0, 3).map(float),
-    is_in_flight=st.booleans(),
+REQUESTS = st.lists(
+    st.builds(
+        Progress,
+        blocks=st.frozensets(st.integers(0, 29)),
+        tokens=st.integers(1, 4),
+        age=st.integers(0, 3).map(float),
+        is_in_flight=st.booleans(),
+    ),
+    max_size=6,
 )
 
 
-@given(
-    st.dictionaries(st.integers(0, 9), st.sets(st.sampled_from(NAMES))),
-    st.fixed_dictionaries(dict.fromkeys(NAMES, PROGRESS)),
-)
-def test_each_slab_is_the_cheapest_when_those_before_it_are_gone(users, progress) -> None:
-    assert order_of_loss(users, progress) == reference.order_of_loss(users, progress)
+def slabs_of(blocks: list[int]) -> list[int]:
+    return [block // 3 for block in blocks]
 
 
-def test_a_step_in_flight_is_spared_however_little_it_has_done() -> None:
-    progress = {"running": Progress(1, 0.0, True), "waiting": Progress(900, 9.0, False)}
-    assert order_of_loss({0: {"running"}, 1: {"waiting"}}, progress) == [1, 0]
+@given(st.sets(st.integers(0, 9)), REQUESTS)
+def test_each_slab_is_the_cheapest_after_the_loss_of_those_before_it(slabs, requests) -> None:
+    held = [{block // 3 for block in one.blocks} & slabs for one in requests]
+    expected = reference.order_of_loss(slabs, list(zip(held, requests, strict=True)))
+    assert order_of_loss(slabs, requests, slabs_of) == expected
+
+
+def test_slabs_of_a_step_in_flight_go_last_however_few_tokens_it_has() -> None:
+    running = Progress([0], 1, 0.0, is_in_flight=True)
+    waiting = Progress([3], 900, 9.0, is_in_flight=False)
+    assert order_of_loss([0, 1], [running, waiting], slabs_of) == [1, 0]

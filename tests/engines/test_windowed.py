@@ -1,19 +1,14 @@
-"""A borrower with sliding windows: one lane, several attention groups, the tokens of stock."""
+"""A borrower with sliding windows generates the tokens of stock transformers."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from rose.engines.transformers import (
-    EngineConfig,
-    Model,
-    kv_geometry,
-    kv_groups,
-    stock_engine,
-)
+from rose.engines.transformers import EngineConfig, Model, stock_engine
 from tests.engines.pair import Client, Pair
 from tests.engines.stepper import Stepper
 from tests.engines.windowed import MODELS, WINDOW, windowed
+from tests.pins import Pins
 
 LENGTHS = [(5, 40), (60, 30), (23, 30), (150, 20)]  # prompts and answers, around the window
 
@@ -31,7 +26,7 @@ def model(name: str) -> Model:
 
 @pytest.fixture
 def pair(models: tuple[Model, Model], name: str) -> Iterator[Pair]:
-    made = Pair((models[0], windowed(name, seed=3)), has_groups=True)
+    made = Pair((models[0], windowed(name, seed=3)))
     yield made
     made.rollout.stop()
     made.serving.stop()
@@ -45,7 +40,9 @@ def stepper(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Stepper:
     return Stepper(pair, monkeypatch)
 
 
-def said_by_stock(model: Model, prompts: dict[str, tuple[list[int], int]]) -> dict[str, list[int]]:
+def generated_by_stock(
+    model: Model, prompts: dict[str, tuple[list[int], int]]
+) -> dict[str, list[int]]:
     engine = stock_engine(model, EngineConfig(max_batch_tokens=64), cache_blocks=256)
     client = Client(engine, "rollout", 5)
     engine.start()
@@ -58,10 +55,9 @@ def said_by_stock(model: Model, prompts: dict[str, tuple[list[int], int]]) -> di
     return {name: output.generated_tokens for name, output in client.answers.items()}
 
 
-def test_lane_of_groups_says_what_stock_says(
+def test_generates_the_tokens_of_stock(
     pair: Pair, name: str, model: Model, poisoned_on_hand_out: None
 ) -> None:
-    assert len(pair.rollout_lane.groups.spaces) == 2
     client = Client(pair.rollout, "rollout", 5)
     with pair:
         for prompt_tokens, new_tokens in LENGTHS:
@@ -69,11 +65,11 @@ def test_lane_of_groups_says_what_stock_says(
         client.wait()
     assert client.errors() == []
     assert client.wrong(model) == []
-    said = {name: output.generated_tokens for name, output in client.answers.items()}
-    assert said == said_by_stock(windowed(name, seed=3), client.asked)
+    generated = {name: output.generated_tokens for name, output in client.answers.items()}
+    assert generated == generated_by_stock(windowed(name, seed=3), client.asked)
 
 
-def test_a_window_holds_no_more_blocks_than_it_reaches_back(stepper: Stepper, model: Model) -> None:
+def test_a_window_holds_only_the_pages_that_it_reaches(stepper: Stepper, model: Model) -> None:
     stepper.client.send(prompt_tokens=200, new_tokens=60)
     for _ in range(30):
         stepper.step()
@@ -90,7 +86,7 @@ def test_a_window_holds_no_more_blocks_than_it_reaches_back(stepper: Stepper, mo
 
 
 @pytest.mark.parametrize("gate", [3])
-def test_aborted_steps_of_groups_are_rolled_back(stepper: Stepper, model: Model, gate: int) -> None:
+def test_aborted_steps_are_rolled_back(stepper: Stepper, model: Model, gate: int) -> None:
     stepper.client.send(prompt_tokens=150, new_tokens=6)
     stepper.client.send(prompt_tokens=20, new_tokens=30)
     for _ in range(4):
@@ -100,19 +96,11 @@ def test_aborted_steps_of_groups_are_rolled_back(stepper: Stepper, model: Model,
     assert stepper.client.wrong(model) == []
 
 
-def test_step_pins_the_slabs_of_all_its_groups(stepper: Stepper) -> None:
+def test_a_step_pins_the_slabs_of_its_request(stepper: Stepper) -> None:
+    pins = Pins(stepper.pair.rollout_lane)
     request = stepper.client.send(prompt_tokens=60, new_tokens=4)
     stepper.prepare()
-    cache = stepper.processor.cache
-    pinned = {one.slab for one in stepper.pair.device.arbiter.candidates(1) if one.pins}
-    assert pinned == cache.slabs_of(request)
-    assert len(pinned) == 2  # a slab is of one group
+    assert pins.slabs == stepper.processor.cache.slabs_of(request) != set()
     stepper.processor._generation_step(stepper.engine.manager.model)
     stepper.processor.update_batch()
     stepper.finish()
-
-
-def test_a_model_with_layers_all_alike_has_one_group(models: tuple[Model, Model]) -> None:
-    config = EngineConfig()
-    (only,) = kv_groups(models[1], config)
-    assert only == kv_geometry(models[1], config)

@@ -10,7 +10,7 @@ import pytest
 from rose._core import Clock, LedgerView, SlabRecord
 from rose.errors import StepAborted, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Reason
-from rose.executor.revocation import Revocation
+from rose.executor.revocation import Notice, Revocation
 from rose.memory import Isolation
 from rose.slo.verify import verify_log
 from tests.known_model import confirm
@@ -69,7 +69,6 @@ class Rig:
         )
         if is_known:
             confirm(self.device._parts.model, 32)
-        self.revocations: list[Revocation] = []
         if lends:
             self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=limit_slabs * SLAB)
             self.rollout.on_revoke = self.on_revoke
@@ -80,16 +79,22 @@ class Rig:
         """From here on nothing is looked after but by the calls of a test."""
         self.device._parts.keeper.stop()
 
-    def on_revoke(self, revocation: Revocation) -> None:
-        """Begin, then free whatever lies in a slab that is leaving."""
-        self.revocations.append(revocation)
-        revocation.begin(())
+    def on_revoke(self, _notice: Notice) -> None:
+        """Free all blocks in slabs that are leaving."""
         self.evacuate()
+
+    @property
+    def revocations(self) -> list[Revocation]:
+        """All revocations so far, settled ones first."""
+        collector = self.device.lender.collector
+        return [*collector.history, *collector.under_way()]
 
     def evacuate(self) -> None:
         leaving = self.rollout.leaving()
         allocator = self.rollout.kv.allocator
-        gone = [block for block in self.held if allocator.slab_of(block) in leaving]
+        slabs = allocator.slabs_of(self.held)
+        found = zip(self.held, slabs, strict=True)
+        gone = [block for block, slab in found if slab in leaving]
         self.held = [block for block in self.held if block not in gone]
         allocator.free(gone)
 

@@ -13,12 +13,24 @@ from rose.executor.channel import Channel
 from rose.executor.messages import AskGrow, Granted, Hello, Welcome
 from tests.executor.conftest import ROLLOUT_KV, SLAB, SLABS
 
-_HEAD_BYTES = 128  # where the words are that the other side decides by
+_HEAD_BYTES = 128  # the part of a page whose words the other side uses
 _BURST_BYTES = 64
 
 
+def admitted(path: str) -> tuple[Channel, Welcome, list[int]]:
+    """Attach as soon as the device lets another borrower in."""
+    while True:
+        channel = Channel.connect(path, timeout_s=30)
+        channel.send(Hello(ROLLOUT_KV, SLABS * SLAB))
+        answer, descriptors = channel.receive(timeout_s=60)
+        if isinstance(answer, Welcome):
+            return channel, answer, descriptors
+        channel.close()
+        time.sleep(0.05)
+
+
 def borrowed(channel: Channel) -> list[int]:
-    """Borrow four slabs; growth may be held off because of the borrower before."""
+    """Borrow four slabs. After a revocation of the previous borrower's slabs this takes a while."""
     while True:
         channel.send(AskGrow(4 * 8))
         answer, slabs = channel.receive(timeout_s=60)
@@ -29,10 +41,7 @@ def borrowed(channel: Channel) -> list[int]:
 
 def main(path: str, seed: int, write_s: float) -> None:
     chance = random.Random(seed)
-    channel = Channel.connect(path, timeout_s=30)
-    channel.send(Hello(ROLLOUT_KV, SLABS * SLAB))
-    welcome, descriptors = channel.receive(timeout_s=60)
-    assert isinstance(welcome, Welcome)
+    channel, welcome, descriptors = admitted(path)
     pages = []
     for name, fd in zip(welcome.descriptors, descriptors, strict=True):
         if name == "ledger":

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from rose.api.borrower import Borrower
 from rose.errors import RoseError, StepAborted
-from rose.executor import CoServing, KVGeometry, Quantum
-from rose.memory import Layout
+from rose.executor import CoServing, KVGeometry, Notice, Quantum
 
 
 def descriptors() -> int:
@@ -23,23 +22,11 @@ def descriptors() -> int:
 
 class Tenant:
     def __init__(
-        self,
-        path: str,
-        *,
-        limit_bytes: int,
-        block_tokens: int,
-        bytes_per_token: int,
-        has_windows: bool = False,
-    ):
+        self, path: str, *, limit_bytes: int, block_tokens: int, bytes_per_token: int
+    ) -> None:
         self.path = path
         self.limit_bytes = limit_bytes
-        layout = Layout.BLOCK_MAJOR if has_windows else Layout.LAYER_MAJOR
-        self.geometry = KVGeometry(1, block_tokens, bytes_per_token, layout)
-        if has_windows:  # a second group, whose blocks are half as large
-            self.geometry = [
-                self.geometry,
-                KVGeometry(1, block_tokens, bytes_per_token // 2, layout),
-            ]
+        self.geometry = KVGeometry(1, block_tokens, bytes_per_token)
         self.demands = 0
         self.lock = threading.Lock()  # Guards `held`.
         self.step: threading.Thread | None = None
@@ -55,16 +42,17 @@ class Tenant:
         self.lane.on_revoke = self.on_revoke
         self.held: list[int] = []
 
-    def on_revoke(self, demand) -> None:
+    def on_revoke(self, _notice: Notice) -> None:
         self.demands += 1
-        demand.begin(())
         self.evacuate()
 
     def evacuate(self) -> None:
         leaving = self.lane.leaving()
         allocator = self.lane.kv.allocator
         with self.lock:
-            gone = [block for block in self.held if allocator.slab_of(block) in leaving]
+            slabs = allocator.slabs_of(self.held)
+            found = zip(self.held, slabs, strict=True)
+            gone = [block for block, slab in found if slab in leaving]
             self.held = [block for block in self.held if block not in gone]
             allocator.free(gone)
 
@@ -78,17 +66,6 @@ class Tenant:
             self.held += self.lane.kv.allocator.alloc(blocks)
         return len(self.held)
 
-    def take_groups(self, *blocks: int) -> list[list[int]] | None:
-        """Borrow memory for blocks of each group, and return the slabs they are in."""
-        if not self.lane.ensure_groups(blocks):
-            return None
-        taken = []
-        for space, count in zip(self.lane.groups.spaces, blocks, strict=True):
-            ids = space.allocator.alloc(count)
-            taken.append(sorted({space.allocator.slab_of(one) for one in ids}))
-            space.allocator.free(ids)
-        return taken
-
     def give(self) -> int:
         with self.lock:
             self.lane.kv.allocator.free(self.held)
@@ -99,7 +76,8 @@ class Tenant:
         return self.lane.slabs()
 
     def rank(self, slabs: list[int]) -> None:
-        self.lane.rank(slabs)
+        with self.lane.planning() as plan:
+            plan.order = slabs
 
     def fill(self, value: int) -> None:
         size = self.lane.kv.geometry.block_bytes
@@ -114,11 +92,13 @@ class Tenant:
         return sorted({int(one) for at in self.held for one in flat[at * size : (at + 1) * size]})
 
     def slabs(self) -> list[int]:
-        return sorted({self.lane.kv.allocator.slab_of(block) for block in self.held})
+        return sorted(set(self.lane.kv.allocator.slabs_of(self.held)))
 
     def touch(self, slab: int) -> int:
         """Read a byte of any slab, whoever has it."""
-        return int(self.lane.kv.slab_window(range(slab, slab + 1))[0])
+        arbiter = self.lane.kv.arbiter
+        at = (arbiter.header_slabs + slab) * arbiter.slab_bytes - self.lane.kv.origin_bytes
+        return int(self.lane.kv.flat()[at])
 
     def mapped(self) -> int:
         """How many memory objects of a pool are mapped here."""

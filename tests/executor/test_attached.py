@@ -112,23 +112,6 @@ def rig(tmp_path: Path) -> Iterator[RemoteRig]:
     made.close()
 
 
-def test_groups_of_a_borrower_share_what_it_was_lent(rig: RemoteRig) -> None:
-    child = rig.attach(has_windows=True)
-    whole = BLOCKS_PER_SLAB
-    first, second = child.do("take_groups", 2 * whole, 0)
-    assert (len(first), second) == (2, [])
-    assert rig.slabs() == (2, 0)
-    # What the first group left is room for the second: nothing more is asked for.
-    assert child.do("take_groups", 0, 4 * whole) == [[], first]
-    assert rig.slabs() == (2, 0)
-    both = child.do("take_groups", whole, 2 * whole + 1)
-    assert [len(slabs) for slabs in both] == [1, 2]
-    assert rig.slabs() == (3, 0)
-    rig.device.lender.take_back(3)
-    assert rig.slabs() == (0, 0)  # all of it was idle
-    wait_for(lambda: child.do("state")["free"] == 0)
-
-
 def test_slabs_leave_in_the_order_that_the_borrower_ranked_them(rig: RemoteRig) -> None:
     child = rig.attach()
     child.do("borrow", 4 * BLOCKS_PER_SLAB)  # all of them full: only the ranks tell them apart
@@ -300,7 +283,7 @@ NOISE = (
     b"",
     b"\x00",
     b"GET / HTTP/1.1\r\n\r\n",
-    encode(Ledger(1)),
+    encode(Ledger(1, "cpu")),
     b"\x92\xa2\xff\xfe\x80",  # a kind that is no text
     b"\x92\xa5Hello" + b"\x91" * 10_000,  # deeper than anybody reads
     encode(AskGrow(1)),
@@ -372,7 +355,7 @@ def test_the_ledger_can_be_looked_at(rig: RemoteRig) -> None:
     with Channel.connect(rig.path, timeout_s=LONG_S) as channel:
         channel.send(AskLedger())
         answer, descriptors = channel.receive(timeout_s=LONG_S)
-    assert answer == Ledger(os.getpid(), refusals=answer.refusals)
+    assert answer == Ledger(os.getpid(), "cpu", refusals=answer.refusals, wait_budget_ms=1000.0)
     assert answer.refusals["slo_at_risk"] == 0
     assert len(descriptors) == 1
     os.close(descriptors[0])
@@ -581,7 +564,7 @@ def test_an_admission_that_fails_leaves_its_place_to_the_next(
         raise Unavailable("on purpose")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rose.executor.tenancy.Welcome", fail)
+        patch.setattr("rose.executor.welcome.Welcome", fail)
         with CoServing.attach(rig.path) as other, pytest.raises(Unavailable):
             other.rollout(ROLLOUT_KV, limit_bytes=SLAB)
     assert rig.attach().do("borrow", 1) == 1

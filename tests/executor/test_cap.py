@@ -55,7 +55,7 @@ def test_growth_ends_at_the_cap_and_the_borrower_hears_when_it_rises(open_rig) -
 def test_late_slabs_count_as_lent(open_rig) -> None:
     rig = open_rig(revoke_ms=1.0, regrow_after_ms=0.0)
     borrow(rig, 4)
-    rig.rollout.on_revoke = lambda notice: notice.begin(())  # and does not obey
+    rig.rollout.pin(rig.held)  # for ever
     cap(rig, 2)
     wait_for(lambda: rig.counts()[3] == 2)
     assert rig.counts()[1] == 2

@@ -97,7 +97,7 @@ def test_reason_reaches_a_borrower_of_another_process(open_rig, tmp_path: Path) 
     with CoServing.attach(path) as attached:
         lane = attached.rollout(ROLLOUT_KV, limit_bytes=SLAB)
         wait_for(lambda: lane.try_step(timeout_ms=20).reason is Reason.NO_EVIDENCE)
-        assert lane.why_refused() is Reason.NO_EVIDENCE
+        assert lane.why_refused().reason is Reason.NO_EVIDENCE
 
 
 def test_reading_counts_refusals_by_reason_and_names_what_binds(open_rig) -> None:

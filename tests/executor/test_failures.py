@@ -96,17 +96,24 @@ def test_a_killed_serving_process_lets_a_quantum_start_and_ends_the_step(
 # ---- the borrower sticks -------------------------------------------------------------------------
 
 
-def test_a_parked_borrower_that_stops_looking_up_loses_its_lease(open_rig) -> None:
-    rig = open_rig(lease_ttl_ms=250.0, tend_every_ms=5.0, revoke_ms=30.0)
+def test_slabs_that_a_stuck_step_does_not_pin_leave_and_the_others_are_late(open_rig) -> None:
+    rig = open_rig(tend_every_ms=5.0, revoke_ms=30.0)
     step = ParkedStep(rig, rig.borrow(30))
-    is_back = threading.Event()
-    rig.rollout.on_look = lambda: is_back.wait(LONG_S)  # its host thread is stuck
+    rig.rollout.ensure(30)  # Nothing uses these slabs.
+    lent = rig.counts()[1]
+    is_stuck, is_back = threading.Event(), threading.Event()
+
+    def stick() -> None:
+        is_stuck.set()
+        is_back.wait(LONG_S)
+
+    rig.rollout.on_look = stick
     rig.serving.arrived("a", prompt_tokens=8)
     step.park()
-    # What the step does not pin leaves; what it pins is late, and quarantined until it is over.
-    wait_for(lambda: rig.counts()[1] == 0)
-    assert rig.counts()[3] > 0
-    assert rig.serving.ensure(rig.counts()[0] * 4)
+    assert is_stuck.wait(LONG_S)
+    assert not rig.serving.ensure(64)
+    assert rig.counts()[1] == 0
+    assert 0 < rig.counts()[3] < lent
     rig.serving.finished("a")
     is_back.set()
     wait_for(lambda: step.outcome)

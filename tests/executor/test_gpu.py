@@ -295,10 +295,7 @@ def test_memory_goes_out_and_comes_home_without_a_driver_call(fake: Fake) -> Non
     wait_for(lambda: rig.rollout.ensure(16))
     blocks = rig.rollout.kv.allocator.alloc(16)
     assert blocks is not None
-    rig.rollout.on_revoke = lambda revocation: (
-        revocation.begin(()),
-        rig.rollout.kv.allocator.free(blocks),
-    )
+    rig.rollout.on_revoke = lambda _notice: rig.rollout.kv.allocator.free(blocks)
     memory_calls = [line for line in fake.log() if line.startswith("cuMem")]
     free = rig.serving.kv.allocator.free_blocks
     assert rig.serving.ensure(free + SLABS * 8 - 8)  # all but serving's own slab

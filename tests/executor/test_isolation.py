@@ -129,7 +129,7 @@ def test_serving_keeps_every_byte_while_slabs_come_and_go(rig: RemoteRig) -> Non
     seen = 0
     with CoServing.attach(rig.path) as device:
         lane = device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
-        lane.on_revoke = lambda notice: notice.begin(())
+        lane.on_revoke = lambda _notice: None
 
         def churn() -> bool:
             nonlocal seen
@@ -305,8 +305,8 @@ def test_nothing_is_mapped_or_unmapped_while_a_step_runs(fake: Fake) -> None:
 def test_slabs_that_are_lent_when_a_step_has_begun_are_mapped_after_it(fake: Fake) -> None:
     rig = GpuRig()
     gpu.wait_for(lambda: rig.rollout.ensure(16))
-    loans, begun = rig.rollout._loans, []
-    ask = loans._ask
+    line, begun = rig.rollout._loans._line, []
+    ask = line._ask
 
     def slow(question: Any) -> tuple[Any, list[int]]:
         """The thread of steps is faster than the answer."""
@@ -316,7 +316,7 @@ def test_slabs_that_are_lent_when_a_step_has_begun_are_mapped_after_it(fake: Fak
             fake.reset()
         return answer
 
-    loans._ask = slow
+    line._ask = slow
     reasons = []
 
     def has_grown() -> bool:

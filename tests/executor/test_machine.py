@@ -80,11 +80,11 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     def leaving_now(self) -> list[int]:
         leaving = self.rig.rollout.leaving()
-        slab_of = self.rollout.kv.allocator.slab_of
-        return [b for b in self.rollout.signs if b not in self.pinned and slab_of(b) in leaving]
+        blocks = [block for block in self.rollout.signs if block not in self.pinned]
+        slabs = self.rollout.kv.allocator.slabs_of(blocks)
+        return [block for block, slab in zip(blocks, slabs, strict=True) if slab in leaving]
 
-    def on_revoke(self, revocation) -> None:
-        revocation.begin(())
+    def on_revoke(self, _notice) -> None:
         self.rollout.give(self.leaving_now())
 
     # ---- serving

@@ -9,6 +9,7 @@ import pytest
 
 from rose.errors import InternalError, InvalidArgument, Unavailable
 from rose.executor import Reason, Refusal, StepBatch
+from rose.executor.revocation import Notice, Revocation
 from rose.executor.safety import Safety
 from tests.executor.conftest import ParkedStep, Rig
 from tests.waiting import LONG_S, wait_for
@@ -39,7 +40,8 @@ def whole_life(rig: Rig) -> None:
     """Call every method of the serving lane."""
     serving = rig.serving
     serving.arrived("x", prompt_tokens=8)
-    with serving.step(StepBatch(1, 8, 8)):
+    with serving.step() as step:
+        step.commit(StepBatch(1, 8, 8))
         ticket = serving.reserve(16)
         blocks = serving.alloc(1)
     serving.emitted("x")
@@ -88,13 +90,11 @@ def test_an_impossible_count_is_refused_and_lending_goes_on(open_rig, call: str 
 # Where the failure is planted: (owner, part, method of the core).
 PLACES = [
     ("serving", "_state", "arrived"),
-    ("serving", "_state", "beat"),
     ("serving", "_state", "finished"),
-    ("serving", "_gate", "is_running"),
-    ("serving", "_gate", "passed"),
-    ("serving", "_model", "observe"),
-    ("serving", "_log", "append_step"),
-    ("serving", "_supply", "recheck"),
+    ("serving", "_steps", "begin"),
+    ("serving", "_steps", "commit"),
+    ("serving", "_steps", "emitted"),
+    ("serving", "_steps", "end"),
     ("serving", "_supply", "reclaim"),
     ("serving", "_supply", "offer_surplus"),
     ("supply", "_arbiter", "snapshot"),
@@ -102,11 +102,10 @@ PLACES = [
     ("lender", "arbiter", "revoke"),
     ("supply", "_arbiter", "give_back"),
     ("collector", "_log", "append_revoke_begun"),
-    ("supply", "_arbiter", "watch"),
+    ("supply", "_watch", "is_short"),
     ("supply", "_arbiter", "is_short"),
     ("supply", "_demand", "blocks"),
     ("serving", "_demand", "arrived"),
-    ("serving", "_demand", "step_ended"),
     ("serving", "_supply", "foresee"),
     ("serving", "_supply", "load_changed"),
     ("lender", "state", "beat"),
@@ -125,13 +124,14 @@ def plant(rig: Rig, place: tuple[str, str, str], *, times: int) -> None:
     owners = owners_of(rig)
     if (owner, name) == ("lender", "revoke"):
         # The revocation is made with the lender's arbiter; nothing else of it may be a stand-in.
-        stock, planted = rig.rollout.on_revoke, Failing(rig.device.arbiter, name, times=times)
+        tenancy = rig.device.lender.newest
+        stock, planted = tenancy.revoke, Failing(rig.device.arbiter, name, times=times)
 
-        def on_revoke(revocation) -> None:
+        def revoke(revocation: Revocation) -> None:
             revocation.arbiter = planted
             stock(revocation)
 
-        rig.rollout.on_revoke = on_revoke
+        tenancy.revoke = revoke
         return
     fail(owners[owner], part, name, times=times)
 
@@ -176,11 +176,11 @@ def test_nothing_raises_in_serving_when_a_part_stays_broken(open_rig, place) -> 
 def test_borrower_that_raises_while_it_is_revoked_loses_its_slabs_all_the_same(open_rig) -> None:
     rig = open_rig()
 
-    def broken(_revocation) -> None:
+    def broken(_notice: Notice) -> None:
         raise RuntimeError("the engine is broken")
 
     rig.rollout.on_revoke = broken
-    assert rig.rollout.ensure(60)
+    rig.borrow(60)
     assert rig.serving.ensure(ALL_BLOCKS)
     assert rig.device.gave_back == "RuntimeError: the engine is broken"
     assert rig.counts() == (16, 0, 0, 0)
@@ -191,10 +191,10 @@ def test_giving_back_aborts_a_parked_step(open_rig) -> None:
     step = ParkedStep(rig, rig.borrow(60))
     rig.serving.arrived("a", prompt_tokens=8)
     step.park()
-    fail(rig.serving, "_supply", "recheck")
+    fail(rig.serving, "_steps", "end")
     with rig.serving.step(StepBatch(1, 8, 0)):
         pass
-    assert rig.device.gave_back == "RuntimeError: planted in recheck"
+    assert rig.device.gave_back == "RuntimeError: planted in end"
     assert step.outcome == "aborted"
     assert rig.counts()[1] == 0
     assert rig.counts()[3] == 0

@@ -15,6 +15,7 @@ from tests.executor.test_attached import BLOCKS_PER_SLAB, ROOT, RemoteRig
 from tests.waiting import LONG_S, wait_for
 
 PARK_MS = 100.0
+BUDGET_MS = 300.0
 REVOKE_MS = 300.0
 ISOLATIONS: tuple[Isolation, ...] = ("shared", "mapped")
 
@@ -27,6 +28,7 @@ class ScribbledRig(RemoteRig):
             folder,
             isolation=isolation,
             park_wait_ms=PARK_MS,
+            wait_budget_ms=BUDGET_MS,
             revoke_ms=REVOKE_MS,
             regrow_after_ms=0.0,
         )
@@ -49,22 +51,24 @@ class ScribbledRig(RemoteRig):
             process.communicate()
 
     def serve_once(self) -> None:
-        """Nothing is learned from it: after bursts, or steps of no length, rose lends little."""
+        """Serve a step without a batch, so that the model learns nothing from its length of 0."""
         with self.serving.step():
             pass
         self.serving.ensure(SERVING_KV.blocks_per_slab(SLAB) * SLABS // 2)
         self.serving.settle()
 
     def serve_beside(self, process: subprocess.Popen, *, serve_s: float) -> None:
-        """Serve until the borrower is dead; it may have cost two time-outs."""
+        """Serve until the borrower is dead; its waits are within the budget."""
+        budget_ms = BUDGET_MS - self.device.reading().waited_ms
         self.serving.blocked_ms.clear()
         end_s = time.monotonic() + serve_s
         while process.poll() is None and time.monotonic() < end_s:
             self.serve_once()
-        for _ in range(20):  # Its page is nobody's now.
+        for _ in range(20):  # Serving ignores the page of a dead borrower.
             self.serve_once()
         assert process.poll() is not None, "serving has not ended a borrower that never parks"
-        assert list(self.serving.blocked_ms).count(PARK_MS) <= 2
+        # Without a certificate, all of a wait counts. With one, its few milliseconds do not.
+        assert sum(one for one in self.serving.blocked_ms if one > PARK_MS / 2) <= budget_ms + 20
         assert self.device.gave_back is None
 
     def check_next_borrower(self) -> None:
@@ -81,7 +85,7 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ScribbledRig
     made.close()
 
 
-def test_a_borrower_that_scribbles_costs_two_time_outs_and_the_next_attaches(
+def test_scribbler_costs_at_most_the_wait_budget_and_the_next_borrower_attaches(
     rig: ScribbledRig,
 ) -> None:
     with rig.scribbler(1, write_s=LONG_S) as process:
@@ -89,7 +93,7 @@ def test_a_borrower_that_scribbles_costs_two_time_outs_and_the_next_attaches(
     rig.check_next_borrower()
 
 
-def test_what_a_borrower_leaves_in_the_gate_is_not_there_for_the_next(rig: ScribbledRig) -> None:
+def test_next_borrower_gets_a_gate_without_the_garbage_of_the_last(rig: ScribbledRig) -> None:
     with rig.scribbler(2, write_s=0.2) as process:
         process.wait(LONG_S)
     rig.check_next_borrower()
@@ -97,7 +101,7 @@ def test_what_a_borrower_leaves_in_the_gate_is_not_there_for_the_next(rig: Scrib
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_scribblers_for_half_a_minute_cost_two_time_outs_each(
+def test_scribblers_for_half_a_minute_share_one_wait_budget(
     rig: ScribbledRig, tried: Callable[..., None]
 ) -> None:
     end_s = time.monotonic() + 30.0

@@ -435,11 +435,6 @@ Answer cuMemsetD32Async(DevicePointer at, unsigned value, std::size_t count, CUs
   return world().issue(stream, Fill{at, value, count});
 }
 
-Answer cuMemcpyHtoDAsync(DevicePointer to, const void* from, std::size_t size, CUstream stream) {
-  if (from == nullptr || !world().is_accessible(to, size)) return kInvalidValue;
-  return world().issue(stream, Copy{to, static_cast<const std::byte*>(from), size});
-}
-
 // ---- streams and events
 
 Answer cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
@@ -907,7 +902,7 @@ constexpr bool is_unsafe_in_capture(std::string_view name) {
 // Work in a stream: it takes a place in the launch queue.
 constexpr bool is_launch(std::string_view name) {
   return is_one_of(name, {"cuLaunchKernel", "cuStreamBatchMemOp", "cuEventRecord", "cuGraphLaunch",
-                          "cuMemsetD32Async", "cuMemcpyHtoDAsync"});
+                          "cuMemsetD32Async"});
 }
 
 template <typename... A>

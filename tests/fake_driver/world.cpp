@@ -235,12 +235,6 @@ bool World::run(Work& work, CUstream stream) {
     } else {
       std::fill_n(std::bit_cast<std::uint32_t*>(fill->at), fill->count, fill->value);
     }
-  } else if (const auto* copy = std::get_if<Copy>(&work)) {
-    if (!is_accessible(copy->to, copy->size_bytes)) {
-      fault("a copy reached memory that is gone: " + hex(copy->to), kSuccess);
-    } else {
-      std::copy_n(copy->from, copy->size_bytes, std::bit_cast<std::byte*>(copy->to));
-    }
   } else if (const auto* launch = std::get_if<Launch>(&work)) {
     run_kernel(*launch, stream);
   }

@@ -43,11 +43,6 @@ struct Fill {
   unsigned value;
   std::size_t count;
 };
-struct Copy {
-  DevicePointer to;
-  const std::byte* from;  // read when the copy runs, as from page-locked memory
-  std::size_t size_bytes;
-};
 struct Launch {
   CUkernel kernel;
   std::array<unsigned, 3> grid;
@@ -65,7 +60,7 @@ struct Nested {
   std::shared_ptr<const std::vector<Node>> nodes{};
   std::shared_ptr<GraphRun> run{};
 };
-using Work = std::variant<Batch, Record, Fill, Copy, Launch, Nested, std::shared_ptr<GraphRun>>;
+using Work = std::variant<Batch, Record, Fill, Launch, Nested, std::shared_ptr<GraphRun>>;
 
 struct Node {
   CUgraphNode id;

@@ -11,15 +11,16 @@ from contextlib import suppress
 from typing import Final
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer import Subscription, Tiles, Version
+from rose.transfer import Subscription, Tiles, Version, manifest_bytes
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
+from rose.transfer.signing import fingerprint
 from rose.transfer.source import Frame
-from rose.transfer.wire import manifest_message, messages
+from rose.transfer.wire import messages
 from tests.transfer.faults.disks import VirtualDisk
 
 REFUSED: Final = (CorruptData, InvalidArgument)
@@ -80,11 +81,11 @@ def try_message(kind: type, content: bytes) -> object | None:
 
 def try_manifest(content: bytes) -> object | None:
     try:
-        manifest = manifest_message.from_bytes(content)
+        manifest = manifest_bytes.from_bytes(content)
     except REFUSED:
         return None
-    assert manifest_message.from_bytes(manifest_message.to_bytes(manifest)) == manifest
-    manifest.fingerprint()
+    assert manifest_bytes.from_bytes(manifest_bytes.to_bytes(manifest)) == manifest
+    fingerprint(manifest)
     follow([manifest])
     return manifest
 

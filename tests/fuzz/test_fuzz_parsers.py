@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.transfer import Version, VersionLog
-from rose.transfer.manifest import Signing
+from rose.transfer import Version, VersionLog, manifest_bytes
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.wire import manifest_message, messages
+from rose.transfer.signing import Signing
+from rose.transfer.wire import messages
 from tests.fuzz import fuzz_parsers
 from tests.fuzz.fuzz_parsers import KINDS, PARSERS
 from tests.transfer.faults.disks import VirtualDisk
@@ -48,7 +48,7 @@ def written() -> dict[int, bytes]:
         "SnapshotRequest": messages.SnapshotRequest(5, (0, 3)),
         "WaitRequest": messages.WaitRequest(5, 100),
     }
-    files = [manifest_message.to_bytes(manifest), disk.read(disk.names()[0])]
+    files = [manifest_bytes.to_bytes(manifest), disk.read(disk.names()[0])]
     return dict(enumerate([*files, *(messages.encode(said[kind.__name__]) for kind in KINDS)]))
 
 

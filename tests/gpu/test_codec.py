@@ -1,23 +1,37 @@
-"""The CUDA kernels of the codec on a GPU, bit for bit. Each run draws fresh bits and says its seed.
+"""Codecs on a GPU: the laws of every twin, on bits that each run draws anew, and large arrays.
 
-Without torch: a sanitizer runs some of these tests, and memory is allocated buffer by buffer.
+The CUDA kernels are tested without torch, because a sanitizer runs those tests: memory is allocated
+buffer by buffer. Triton has few sizes and alignments, because it compiles each of its kernels anew
+for every kind of argument.
 """
 
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from rose import _core
-from tests.gpu import codec_checks as codec
-from tests.gpu.codec_checks import LARGE, SMALL
-from tests.gpu.twins import CudaTwin, Packed, table_of
+from tests.codec_cases import BLOCK, BOXES, CASES, Case, answer
+from tests.codec_laws import VECTORS, CodecLaws, DigestLaws, check_pack
+from tests.codec_twins import CodecTwin
+from tests.gpu.twins import CudaTwin, OnGpu
 from tests.reference import delta as reference
+from tests.reference.delta import Bits, Delta
 
 pytestmark = pytest.mark.gpu
 
-# Around a word, a warp, a block of each size, and a prime.
-COUNTS: Final = (1, 31, 32, 33, 1000, SMALL - 1, SMALL + 1, LARGE, LARGE + 7, 104_729)
+LARGE: Final = 65_536
+MASK64: Final = (1 << 64) - 1
+SEED: Final = int.from_bytes(os.urandom(4), "little")
+
+
+@pytest.fixture(autouse=True)
+def _shows_the_seed() -> None:
+    print(f"seed of the cases {SEED}")
 
 
 @pytest.fixture(scope="module")
@@ -25,136 +39,172 @@ def cuda(device: Any) -> CudaTwin:
     return CudaTwin(device)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_pack_is_bit_for_bit_the_reference(
-    cuda: CudaTwin, rng: np.random.Generator, count: int
-) -> None:
-    codec.check_pack(cuda, rng, count)
+@pytest.fixture(scope="module")
+def triton(gpu: None) -> CodecTwin:
+    pytest.importorskip("triton")
+    from rose.kernels.triton_codec import TritonCodec
+
+    return CodecTwin(TritonCodec(), OnGpu)
 
 
-@pytest.mark.parametrize("width", [8, 32])
-def test_elements_of_other_widths(cuda: CudaTwin, rng: np.random.Generator, width: int) -> None:
-    codec.check_width(cuda, rng, width)
+class TestCuda(CodecLaws):
+    """The CUDA kernels."""
+
+    cases = tuple(replace(case, seed=SEED) for case in CASES)
+
+    @pytest.fixture(scope="class")
+    def twin(self, cuda: CudaTwin) -> CudaTwin:
+        return cuda
+
+
+class TestCudaDigest(DigestLaws):
+    """Digests of parts, by the CUDA kernels."""
+
+    @pytest.fixture(scope="class")
+    def twin(self, cuda: CudaTwin) -> CudaTwin:
+        return cuda
+
+
+class TestEmbedded(CodecLaws):
+    """The embedded codec, on tensors of torch."""
+
+    cases = TestCuda.cases
+
+    @pytest.fixture(scope="class")
+    def twin(self, gpu: None) -> CodecTwin:
+        pytest.importorskip("torch")
+        from rose.kernels.embedded import EmbeddedCodec
+
+        return CodecTwin(EmbeddedCodec(0), OnGpu)
+
+
+class TestTriton(CodecLaws):
+    """The Triton codec, on tensors of torch."""
+
+    cases = tuple(
+        replace(case, seed=SEED)
+        for case in CASES
+        if case.count in {1, 33, 5_001, 16_385, 33_001, 65_537, 65_569}
+    )
+    budgets = (0, 500, 1 << 40)
+    boxes = tuple(box for box in BOXES if box.name in {"rows", "four_permuted"})
+    packs = tuple(VECTORS["packs"][::5])
+
+    @pytest.fixture(scope="class")
+    def twin(self, triton: CodecTwin) -> CodecTwin:
+        return triton
+
+
+# ---- any address, large arrays
 
 
 @pytest.mark.parametrize("skew_bytes", [2, 4, 6, 8, 14])
-def test_any_address_of_an_element_will_do(
-    cuda: CudaTwin, rng: np.random.Generator, skew_bytes: int
-) -> None:
-    codec.check_any_address(cuda, rng, skew_bytes)
+def test_array_may_have_any_address(device: Any, skew_bytes: int) -> None:
+    twin, case = CudaTwin(device, skew_bytes=skew_bytes), Case(LARGE, 20_011, 0.05, seed=SEED)
+    check_pack(twin, answer(case), case)
+    CodecLaws().test_apply_and_undo_are_the_reference(twin, case)
+    CodecLaws().test_digest_is_the_reference(twin, case)
 
 
+@pytest.mark.parametrize("skew", [1, 4])
+def test_tensor_of_triton_may_have_any_address(triton: CodecTwin, skew: int) -> None:
+    twin, case = CodecTwin(triton.codec, lambda bits: OnGpu(bits, skew)), Case(LARGE, 20_011, 0.05)
+    check_pack(twin, answer(case), case)
+    CodecLaws().test_apply_and_undo_are_the_reference(twin, case)
+    CodecLaws().test_digest_is_the_reference(twin, case)
+
+
+def two_versions(rng: np.random.Generator, count: int, share: float) -> tuple[Bits, Bits]:
+    """Return new and old bits; all patterns occur, NaN and subnormals too."""
+    old = rng.integers(0, 1 << 16, count, dtype=np.uint16)
+    size = np.where(rng.random(count) < 0.89, 1, rng.integers(2, (1 << 15) + 1, count))
+    move = np.where(rng.random(count) < 0.5, size, (1 << 16) - size).astype(np.uint16)
+    move[rng.random(count) >= share] = 0
+    return old + move, old
+
+
+@pytest.mark.parametrize("name", ["cuda", "triton"])
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 0.9])
-def test_millions_of_elements_pack_as_the_core_packs_them(
-    cuda: CudaTwin, rng: np.random.Generator, share: float
+def test_millions_of_elements_are_packed_as_by_the_core(
+    request: pytest.FixtureRequest, rng: np.random.Generator, name: str, share: float
 ) -> None:
-    codec.check_millions(cuda, rng, share)
+    twin = request.getfixturevalue(name)
+    new, old = two_versions(rng, 5_000_011, share)
+    shadow, held = old.copy(), old.copy()
+    entries, payload, *_ = _core.delta_pack(new, held, block_elements=LARGE)
+    delta, digest = twin.pack(new, shadow, block_elements=LARGE)
+    assert delta == Delta(len(new), LARGE, entries.tolist(), payload.tolist())
+    assert np.array_equal(shadow, new)
+    first_index, seed = twin.place
+    assert digest == _core.digest(new, first_index=first_index, seed=seed)
 
 
-def test_index_and_seed_are_those_of_the_tensor(cuda: CudaTwin, rng: np.random.Generator) -> None:
-    codec.check_index_and_seed(cuda, rng)
+@pytest.mark.parametrize("name", ["cuda", "triton"])
+def test_millions_have_the_threshold_of_the_core(
+    request: pytest.FixtureRequest, rng: np.random.Generator, name: str
+) -> None:
+    new, old = two_versions(rng, 4_000_037, 0.3)
+    for budget in (0, 1000, 100_000, 2_000_000):
+        wanted = _core.topk_threshold(new, old, budget=budget)
+        assert request.getfixturevalue(name).threshold(new, old, budget=budget) == wanted
 
 
-def test_deferred_blocks_leave_their_shadow_and_come_with_the_next_pack(
+def digest_of_triton(bits: Bits, *, first_index: int = 0) -> tuple[int, int]:
+    from rose.kernels.digest import digest
+    from rose.kernels.gpu import pairs_of
+
+    return pairs_of(digest(OnGpu(bits).tensor, first_index=first_index))[0]
+
+
+@pytest.mark.parametrize("name", ["cuda", "triton"])
+def test_digests_of_parts_add_up(
+    request: pytest.FixtureRequest, rng: np.random.Generator, name: str
+) -> None:
+    twin = request.getfixturevalue(name)
+    digest: Callable[..., Any] = twin.digest if name == "cuda" else digest_of_triton
+    bits = rng.integers(0, 1 << 16, 1_000_003, dtype=np.uint16)
+    cuts = [0, 4, 40_000, 999_996, len(bits)]
+    parts = [digest(bits[at:end], first_index=at) for at, end in itertools.pairwise(cuts)]
+    whole = tuple(sum(part[which] for part in parts) & MASK64 for which in range(2))
+    assert digest(bits) == whole == _core.digest(bits)
+
+
+# ---- an arena that is too small
+
+
+def test_deferred_blocks_are_packed_by_the_next_pack(
     cuda: CudaTwin, rng: np.random.Generator
 ) -> None:
-    codec.check_deferred(cuda, rng)
+    new, old = two_versions(rng, 10 * BLOCK + 5, 0.3)
+    needed = cuda.pack_into(new, old.copy(), block_elements=BLOCK).words
+    shadow = old.copy()
+    first = cuda.pack_into(new, shadow, block_elements=BLOCK, arena_words=needed // 2)
+    assert first.words == needed
+    assert 0 < len(first.deferred) < len(first.delta.entries)
+    for block in range(len(first.delta.entries)):
+        part = slice(block * BLOCK, (block + 1) * BLOCK)
+        expected = old if block in first.deferred else new
+        assert np.array_equal(shadow[part], expected[part])
+    first_index, seed = cuda.place
+    assert first.digest == reference.digest(shadow, first_index=first_index, seed=seed)
+    rest = cuda.pack_into(new, shadow, block_elements=BLOCK)
+    assert rest.deferred == []
+    weights = old.copy()
+    assert cuda.apply(first.delta, weights) is None
+    assert cuda.apply(rest.delta, weights) is None
+    assert np.array_equal(weights, new)
 
 
-def test_an_arena_without_room_defers_everything(cuda: CudaTwin, rng: np.random.Generator) -> None:
-    codec.check_no_room(cuda, rng)
+def test_arena_without_room_defers_all_blocks(cuda: CudaTwin, rng: np.random.Generator) -> None:
+    new, old = two_versions(rng, 3 * BLOCK, 0.5)
+    shadow = old.copy()
+    packed = cuda.pack_into(new, shadow, block_elements=BLOCK, arena_words=1)
+    assert packed.deferred == [0, 1, 2]
+    assert np.array_equal(shadow, old)
+    assert packed.words > 1
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_apply_is_bit_for_bit_the_reference(
-    cuda: CudaTwin, rng: np.random.Generator, count: int
-) -> None:
-    codec.check_apply(cuda, rng, count)
-
-
-@pytest.mark.parametrize("fields", codec.CORRUPT, ids=str)
-def test_a_corrupt_block_leaves_its_weights_alone(
-    cuda: CudaTwin, rng: np.random.Generator, fields: dict[str, int]
-) -> None:
-    codec.check_corrupt(cuda, rng, fields)
-
-
-def test_flipped_bits_never_reach_another_block(cuda: CudaTwin, rng: np.random.Generator) -> None:
-    codec.check_flipped(cuda, rng)
-
-
-@pytest.mark.parametrize("count", [1, 33, 1000, SMALL + 1])
-def test_topk_is_bit_for_bit_the_reference(
-    cuda: CudaTwin, rng: np.random.Generator, count: int
-) -> None:
-    codec.check_topk(cuda, rng, count)
-
-
-def test_millions_have_the_threshold_of_the_core(cuda: CudaTwin, rng: np.random.Generator) -> None:
-    codec.check_threshold_of_millions(cuda, rng)
-
-
-@pytest.mark.parametrize("count", [1, 3, 4, 1001, 65_537])
-def test_digest_is_bit_for_bit_the_reference(
-    cuda: CudaTwin, rng: np.random.Generator, count: int
-) -> None:
-    codec.check_digest(cuda, rng, count)
-
-
-def test_the_digest_of_parts_adds_up(cuda: CudaTwin, rng: np.random.Generator) -> None:
-    codec.check_digest_of_parts(cuda, rng)
-
-
-def embedded() -> Any:
-    pytest.importorskip("torch")
-    from rose.kernels.embedded import EmbeddedCodec
-
-    return EmbeddedCodec(0)
-
-
-def on_gpu(array: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(array.view(f"i{array.itemsize}")).cuda()
-
-
-def on_gpu_table(delta: Any) -> tuple[Any, Any, Any]:
-    return tuple(on_gpu(one) for one in table_of(delta))  # type: ignore[return-value]
-
-
-def gathered(blocks: Any, like: Any) -> reference.Delta:
-    """Fetch what the embedded codec packed."""
-    packed = Packed(
-        like.count,
-        like.block_elements,
-        blocks.entries.cpu().numpy().view(np.uint64),
-        blocks.offsets.cpu().numpy().view(np.uint64),
-        blocks.arena.cpu().numpy().view(np.uint32),
-        int(blocks.words),
-        np.empty(0, f"u{like.width // 8}"),
-        (0, 0),
-    )
-    return packed.gathered()
-
-
-def test_part_of_a_tensor_is_taken_where_it_lies(rng: np.random.Generator) -> None:
-    codec_of_gpu = embedded()
-    new, old = codec.two_versions(rng, 40 * 33 * 100, share=0.05)
-    whole, shadow = (on_gpu(one).view(40, 33, 100) for one in (new, old))
-    part, target = (one[2:, :, 3:90].transpose(0, 1) for one in (whole, shadow))
-    flat_new, flat_old = (
-        one.contiguous().view(-1).cpu().numpy().view(np.uint16) for one in (part, target)
-    )
-    wanted = reference.pack(flat_new, flat_old.copy(), block_elements=SMALL)
-    packed = codec_of_gpu.delta_pack(part, target, block_elements=SMALL)
-    assert gathered(packed, wanted) == wanted
-    assert bool((part == target).all())
-    bad = codec_of_gpu.delta_apply(target, *on_gpu_table(wanted), block_elements=SMALL, undo=True)
-    assert int(bad) == -1
-    assert (shadow.view(-1).cpu().numpy().view(np.uint16) == old).all()
-
-
-def test_a_launcher_names_the_address_it_refuses(device: Any) -> None:
+def test_launcher_names_the_refused_address(device: Any) -> None:
     from rose.errors import InvalidArgument
 
     launcher = _core.DeviceCodec.create(device)

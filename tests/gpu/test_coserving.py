@@ -11,7 +11,7 @@ import pytest
 
 from rose.errors import StepAborted
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum
-from rose.executor.revocation import Revocation
+from rose.executor.revocation import Notice
 from rose.slo.verify import verify_log
 from rose.units import MIB
 from tests.known_model import confirm
@@ -76,15 +76,16 @@ class Rig:
             torch.cuda._sleep(1000)
         self.rollout_stream.synchronize()
 
-    def on_revoke(self, revocation: Revocation) -> None:
-        revocation.begin(())
+    def on_revoke(self, _notice: Notice) -> None:
         self.evacuate()
 
     def evacuate(self) -> None:
         with self.lock:
             leaving = self.rollout.leaving()
             allocator = self.rollout.kv.allocator
-            gone = [block for block in self.held if allocator.slab_of(block) in leaving]
+            slabs = allocator.slabs_of(self.held)
+            found = zip(self.held, slabs, strict=True)
+            gone = [block for block, slab in found if slab in leaving]
             self.held = [block for block in self.held if block not in gone]
             allocator.free(gone)
 

@@ -57,9 +57,7 @@ def test_live_weights_are_changed_on_the_gpu(engines: Any) -> None:
 class Pair:
     """Serving and a borrower on one GPU, with copies of both models on the CPU to compare with."""
 
-    def __init__(
-        self, engines: Any, *, pool_bytes: int = POOL_BYTES, is_leased: bool = False
-    ) -> None:
+    def __init__(self, engines: Any) -> None:
         from rose.executor import SLO, CoServing, Policy
         from rose.memory import choose_slab_bytes
 
@@ -70,7 +68,7 @@ class Pair:
         geometries = [engines.kv_geometry(model, config) for model in on_gpu]
         self.device = CoServing.open(
             "cuda:0",
-            pool_bytes=pool_bytes,
+            pool_bytes=POOL_BYTES,
             slab_bytes=choose_slab_bytes(*geometries),
             policy=Policy(
                 regrow_after_ms=5.0, revoke_ms=500.0, blocking_ms=2000.0, heartbeat_ttl_ms=5000.0
@@ -84,12 +82,9 @@ class Pair:
             request_tokens=256,
         )
         confirm(self.device._parts.model, 64)
-        rollout_lane = self.device.rollout(geometries[1], limit_bytes=pool_bytes)
+        rollout_lane = self.device.rollout(geometries[1], limit_bytes=POOL_BYTES)
         self.serving = engines.serving_engine(on_gpu[0], self.serving_lane, config)
-        self.weights = engines.LeasedWeights(on_gpu[1], rollout_lane) if is_leased else None
-        self.rollout = engines.rollout_engine(
-            on_gpu[1], rollout_lane, config, layers_per_segment=1, weights=self.weights
-        )
+        self.rollout = engines.rollout_engine(on_gpu[1], rollout_lane, config, layers_per_segment=1)
 
 
 @pytest.fixture
@@ -131,30 +126,3 @@ def test_interrupted_rollouts_say_the_same(pair: Pair) -> None:
         assert client.errors() == []
         assert client.wrong(model) == []
     assert pair.device.gate.stats().pauses > 0
-
-
-def test_leased_weights_say_the_same_after_every_eviction(engines: Any) -> None:
-    from rose.executor.weights import WeightsState
-    from tests.engines.intact import equals_host
-    from tests.engines.pair import Client
-
-    pair = Pair(engines, pool_bytes=256 << 20, is_leased=True)
-    lease = pair.weights.lease
-    pair.rollout.start()
-    try:
-        for seed in range(3):
-            client = Client(pair.rollout, f"rollout-{seed}", seed=seed)
-            client.send(prompt_tokens=40, new_tokens=12)
-            client.wait()
-            assert client.errors() == []
-            assert client.wrong(pair.alone[1]) == []
-            assert lease.state is WeightsState.ACTIVE
-            assert equals_host(pair.weights)
-            pair.device.lender.take_back(1 << 20)
-            assert lease.state is WeightsState.DORMANT
-            pair.serving_lane.settle()
-    finally:
-        pair.rollout.stop()
-        pair.device.close()
-    assert pair.device.gave_back is None
-    pair.device.arbiter.check_invariants()

@@ -1,7 +1,7 @@
-"""The Triton functions, run without a GPU in a process of their own.
+"""The Triton codec without a GPU, interpreted in a process of its own.
 
 Triton decides when it is imported whether it compiles kernels or interprets them, for the whole
-process. So the tests never import it: a child does, which gets and returns NumPy arrays.
+process. So the tests never import it: a child process does, which takes and returns NumPy arrays.
 """
 
 import multiprocessing
@@ -9,14 +9,15 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tests.codec_twins import CodecTwin
+from tests.reference.delta import Delta
+
 Bits = npt.NDArray[Any]  # uint8, uint16 or uint32: how wide the elements are
-MASK64 = (1 << 64) - 1
 GUARD = 8  # elements in front of and behind every array, which must stay as they are
 GUARD_BITS = 0x5A5A5A5A
 
@@ -65,21 +66,6 @@ def let_scalars_be_loop_bounds() -> None:
 # ---- what runs in the child ----------------------------------------------------------------------
 
 
-@dataclass
-class Packed:
-    entries: list[int]
-    offsets: list[int]
-    arena: list[int]
-    words: int
-    digest: tuple[int, int]
-    shadow: Bits
-    ages: Bits | None
-
-
-def unsigned(tensor: Any, bits: int) -> list[int]:
-    return [number & ((1 << bits) - 1) for number in tensor.tolist()]
-
-
 class Guarded:
     """An array among others, `skip` elements after an aligned address.
 
@@ -109,110 +95,89 @@ class Guarded:
         return found.reshape(-1)
 
 
-Table = tuple[list[int], list[int], list[int]]
+def laid(bits: Bits) -> Guarded:
+    """Lay an array for the codec: a row at an odd address, or a box in a larger array."""
+    return Guarded(bits, 1) if bits.ndim == 1 else Guarded(bits, shape=bits.shape)
 
 
-def table(entries: list[int], offsets: list[int], payload: list[int]) -> tuple[Any, Any, Any]:
-    """Return what `delta_apply` takes; words that mean nothing lie around the payload."""
+def call(name: str, *arrays: Any, **options: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    """Call a method of the twin; return its answer, the arrays, and the ages after the call."""
+    from rose.kernels.triton_codec import TritonCodec
+
+    twin = CodecTwin(TritonCodec(), laid)
+    answer = getattr(twin, name)(*arrays, **options)
+    return answer, arrays, options.get("ages")
+
+
+def digest(bits: Bits, **options: Any) -> tuple[int, int]:
+    """Digest a part of a tensor."""
+    from rose.kernels.digest import digest
+    from rose.kernels.gpu import pairs_of
+
+    return pairs_of(digest(laid(bits).tensor, **options))[0]
+
+
+def applied(
+    weights: Bits, entries: list[int], offsets: list[int], payload: list[int], **options: Any
+) -> Bits:
+    """Apply a delta by its parts; words without meaning lie around the payload."""
     import torch
 
-    around = [0xFFFFFFFF] * GUARD
+    from rose.kernels.delta_apply import delta_apply
+
+    held, around = laid(weights), [0xFFFFFFFF] * GUARD
     words = np.array([*around, *payload, *around], np.uint32).view(np.int32)
-    return (
+    delta_apply(
+        held.tensor,
         torch.from_numpy(np.array(entries, np.uint64).view(np.int64)),
         torch.tensor(offsets, dtype=torch.int64),
         torch.from_numpy(words)[GUARD : GUARD + len(payload)],
+        undo=False,
+        **options,
     )
-
-
-def codec(group: int | None = None) -> Any:
-    """Return the codec, which works on so many elements at a time."""
-    from rose.kernels import block_plan, decode, triton_codec
-
-    elements = group or block_plan.GROUP_ELEMENTS
-    decode.GROUP_ELEMENTS = triton_codec.GROUP_ELEMENTS = elements
-    return triton_codec.TritonCodec()
-
-
-def ages_of(ages: Bits | None) -> Any:
-    import torch
-
-    return None if ages is None else torch.from_numpy(ages.view(np.int8))
-
-
-def delta_pack(
-    new: Bits,
-    shadow: Bits,
-    *,
-    skip: int = 0,
-    shapes: tuple[Any, Any] = (None, None),
-    threshold: int | None = None,
-    budget: int | None = None,
-    ages: Bits | None = None,
-    age_limit: int = 255,
-    block_elements: int,
-    group: int | None = None,
-) -> Packed:
-    """Pack, by threshold or by budget."""
-    fresh, held = Guarded(new, skip, shape=shapes[0]), Guarded(shadow, shape=shapes[1])
-    one = codec(group)
-    counts = ages_of(ages)
-    due = {"ages": counts, "age_limit": age_limit}
-    if budget is not None:
-        threshold = one.topk_threshold(fresh.tensor, held.tensor, budget=budget, **due)
-    options = {"threshold": threshold, "block_elements": block_elements, **due}
-    packed = one.delta_pack(fresh.tensor, held.tensor, **options)
-    assert (fresh.bits() == new).all()
-    return Packed(
-        unsigned(packed.entries, 64),
-        packed.offsets.tolist(),
-        unsigned(packed.arena, 32),
-        int(packed.words),
-        tuple(unsigned(packed.digest, 64)),
-        held.bits(),
-        ages,
-    )
-
-
-def delta_apply(
-    weights: Bits,
-    entries: list[int],
-    offsets: list[int],
-    payload: list[int],
-    *,
-    skip: int = 0,
-    shape: Any = None,
-    group: int | None = None,
-    **options: Any,
-) -> Bits:
-    held = Guarded(weights, skip, shape=shape)
-    codec(group).delta_apply(held.tensor, *table(entries, offsets, payload), **options)
     return held.bits()
 
 
-def topk_threshold(
-    new: Bits, shadow: Bits, *, ages: Bits | None = None, shape: Any = None, **options: Any
-) -> int:
-    fresh, held = Guarded(new, shape=shape), Guarded(shadow)
-    return int(codec().topk_threshold(fresh.tensor, held.tensor, ages=ages_of(ages), **options))
+def set_part_elements(elements: int) -> int:
+    """Set the number of elements that are processed at a time, and return the old number."""
+    from rose.kernels import tile
+
+    old, tile.PART_ELEMENTS = tile.PART_ELEMENTS, elements
+    return old
 
 
-def topk_unpack(
-    base: Bits,
-    entries: list[int],
-    offsets: list[int],
-    payload: list[int],
-    *,
-    shape: Any = None,
-    group: int | None = None,
-    **options: Any,
-) -> tuple[list[int], list[int]]:
-    held = Guarded(base, shape=shape)
-    delta = table(entries, offsets, payload)
-    positions, values = codec(group).topk_unpack(held.tensor, *delta, **options)
-    assert (held.bits() == base).all()
-    return positions.tolist(), unsigned(values, 8 * base.dtype.itemsize)
+# ---- the twin -----------------------------------------------------------------------------------
 
 
-def digest(bits: Bits, *, skip: int = 0, shape: Any = None, **options: Any) -> tuple[int, int]:
-    return tuple(unsigned(codec().digest(Guarded(bits, skip, shape=shape).tensor, **options), 64))
+class TritonTwin:
+    """The Triton codec of the other process."""
+
+    is_whole = True
+    place = (0, 0)
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+
+    def _call(self, name: str, *arrays: Any, **options: Any) -> Any:
+        answer, after, ages = self.child.run(call, name, *arrays, **options)
+        for mine, changed in zip(arrays, after, strict=True):
+            if isinstance(mine, np.ndarray) and mine.flags.writeable:
+                mine[...] = changed
+        if ages is not None:
+            options["ages"].counts[...] = ages.counts
+        return answer
+
+    def pack(self, new: Bits, shadow: Bits, **options: Any) -> Any:
+        return self._call("pack", new, shadow, **options)
+
+    def apply(self, delta: Delta, weights: Bits, **options: Any) -> Any:
+        return self._call("apply", delta, weights, **options)
+
+    def unpack(self, delta: Delta, base: Bits) -> Any:
+        return self._call("unpack", delta, base)
+
+    def threshold(self, new: Bits, shadow: Bits, **options: Any) -> Any:
+        return self._call("threshold", new, shadow, **options)
+
+    def digest(self, bits: Bits, **options: Any) -> Any:
+        return self.child.run(digest, bits, **options) if options else self._call("digest", bits)

@@ -1,4 +1,4 @@
-"""The CUDA kernels as functions on arrays: their source, compiled for a CPU, one fiber a thread."""
+"""The CUDA kernels as functions on arrays: their source compiled for a CPU, a fiber per thread."""
 
 import ctypes
 import shlex
@@ -522,6 +522,6 @@ def bad_block(word: Buffer) -> int | None:
 
 
 def assert_only_in(array: npt.NDArray[Any], placed: Placed) -> None:
-    """What lies between the elements of a box is as it was."""
+    """Check that nothing between the elements of a box changed."""
     owner = array if array.base is None else np.asarray(array.base)
     assert placed.buffer.view(np.uint8).tobytes() == owner.reshape(-1).tobytes()

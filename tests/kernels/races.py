@@ -17,7 +17,7 @@ _BARRIER: Final = re.compile(r"\b__sync(threads(_or)?|warp)\(")
 
 @dataclass(frozen=True)
 class Found:
-    """What a run said.
+    """Result of a run.
 
     Args:
         reached: barriers that were reached, as "file:line".

@@ -7,47 +7,42 @@ guards here: each ends where its allocation ends, and the sanitizer watches that
 import sys
 from pathlib import Path
 
-from tests.kernels import cases
+from tests.codec_cases import BOXES, CASES, Case, answer, damages
+from tests.codec_laws import CodecLaws
+from tests.kernels.cuda_twin import CudaTwin
 from tests.kernels.on_cpu import KernelsOnCpu, Order
 
+LAWS = CodecLaws()
 
-def run_cases(library: Path, *, order: Order, shift: int, counts: range) -> None:
-    kernels = KernelsOnCpu(library, order=order, shift=shift, guard=0)
-    for case in cases.CASES:
+
+def run_cases(twin: CudaTwin, counts: range) -> None:
+    for case in CASES:
         if case.count not in counts:
             continue
-        cases.pack_agrees(kernels, case)
-        cases.apply_agrees(kernels, case)
-        cases.unpack_agrees(kernels, case)
-        cases.digest_agrees(kernels, case)
+        LAWS.test_pack_is_the_reference(twin, case)
+        LAWS.test_apply_and_undo_are_the_reference(twin, case)
+        LAWS.test_unpack_is_the_reference(twin, case)
+        LAWS.test_digest_is_the_reference(twin, case)
         if case.width == 16:
-            cases.histogram_agrees(kernels, case)
-    cases.ages_agree(kernels, cases.Case(16_384, 16_391, 0.4, 0.5), budget=500)
-
-
-def run_boxes(kernels: KernelsOnCpu) -> None:
-    for box in cases.BOXES:
-        cases.box_agrees(kernels, box, 32)
-
-
-def run_corruptions(kernels: KernelsOnCpu) -> None:
-    for corruption in cases.corruptions():
-        cases.corruption_changes_nothing(kernels, corruption)
-        cases.corruption_lists_nothing(kernels, corruption)
-    for delta in cases.cut_deltas():
-        cases.cut_delta_is_found(kernels, delta)
+            LAWS.test_largest_changes_fit_the_budget(twin, case)
+    LAWS.test_due_changes_are_sent_and_ages_grow(twin, Case(16_384, 16_391, 0.4, 0.5), 500)
 
 
 def run(library: Path, what: str) -> None:
     kernels = KernelsOnCpu(library, order=Order.SHUFFLED, shift=2, guard=0)
     if what == "cases":
-        run_cases(library, order=Order.SHUFFLED, shift=2, counts=range(20_000))
-    elif what == "large_cases":  # of these the aligned ones: addresses are as in the small ones
-        run_cases(library, order=Order.FORWARD, shift=0, counts=range(16_000, 66_000))
+        run_cases(CudaTwin(kernels), range(20_000))
+    elif what == "large_cases":  # aligned only: small cases have other addresses
+        aligned = KernelsOnCpu(library, order=Order.FORWARD, guard=0)
+        run_cases(CudaTwin(aligned), range(16_000, 66_000))
     elif what == "boxes":
-        run_boxes(kernels)
-    elif what == "corruptions":
-        run_corruptions(kernels)
+        for box in BOXES:
+            LAWS.test_box_is_changed_where_it_lies(CudaTwin(kernels), box, 32)
+    elif what == "damages":
+        for damage in damages():
+            LAWS.test_damaged_block_changes_nothing(CudaTwin(kernels), damage)
+        for cut in (0, 1):
+            LAWS.test_cut_payload_changes_nothing_past_its_end(CudaTwin(kernels), cut)
     else:
         plant_fault(library, what)
     print("all agree")
@@ -55,7 +50,7 @@ def run(library: Path, what: str) -> None:
 
 def plant_fault(library: Path, what: str) -> None:
     kernels = KernelsOnCpu(library, order=Order.FORWARD, guard=0)
-    want = cases.answer(cases.Case(16_384, 33, 0.5))
+    want = answer(Case(16_384, 33, 0.5))
     if what == "short_arena":
         kernels.pack(want.new, want.old.copy(), block_elements=16_384, arena_words=1, lie_words=9)
     elif what == "misaligned_entries":

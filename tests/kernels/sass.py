@@ -59,7 +59,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The machine code of one kernel, and what ptxas says of it."""
+    """The machine code of one kernel, and the report of ptxas."""
 
     name: str
     architecture: int

@@ -1,4 +1,4 @@
-"""What the reading kernels cost a block, counted in their source on this CPU."""
+"""Reads and barriers per block of the reading kernels, counted on this CPU."""
 
 import ctypes
 import subprocess
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.cases import CASES, Case, answer
+from tests.codec_cases import CASES, Case, answer
 from tests.kernels.on_cpu import FLAGS, HERE, ROOT, KernelsOnCpu, Order
 
 APPLY_BARRIERS_PER_BLOCK = 4
@@ -75,7 +75,7 @@ def test_apply_barriers_per_block(library: Path, case: Case) -> None:
     assert barriers() <= APPLY_BARRIERS_PER_BLOCK
 
 
-def test_a_block_with_all_sections_has_all_barriers(library: Path) -> None:
+def test_block_with_all_sections_takes_all_barriers(library: Path) -> None:
     want = answer(STEPS[1])
     KernelsOnCpu(library, order=Order.FORWARD).apply(want.delta, want.old.copy())
     assert ctypes.CDLL(str(library)).barriers_of_last_run() == APPLY_BARRIERS_PER_BLOCK

@@ -1,4 +1,4 @@
-"""The stand-in for a GPU finds what it is there to find: races, and barriers not all come to."""
+"""The stand-in for a GPU finds races, and barriers that not all threads reach."""
 
 import ctypes
 import subprocess
@@ -131,7 +131,7 @@ def test_shared_memory_is_poisoned_before_each_block(probes: ctypes.CDLL) -> Non
         ("lane_is_missing", "not all lanes of its mask came"),
     ],
 )
-def test_barrier_that_is_missed_is_an_error(
+def test_missed_barrier_is_an_error(
     probes: ctypes.CDLL, order: Order, name: str, says: str
 ) -> None:
     _, error = run(probes, name, order)
@@ -141,7 +141,7 @@ def test_barrier_that_is_missed_is_an_error(
 
 
 @pytest.mark.parametrize("order", Order)
-def test_lanes_exchange_what_cuda_says(probes: ctypes.CDLL, order: Order) -> None:
+def test_lanes_exchange_values_as_in_cuda(probes: ctypes.CDLL, order: Order) -> None:
     thirds = sum(1 << lane for lane in range(0, 32, 3))
     want = []
     for thread in range(THREADS):

@@ -1,49 +1,56 @@
-"""Every kernel gives the reference's bits, in every order of its threads, at every alignment."""
+"""The CUDA kernels on this CPU: the laws of every twin, and what only these kernels do."""
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.kernels.cases import (
-    BOXES,
-    CASES,
-    FLAT,
-    KEYED,
-    SHORT,
-    BoxCase,
-    Case,
-    ages_agree,
-    answer,
-    apply_agrees,
-    box_agrees,
-    corruption_changes_nothing,
-    corruption_lists_nothing,
-    corruptions,
-    cut_delta_is_found,
-    cut_deltas,
-    digest_agrees,
-    fast_threshold,
-    histogram_agrees,
-    pack_agrees,
-    sound_block_is_applied,
-    sound_blocks,
-    unpack_agrees,
-)
+from tests.codec_cases import FLAT, KEYED, Case, answer, fast_threshold
+from tests.codec_laws import TOPK, VECTORS, CodecLaws, DigestLaws, check_pack
+from tests.kernels.cuda_twin import CudaTwin
 from tests.kernels.on_cpu import BINS, DEFERRED, ROOT, SANITISED, KernelsOnCpu, Order, build
 from tests.reference import delta as reference
 from tests.reference.delta import Delta
+from tests.vectors.delta_v2 import from_hex, numbers
 
-TOPK = Case(16_384, 16_390, 0.4, 0.5)
 SPECIAL = Case(16_384, 3_001, is_special=True)
-each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-@each_case
-def test_pack_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
-    pack_agrees(kernels, case)
+@pytest.fixture(
+    scope="module",
+    params=[(Order.BACKWARD, 0), (Order.SHUFFLED, 4)],
+    ids=["backward", "shuffled"],
+)
+def kernels(request: pytest.FixtureRequest, library: Path) -> KernelsOnCpu:
+    """Run in one order of threads; arrays of elements are aligned to 16 bytes in the first only."""
+    order, shift = request.param
+    return KernelsOnCpu(library, order=order, shift=shift)
+
+
+@pytest.fixture(scope="module")
+def twin(kernels: KernelsOnCpu) -> CudaTwin:
+    return CudaTwin(kernels)
+
+
+class TestCuda(CodecLaws):
+    """The CUDA kernels on this CPU."""
+
+
+class TestCudaDigest(DigestLaws):
+    """Digests of parts, by the same kernels."""
+
+
+# ---- the flat kernels
+
+
+class FlatTwin(CudaTwin):
+    """Packs by the kernels for contiguous arrays of 16-bit elements."""
+
+    def pack(self, *args: Any, **options: Any) -> Any:
+        return super().pack(*args, **options, is_flat=True)
 
 
 @pytest.fixture(params=list(Order), ids=lambda order: order.name)
@@ -54,7 +61,7 @@ def flat_kernels(request: pytest.FixtureRequest, library: Path) -> KernelsOnCpu:
 
 @pytest.mark.parametrize("case", FLAT, ids=str)
 def test_flat_pack_is_the_reference(flat_kernels: KernelsOnCpu, case: Case) -> None:
-    pack_agrees(flat_kernels, case, is_flat=True)
+    check_pack(FlatTwin(flat_kernels), answer(case), case)
 
 
 @pytest.mark.parametrize("threshold", [1, 0x3A80, reference.NOTHING_SENT])
@@ -73,9 +80,9 @@ def test_flat_pack_of_the_largest_changes_is_the_reference(
 ) -> None:
     want = answer(case, threshold)
     if threshold == 0x3A80:  # it splits the changes of each case
-        assert not np.array_equal(want.after(), want.new)
+        assert not np.array_equal(want.after, want.new)
         assert any(want.delta.entries)
-    pack_agrees(flat_kernels, case, threshold=threshold, is_flat=True)
+    check_pack(FlatTwin(flat_kernels), want, case, threshold=threshold)
 
 
 def test_flat_pack_of_many_arrays_is_the_reference(flat_kernels: KernelsOnCpu) -> None:
@@ -123,11 +130,6 @@ def test_flat_pack_defers_a_block(flat_kernels: KernelsOnCpu, density: float) ->
     assert np.array_equal(shadow, want.new)
 
 
-@each_case
-def test_apply_and_undo_are_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
-    apply_agrees(kernels, case)
-
-
 def test_one_launch_applies_many_deltas_of_any_kind(kernels: KernelsOnCpu) -> None:
     cases = [Case(16_384, 16_384, 0.01), Case(16_384, 40_961, 0.3, width=8), Case(16_384, 1)]
     cases += [Case(16_384, 20_001, 0.02, width=32), Case(16_384, 16_390, 1, 1)]
@@ -141,27 +143,11 @@ def test_one_launch_applies_many_deltas_of_any_kind(kernels: KernelsOnCpu) -> No
         assert digest == reference.digest(want.new)
 
 
-@each_case
-def test_unpack_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
-    unpack_agrees(kernels, case)
-
-
-@each_case
-def test_digest_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
-    digest_agrees(kernels, case)
-
-
 @pytest.mark.parametrize("case", KEYED, ids=str)
 def test_histogram_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
-    histogram_agrees(kernels, case)
-
-
-@pytest.mark.parametrize("width", [8, 16, 32])
-@pytest.mark.parametrize("box", BOXES, ids=lambda one: one.name)
-def test_part_of_an_array_is_taken_where_it_lies(
-    kernels: KernelsOnCpu, box: BoxCase, width: int
-) -> None:
-    box_agrees(kernels, box, width)
+    want = answer(case)
+    keys = reference.change_key(want.new, want.old)[want.new != want.old]
+    assert np.array_equal(kernels.histogram(want.new, want.old), np.bincount(keys, minlength=BINS))
 
 
 @pytest.mark.parametrize("width", [8, 16, 32])
@@ -174,22 +160,33 @@ def test_pack_without_a_shadow_is_the_delta_from_zeros(kernels: KernelsOnCpu, wi
     assert packed.payload() == want.payload
 
 
+@pytest.mark.parametrize("case", VECTORS["merges"], ids=lambda case: case["name"])
+def test_pack_of_differences_is_the_merge_of_a_vector(
+    kernels: KernelsOnCpu, case: dict[str, Any]
+) -> None:
+    def delta(name: str) -> Delta:
+        entries = from_hex(case[name]["entries"], "<u8").tolist()
+        payload = from_hex(case[name]["payload"], "<u4").tolist()
+        return Delta(case["count"], case["block_elements"], entries, payload, case["width"])
+
+    differences = np.zeros(case["count"], numbers(case["width"]))
+    for name in ("first", "second"):
+        assert kernels.apply(delta(name), differences) is None
+    packed = kernels.pack(differences, None, block_elements=case["block_elements"])
+    assert (packed.entries, packed.payload()) == (delta("merged").entries, delta("merged").payload)
+
+
 def test_16_byte_alignment_is_enough_for_one_array_only(library: Path) -> None:
     case = Case(16_384, 16_390, 0.1)
     for shift in (4, 8, 14):
-        pack_agrees(KernelsOnCpu(library, order=Order.SHUFFLED, shift=shift), case)
+        twin = CudaTwin(KernelsOnCpu(library, order=Order.SHUFFLED, shift=shift))
+        check_pack(twin, answer(case), case)
 
 
 @pytest.mark.parametrize("blocks", [1, 7])
-def test_digest_is_that_of_any_grid_and_any_split(kernels: KernelsOnCpu, blocks: int) -> None:
-    bits = answer(Case(16_384, 16_385)).new
-    whole = kernels.digest(bits, seed=5, blocks=blocks)
-    assert whole == reference.digest(bits, seed=5)
-    parts = [
-        kernels.digest(bits[:4_100], seed=5),
-        kernels.digest(bits[4_100:], seed=5, first_index=4_100),
-    ]
-    assert tuple(sum(both) & reference.MASK64 for both in zip(*parts, strict=True)) == whole
+def test_digest_does_not_depend_on_the_grid(kernels: KernelsOnCpu, blocks: int) -> None:
+    want = answer(Case(16_384, 16_385))
+    assert kernels.digest(want.new, seed=5, blocks=blocks) == reference.digest(want.new, seed=5)
 
 
 def test_pack_without_a_digest_gives_the_same_delta(kernels: KernelsOnCpu) -> None:
@@ -234,7 +231,7 @@ def test_deferred_block_is_packed_by_the_next_pack(
     assert second.entries == [
         entry if is_late else 0 for entry, is_late in zip(want.delta.entries, deferred, strict=True)
     ]
-    assert np.array_equal(shadow, want.after())
+    assert np.array_equal(shadow, want.after)
     assert second.digest == reference.digest(shadow)
     assert payload + second.payload() == want.delta.payload
 
@@ -254,16 +251,12 @@ def test_arena_that_just_suffices_defers_nothing(kernels: KernelsOnCpu) -> None:
 # ---- top-k ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [TOPK, SPECIAL], ids=["random", "special"])
-@pytest.mark.parametrize("budget", [0, 1, 500, 2_500, 1 << 40])
-def test_due_changes_are_sent_and_ages_move(kernels: KernelsOnCpu, case: Case, budget: int) -> None:
-    ages_agree(kernels, case, budget=budget)
-
-
-def test_ages_that_lie_anywhere_move(library: Path) -> None:
+def test_ages_at_any_address_grow(library: Path) -> None:
     for shift in (1, 5):
-        kernels = KernelsOnCpu(library, order=Order.SHUFFLED, shift=shift)
-        ages_agree(kernels, Case(16_384, 16_389, 0.4, 0.5), budget=300)
+        twin = CudaTwin(KernelsOnCpu(library, order=Order.SHUFFLED, shift=shift))
+        CodecLaws().test_due_changes_are_sent_and_ages_grow(
+            twin, Case(16_384, 16_389, 0.4, 0.5), 300
+        )
 
 
 def test_deferred_block_keeps_its_ages(kernels: KernelsOnCpu) -> None:
@@ -295,17 +288,6 @@ def test_threshold_found_by_halving_is_the_reference(budget: int) -> None:
     assert fast_threshold(want.new, want.old, budget) == threshold
 
 
-@pytest.mark.parametrize("case", [TOPK, SPECIAL], ids=["random", "special"])
-@pytest.mark.parametrize("budget", [0, 1, 500, 1 << 40])
-def test_threshold_is_the_reference_and_pack_keeps_to_it(
-    kernels: KernelsOnCpu, case: Case, budget: int
-) -> None:
-    want = answer(case)
-    threshold = kernels.threshold(kernels.histogram(want.new, want.old), budget=budget)
-    assert threshold == fast_threshold(want.new, want.old, budget)
-    pack_agrees(kernels, case, threshold=threshold)
-
-
 @pytest.mark.parametrize("at", [0, 1, 31, 32, 33, 12_345, 32_767])
 def test_threshold_is_exact_at_every_place(kernels: KernelsOnCpu, at: int) -> None:
     histogram = np.zeros(BINS, np.uint64)
@@ -314,43 +296,16 @@ def test_threshold_is_exact_at_every_place(kernels: KernelsOnCpu, at: int) -> No
     assert kernels.threshold(histogram, budget=(1 << 33) + 1) == 1
 
 
-def test_no_threshold_and_zero_send_every_change(kernels: KernelsOnCpu) -> None:
-    pack_agrees(kernels, SPECIAL, threshold=None)
-    pack_agrees(kernels, SPECIAL, threshold=0)
+def test_threshold_zero_sends_every_change(kernels: KernelsOnCpu) -> None:
+    want = answer(SPECIAL)
+    packed = kernels.pack(want.new, want.old.copy(), block_elements=16_384, threshold=0)
+    assert (packed.entries, packed.payload()) == (want.delta.entries, want.delta.payload)
 
 
-# ---- corrupt deltas ------------------------------------------------------------------------------
+# ---- output ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("corruption", corruptions(), ids=lambda one: one.name)
-def test_corrupt_block_changes_nothing(kernels: KernelsOnCpu, corruption) -> None:
-    corruption_changes_nothing(kernels, corruption)
-    corruption_lists_nothing(kernels, corruption)
-
-
-@pytest.mark.parametrize("block", sound_blocks(), ids=lambda one: one.name)
-def test_block_at_the_edge_of_the_format_is_sound(kernels: KernelsOnCpu, block) -> None:
-    sound_block_is_applied(kernels, block)
-
-
-@pytest.mark.parametrize("delta", cut_deltas(), ids=["by_a_word", "wholly"])
-def test_payload_that_was_cut_changes_nothing_past_its_end(
-    kernels: KernelsOnCpu, delta: Delta
-) -> None:
-    cut_delta_is_found(kernels, delta)
-
-
-@pytest.mark.parametrize("delta", SHORT.values(), ids=SHORT)
-def test_short_block_that_is_corrupt_changes_nothing(kernels: KernelsOnCpu, delta: Delta) -> None:
-    weights = np.zeros(delta.count, np.uint16)
-    assert kernels.apply(delta, weights) == 0
-    assert not weights.any()
-    _, values, bad = kernels.unpack(delta, weights)
-    assert bad == 0
-    assert set(values) == {0xA5A5}
-
-
-def test_output_that_is_too_small_is_left_alone(kernels: KernelsOnCpu) -> None:
+def test_output_that_is_too_small_is_not_written(kernels: KernelsOnCpu) -> None:
     want = answer(Case(16_384, 40_961, 0.03, 0.2))
     changed = [entry >> 4 & 0xFFFFF for entry in want.delta.entries]
     positions, values, bad = kernels.unpack(want.delta, want.old, output_count=sum(changed) - 1)
@@ -389,7 +344,7 @@ def sanitised_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("kernels") / "sanitised.so", SANITISED)
 
 
-@pytest.mark.parametrize("what", ["cases", "large_cases", "boxes", "corruptions"])
+@pytest.mark.parametrize("what", ["cases", "large_cases", "boxes", "damages"])
 def test_kernels_touch_only_their_memory(sanitised_library: Path, what: str) -> None:
     done = run_sanitised(sanitised_library, what)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -409,7 +364,7 @@ def test_planted_fault_is_caught(sanitised_library: Path, lie: str, says: str) -
     assert says in done.stderr
 
 
-def test_guards_see_what_a_kernel_writes_outside(library: Path) -> None:
+def test_guards_notice_writes_outside_of_memory(library: Path) -> None:
     kernels = KernelsOnCpu(library, order=Order.FORWARD)
     want = answer(Case(16_384, 33, 0.5))
     with pytest.raises(AssertionError, match="outside its memory"):

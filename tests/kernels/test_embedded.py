@@ -1,7 +1,8 @@
-"""The embedded codec on tensors, its kernels on this CPU: it hands them what they need."""
+"""The embedded codec, its kernels on this CPU: the laws of every twin, its launches and copies."""
 
 import ctypes
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,24 +11,25 @@ import numpy as np
 import pytest
 
 from rose.errors import CorruptData, InternalError, InvalidArgument
-from rose.transfer.codec.backend import HostBackend
+from rose.transfer import Delta, delta_pack
+from rose.transfer.codec.backend import HostCodec
+from tests.codec_cases import CASES, Case, answer
+from tests.codec_laws import VECTORS, CodecLaws
+from tests.codec_twins import CodecTwin
 from tests.kernels import on_cpu
-from tests.kernels.cases import Case, answer
 from tests.kernels.on_cpu import Box, KernelsOnCpu, Order, divisor
 from tests.reference import delta as reference
-from tests.reference.delta import Delta
+from tests.reference.delta import Bits
 from tests.vectors.delta_v2 import changed
 
 torch = pytest.importorskip("torch")
 TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 embedded = pytest.importorskip("rose.kernels.embedded")
-gpu = pytest.importorskip("rose.transfer.codec.gpu")
-GpuBackend = gpu.GpuBackend
+gpu = pytest.importorskip("rose.kernels.gpu")
 
 BLOCK = 16_384
-HOST = HostBackend(isa=None)
-CASES = [Case(BLOCK, 40_961, 0.05, 0.2, width=width) for width in (8, 16, 32)]
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.width}_bits")
+HOST = HostCodec(isa=None)
+CASE = Case(BLOCK, 40_961, 0.05, 0.2)
 
 
 class LauncherOnCpu:
@@ -40,6 +42,8 @@ class LauncherOnCpu:
     def _run(self, name: str, kind: Any, values: dict[str, Any], *boxes: str) -> None:
         count, stream = values["count"], values.pop("stream")
         assert stream == 7
+        if count == 0:
+            return
         for one in boxes:
             values[one] = box_at(values[one], values.pop(f"{one}_box"), count)
         blocks = -(-count // values["block_elements"]) if "block_elements" in values else 2
@@ -71,18 +75,20 @@ class LauncherOnCpu:
                 flat.append(params)
             else:
                 self._launch_flat(flat, block)
-                self._launch("delta_pack_16k", params, -(-params.count // block))
+                name = "delta_pack" if block == on_cpu.BLOCK_MAX else "delta_pack_16k"
+                self._launch(name, params, -(-params.count // block), block)
         self._launch_flat(flat, block)
 
     def _launch_flat(self, flat: list[ctypes.Structure], block: int) -> None:
         if flat:
             ctas = sum(-(-one.count // block) for one in flat)
-            self._launch("delta_pack_flat_16k", on_cpu.flat_params(flat), ctas)
+            name = f"delta_pack_flat_{block // 1024}k"
+            self._launch(name, on_cpu.flat_params(flat), ctas, block)
             flat.clear()
 
-    def _launch(self, name: str, params: ctypes.Structure, ctas: int) -> None:
+    def _launch(self, name: str, params: ctypes.Structure, ctas: int, block: int) -> None:
         self.launches.append(name)
-        self._kernels.launch(name, params, blocks=ctas, threads=BLOCK // 128)
+        self._kernels.launch(name, params, blocks=ctas, threads=on_cpu.threads_of(name, block))
 
     def delta_apply(self, *, stream: int, bad_block: int, undo: bool, **columns: Any) -> None:
         assert stream == 7
@@ -91,15 +97,17 @@ class LauncherOnCpu:
             one = dict(zip(columns, row, strict=True))
             if one["count"] == 0:
                 continue
-            assert one.pop("block_elements") == BLOCK
+            block = one.pop("block_elements")
             one["weights"] = box_at(one["weights"], one.pop("weights_box"), one["count"])
             arrays.append(on_cpu.ApplyArray(**one))
-            ctas += -(-one["count"] // BLOCK)
+            ctas += -(-one["count"] // block)
+        if not arrays:
+            return
         params = on_cpu.apply_params(
-            arrays, block_elements=BLOCK, bad_block=bad_block, is_undo=undo
+            arrays, block_elements=block, bad_block=bad_block, is_undo=undo
         )
         name = "delta_apply_digest" if arrays[0].digest else "delta_apply"
-        self._launch(name, params, ctas)
+        self._launch(name, params, ctas, block)
 
     def topk_unpack(self, **values: Any) -> None:
         self._run("topk_unpack", on_cpu.UnpackParams, values, "base")
@@ -123,89 +131,47 @@ def box_at(address: int, lie: tuple[int, ...] | None, count: int) -> Box:
     return Box(address, (ctypes.c_uint64 * 9)(*numbers), (ctypes.c_uint64 * 4)(*strides))
 
 
-@pytest.fixture
-def codec(library: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(embedded, "_stream_of", lambda _: 7)
-    made = object.__new__(embedded.EmbeddedCodec)
-    made._codec = LauncherOnCpu(library)
-    return made
+@pytest.fixture(scope="module")
+def codec(library: Path) -> Iterator[Any]:
+    """Return the embedded codec over `LauncherOnCpu`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "_stream_of", lambda _: 7)
+        made = object.__new__(embedded.EmbeddedCodec)
+        made._codec = LauncherOnCpu(library)
+        yield made
 
 
 def tensor(array: Any) -> Any:
-    """The same memory as signed numbers, which torch has of every width."""
+    """Return the same memory as signed numbers: torch has few unsigned types."""
     return torch.from_numpy(array.view(f"i{array.itemsize}"))
 
 
-def table(delta: Delta) -> tuple[Any, Any, Any]:
-    entries = np.array(delta.entries, np.uint64)
-    sizes = (entries >> np.uint64(44)).astype(np.int64)
-    return (
-        tensor(entries),
-        torch.from_numpy(np.cumsum(sizes) - sizes),
-        tensor(np.array(delta.payload, np.uint32)),
-    )
+class OnCpu:
+    """A copy of an array as a tensor; a box is used where it lies."""
+
+    def __init__(self, bits: Bits) -> None:
+        self._bits = bits.copy() if bits.flags.c_contiguous else bits
+        self.tensor = tensor(self._bits)
+
+    def bits(self) -> Bits:
+        return np.ascontiguousarray(self._bits).reshape(-1)
 
 
-def delta_of(blocks: Any, case: Case) -> Delta:
-    entries = blocks.entries.numpy().view(np.uint64).tolist()
-    assert blocks.ends.tolist() == np.cumsum([0, *(entry >> 44 for entry in entries)]).tolist()
-    payload = blocks.arena[: int(blocks.words)].numpy().view(np.uint32).tolist()
-    return Delta(case.count, BLOCK, entries, payload, case.width)
+@pytest.fixture(scope="module")
+def twin(codec: Any) -> CodecTwin:
+    return CodecTwin(codec, OnCpu)
 
 
-@each_case
-def test_pack_and_apply_and_undo(codec: Any, case: Case) -> None:
-    want = answer(case)
-    new, shadow = tensor(want.new.copy()), tensor(want.old.copy())
-    packed = codec.delta_pack(new, shadow, block_elements=BLOCK)
-    assert delta_of(packed, case) == want.delta
-    assert torch.equal(shadow, new)
-    sums = packed.digest.numpy().view(np.uint64).tolist()
-    assert tuple(sums) == reference.digest(want.new)
-    assert codec.digest(new).numpy().view(np.uint64).tolist() == sums
-    weights = tensor(want.old.copy())
-    assert int(codec.delta_apply(weights, *table(want.delta), block_elements=BLOCK)) == -1
-    assert torch.equal(weights, new)
-    undone = codec.delta_apply(weights, *table(want.delta), block_elements=BLOCK, undo=True)
-    assert int(undone) == -1
-    assert torch.equal(weights, tensor(want.old))
+class TestEmbedded(CodecLaws):
+    """The embedded codec."""
+
+    cases = tuple(case for case in CASES if case.count > 1_000)
+    packs = tuple(VECTORS["packs"][::3])
 
 
-@each_case
-def test_part_of_a_tensor_is_taken_where_it_lies(codec: Any, case: Case) -> None:
-    want = answer(case)
-    new, old = (tensor(one.copy())[:40_000].view(50, 8, 100) for one in (want.new, want.old))
-    part, target = (one[3:, :, 2:91].transpose(0, 1) for one in (new, old))
-    wide = Case(BLOCK, part.numel(), width=case.width)
-    flat = [one.contiguous().view(-1).numpy().view(want.new.dtype) for one in (part, target)]
-    delta = reference.pack(flat[0], flat[1].copy(), block_elements=BLOCK)
-    assert delta_of(codec.delta_pack(part, target, block_elements=BLOCK), wide) == delta
-    assert torch.equal(part, target)
-    assert int(codec.delta_apply(target, *table(delta), block_elements=BLOCK, undo=True)) == -1
-    assert torch.equal(old, tensor(want.old)[:40_000].view(50, 8, 100))
-
-
-def test_bad_block_has_its_number_in_the_table(codec: Any) -> None:
-    case = CASES[1]
-    delta = answer(case).delta
-    delta = Delta(case.count, BLOCK, [*delta.entries[:2], delta.entries[2] ^ 1], delta.payload)
-    weights = tensor(answer(case).old.copy())
-    assert int(codec.delta_apply(weights, *table(delta), block_elements=BLOCK)) == 2
-
-
-# ---- the back end of a GPU over these kernels
-
-
-@each_case
-def test_packs_are_fetched_as_the_host_packs_them(codec: Any, case: Case) -> None:
-    want = answer(case)
-    shadow = want.old.copy()
-    options: dict[str, Any] = {"block_elements": BLOCK, "threshold": 0}
-    expected = HOST.delta_pack(want.new, shadow.copy(), **options)
-    found = GpuBackend(codec).delta_pack(tensor(want.new), tensor(shadow), **options)
-    assert found.to_bytes() == expected.to_bytes()
-    nothing = GpuBackend(codec).delta_pack(tensor(want.new), tensor(shadow), **options)
-    assert (nothing.changed, len(nothing.payload)) == (0, 0)
+def packed(case: Case) -> Delta:
+    """Return the delta of a case, packed by the core."""
+    return delta_pack(answer(case).new, answer(case).old.copy(), block_elements=BLOCK)
 
 
 @pytest.mark.parametrize("room", [1, 700, 30_000])
@@ -216,32 +182,28 @@ def test_blocks_without_room_are_packed_again(
     monkeypatch.setattr(embedded, "_ELEMENTS_OF_WORD", 1 << 30)
     wants = [answer(Case(BLOCK, 40_961, share, 0.2)) for share in (0.05, 0.9, 0.02)]
     shadows = [one.old.copy() for one in wants]
-    found = GpuBackend(codec).delta_pack_all(
-        [tensor(one.new) for one in wants],
-        [tensor(one) for one in shadows],
-        block_elements=BLOCK,
-        base_digests=[None] * len(wants),
-    )
-    for want, delta, shadow in zip(wants, found, shadows, strict=True):
-        expected = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
-        assert delta.to_bytes() == expected.to_bytes()
+    news, olds = [one.new for one in wants], [one.old.copy() for one in wants]
+    options = {"block_elements": BLOCK, "base_digests": [None] * len(wants)}
+    found = codec.delta_pack(list(map(tensor, news)), list(map(tensor, shadows)), **options)
+    assert_same(found, HOST.delta_pack(news, olds, **options))
+    for want, shadow in zip(wants, shadows, strict=True):
         assert np.array_equal(shadow, want.new)
 
 
 def test_arena_has_a_word_for_eight_elements() -> None:
     like = torch.zeros(1 << 22, dtype=torch.int16)
     base = torch.zeros(2, dtype=torch.int64)
-    packed, _ = embedded._room_for([like], base, BLOCK, None)
-    assert packed.arena.numel() == like.numel() // 8
+    large, _ = embedded._room_for([like], base, BLOCK, None)
+    assert large.arena.numel() == like.numel() // 8
     small, _ = embedded._room_for([like[:BLOCK]], base, BLOCK, None)
     assert small.arena.numel() == BLOCK // 2
 
 
-@each_case
-def test_device_refuses_what_the_host_refuses(codec: Any, case: Case) -> None:
-    rng = np.random.default_rng(case.width)
-    want = answer(case)
-    sound = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_device_refuses_with_the_words_of_the_core(codec: Any, width: int) -> None:
+    rng = np.random.default_rng(width)
+    case = replace(CASE, width=width)
+    want, sound = answer(case), packed(case)
     refusals = 0
     for undo in (False, True) * 20:
         entries, payload = sound.entries.copy(), sound.payload.copy()
@@ -252,88 +214,75 @@ def test_device_refuses_what_the_host_refuses(codec: Any, case: Case) -> None:
         delta = replace(sound, entries=entries, payload=payload)
         held = want.new.copy() if undo else want.old.copy()
         expected = held.copy()
-        backend = GpuBackend(codec)
         try:
             changes = HOST.topk_unpack(expected, delta)
-            HOST.delta_apply(expected, delta, undo=undo)
+            HOST.delta_apply([expected], [delta], [""], undo=undo)
         except CorruptData as refusal:
             refusals += 1
             says = re.escape(str(refusal))
             with pytest.raises(CorruptData, match=says):
-                backend.topk_unpack(tensor(held), delta)
+                codec.topk_unpack(tensor(held), delta)
             with pytest.raises(CorruptData, match=says):
-                backend.delta_apply(tensor(held), delta, undo=undo)
+                codec.delta_apply([tensor(held)], [delta], [""], undo=undo)
         else:
-            assert [one.tolist() for one in backend.topk_unpack(tensor(held), delta)] == [
-                one.tolist() for one in changes
-            ]
-            backend.delta_apply(tensor(held), delta, undo=undo)
+            found = codec.topk_unpack(tensor(held), delta)
+            assert [one.tolist() for one in found] == [one.tolist() for one in changes]
+            codec.delta_apply([tensor(held)], [delta], [""], undo=undo)
         assert np.array_equal(held, expected)
     assert 0 < refusals < 40
 
 
-def test_device_that_refuses_a_sound_delta_is_a_bug_and_changes_nothing(
+def test_refusal_of_a_sound_delta_is_a_bug_and_changes_nothing(
     codec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    want = answer(CASES[1])
-    delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
-    held, apply = want.old.copy(), codec.delta_apply_all
+    want, delta = answer(CASE), packed(CASE)
+    held, apply = want.old.copy(), codec.apply_blocks
 
     def refuse(*args: Any, **options: Any) -> Any:
         bad, sums = apply(*args, **options)
         return bad.fill_(1), sums
 
-    monkeypatch.setattr(codec, "delta_apply_all", refuse)
+    monkeypatch.setattr(codec, "apply_blocks", refuse)
     with pytest.raises(InternalError, match="the device refuses block 1 of a sound delta"):
-        GpuBackend(codec).delta_apply(tensor(held), delta, undo=False)
+        codec.delta_apply([tensor(held)], [delta], [""], undo=False)
     assert np.array_equal(held, want.old)
-    # The host has checked it: nobody waits to see what the device says.
-    GpuBackend(codec).delta_apply(tensor(held), replace(delta, is_checked=True), undo=False)
+    # The host has checked this delta, so nothing waits for the answer of the device.
+    codec.delta_apply([tensor(held)], [replace(delta, is_checked=True)], [""], undo=False)
     assert np.array_equal(held, want.new)
 
 
 @pytest.mark.parametrize("density", [0.05, 0.9])
-def test_apply_of_a_damaged_or_misplaced_delta_is_noticed_and_undone(
-    codec: Any, density: float
-) -> None:
-    want = answer(Case(BLOCK, 40_961, density, 0.2))
-    delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
-    backend = GpuBackend(codec)
+def test_apply_of_a_damaged_or_misplaced_delta_is_undone(codec: Any, density: float) -> None:
+    case = replace(CASE, density=density)
+    want, delta = answer(case), packed(case)
     places = (want.new != want.old).nonzero()[0]
     touched = want.old.copy()
     touched[places[len(places) // 2]] ^= 0x4000
-    other = HOST.delta_pack(
-        np.where(want.new == want.old, want.old, want.old + np.uint16(1)),
-        want.old.copy(),
-        block_elements=BLOCK,
-        threshold=0,
-    )
+    steps = np.where(want.new == want.old, want.old, want.old + np.uint16(1))
+    other = delta_pack(steps, want.old.copy(), block_elements=BLOCK)
     # A delta with another payload that is well formed, and weights of another version.
     damaged = replace(delta, entries=other.entries, payload=other.payload)
     for held, wrong in ((want.old.copy(), damaged), (touched, delta), (want.new.copy(), delta)):
         before = held.copy()
-        backend.delta_apply(tensor(held.copy()), wrong, undo=False)
+        codec.delta_apply([tensor(held.copy())], [wrong], [""], undo=False)
         for is_checked in (False, True):
+            marked = replace(wrong, is_checked=is_checked)
             with pytest.raises(CorruptData, match="the weights are not the base of the delta"):
-                backend.delta_apply(
-                    tensor(held), replace(wrong, is_checked=is_checked), undo=False, verify=True
-                )
+                codec.delta_apply([tensor(held)], [marked], [""], undo=False, verify=True)
             assert np.array_equal(held, before)
     codec._codec.launches.clear()
-    backend.delta_apply(tensor(held := want.old.copy()), delta, undo=False, verify=True)
+    codec.delta_apply([tensor(held := want.old.copy())], [delta], [""], undo=False, verify=True)
     assert np.array_equal(held, want.new)
     assert codec._codec.launches == ["delta_apply_digest"], "the weights are read once"
 
 
-def test_upper_halves_of_floats_are_changed_and_digested_in_place(codec: Any) -> None:
-    want = answer(CASES[1])
-    delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+def test_upper_halves_of_floats_are_changed_in_place(codec: Any) -> None:
+    want, delta = answer(CASE), packed(CASE)
     floats = torch.from_numpy((want.old.astype(np.uint32) << 16).view(np.float32))
     halves = floats.view(torch.int16)[1::2]
-    backend = GpuBackend(codec)
-    backend.delta_apply(halves, delta, undo=False, verify=True)
+    codec.delta_apply([halves], [delta], [""], undo=False, verify=True)
     assert np.array_equal(floats.numpy().view(np.uint32), want.new.astype(np.uint32) << 16)
-    assert backend.digest(halves) == delta.digest
+    assert codec.digest(halves) == delta.digest
 
 
 def models() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -358,12 +307,27 @@ def bits_of(tensors: list[Any]) -> list[list[int]]:
     return [one.contiguous().view(-1).tolist() for one in tensors]
 
 
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    """Check that two packs gave the same deltas."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.entries.tolist() == other.entries.tolist()
+        assert one.payload.tolist() == other.payload.tolist()
+        assert (one.base_digest, one.digest) == (other.base_digest, other.digest)
+
+
+def deltas_of(model: dict[str, Any], packs: list[Any]) -> list[Delta]:
+    return [
+        Delta(one.size, BLOCK, 8 * one.itemsize, *pack)
+        for one, pack in zip(model.values(), packs, strict=True)
+    ]
+
+
 class Copies:
-    """Counts what goes to the device and comes back."""
+    """Counts the copies to the device and back."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent = self.fetched = 0
-        to_device, to_host = gpu.on_gpu_of, gpu.on_host
+        to_device, to_host = gpu.on_gpu_of, embedded.on_host
 
         def on_gpu_of(*args: Any) -> Any:
             self.sent += 1
@@ -374,26 +338,29 @@ class Copies:
             return to_host(*args)
 
         monkeypatch.setattr(gpu, "on_gpu_of", on_gpu_of)
-        monkeypatch.setattr(gpu, "on_host", on_host)
+        monkeypatch.setattr(embedded, "on_host", on_host)
 
 
 def test_model_is_packed_and_applied_as_its_tensors_are_with_one_copy_each(
     codec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     news, olds = models()
-    expected = [
-        HOST.delta_pack(new, old.copy(), block_elements=BLOCK, threshold=0)
-        for new, old in zip(news.values(), olds.values(), strict=True)
-    ]
+    expected = HOST.delta_pack(
+        list(news.values()),
+        [one.copy() for one in olds.values()],
+        block_elements=BLOCK,
+        base_digests=[None] * len(news),
+    )
     known = [None, None, expected[2].base_digest, None, None]
-    copies, backend = Copies(monkeypatch), GpuBackend(codec)
+    copies = Copies(monkeypatch)
     fresh, shadow = boxed(news), boxed(olds)
-    deltas = backend.delta_pack_all(fresh, shadow, block_elements=BLOCK, base_digests=known)
-    assert [one.to_bytes() for one in deltas] == [one.to_bytes() for one in expected]
+    found = codec.delta_pack(fresh, shadow, block_elements=BLOCK, base_digests=known)
+    assert_same(found, expected)
+    deltas = deltas_of(news, found)
     assert bits_of(shadow) == bits_of(fresh)
-    assert (copies.sent, copies.fetched) == (1, 1), "the digest that is known"
+    assert (copies.sent, copies.fetched) == (1, 1), "one copy of the known digest"
     for undo in (True, False, True):
-        backend.delta_apply_all(shadow, deltas, list(news), undo=undo, verify=True)
+        codec.delta_apply(shadow, deltas, list(news), undo=undo, verify=True)
         assert bits_of(shadow) == bits_of(boxed(olds if undo else news))
     assert (copies.sent, copies.fetched) == (4, 1)
 
@@ -406,9 +373,8 @@ def test_contiguous_bf16_tensors_of_a_model_share_a_launch(codec: Any) -> None:
     fresh = [*boxed(news), *(tensor(new) for new, _ in extra.values())]
     shadow = [*boxed(olds), *(tensor(old) for _, old in extra.values())]
     none = [None] * len(fresh)
-    deltas = GpuBackend(codec).delta_pack_all(
-        fresh, shadow, block_elements=BLOCK, base_digests=none
-    )
+    codec._codec.launches.clear()
+    deltas = codec.delta_pack(fresh, shadow, block_elements=BLOCK, base_digests=none)
     assert bits_of(shadow) == bits_of(fresh)
     assert [one.digest for one in deltas] == [
         reference.digest(one.contiguous().view(-1).numpy().view(f"u{one.element_size()}"))
@@ -422,43 +388,25 @@ def test_contiguous_bf16_tensors_of_a_model_share_a_launch(codec: Any) -> None:
 @pytest.mark.parametrize("undo", [False, True])
 def test_tensors_of_a_model_are_changed_together_or_not_at_all(codec: Any, *, undo: bool) -> None:
     news, olds = models()
-    backend = GpuBackend(codec)
     none = [None] * len(news)
-    deltas = backend.delta_pack_all(
-        boxed(news), boxed(olds), block_elements=BLOCK, base_digests=none
-    )
+    packs = codec.delta_pack(boxed(news), boxed(olds), block_elements=BLOCK, base_digests=none)
+    deltas = deltas_of(news, packs)
     payload = deltas[3].payload.copy()
     payload[-1] = 0xFFFFFFFF
     wrong = [*deltas[:3], replace(deltas[3], payload=payload), deltas[4]]
     held = boxed(news if undo else olds)
     before = bits_of(held)
     with pytest.raises(CorruptData, match=r"^d: block 1 "):
-        backend.delta_apply_all(held, wrong, list(news), undo=undo)
+        codec.delta_apply(held, wrong, list(news), undo=undo)
     assert bits_of(held) == before
     changes = (news["c"] != olds["c"]).nonzero()[0]
     held[2][int(changes[0])] += 1
     before = bits_of(held)
     with pytest.raises(CorruptData, match=r"^c: the weights are not the (base|result) of the"):
-        backend.delta_apply_all(held, deltas, list(news), undo=undo, verify=True)
+        codec.delta_apply(held, deltas, list(news), undo=undo, verify=True)
     assert bits_of(held) == before
     with pytest.raises(InvalidArgument, match=r"^c: the delta is for 33 elements of 8 bits"):
-        backend.delta_apply_all([*held[:2], *held[1:4]], deltas, list(news), undo=undo)
-
-
-def test_topk_with_ages(codec: Any) -> None:
-    case = CASES[1]
-    want = answer(case)
-    ages = reference.Ages(np.resize(np.arange(9, dtype=np.uint8), case.count), 8)
-    mine, shadow, old = torch.from_numpy(ages.counts.copy()), want.old.copy(), want.old.copy()
-    least = codec.topk_threshold(
-        tensor(want.new), tensor(want.old), budget=400, ages=mine, age_limit=8
-    )
-    assert int(least) == reference.topk_threshold(want.new, want.old, 400, ages)
-    delta = reference.pack(want.new, old, block_elements=BLOCK, threshold=int(least), ages=ages)
-    options = {"block_elements": BLOCK, "threshold": least, "ages": mine, "age_limit": 8}
-    packed = codec.delta_pack(tensor(want.new), tensor(shadow), **options)
-    assert delta_of(packed, case) == delta
-    assert np.array_equal(mine.numpy(), ages.counts)
+        codec.delta_apply([*held[:2], *held[1:4]], deltas, list(news), undo=undo)
 
 
 class KernelsOfTorch(TorchDispatchMode):
@@ -485,29 +433,47 @@ def test_topk_with_a_threshold_is_one_launch_on_each_side(codec: Any, *, has_age
     threshold, shadow, held = 0x3A80, want.old.copy(), want.old.copy()
     mine = [np.zeros(case.count, np.uint8) if has_ages else None for _ in range(2)]
     options: dict[str, Any] = {"block_elements": BLOCK, "threshold": threshold}
-    expected = HOST.delta_pack(want.new, held, ages=mine[0], **options)
-    assert 0 < expected.changed < (want.new != want.old).sum()
-    options["base_digest"] = expected.base_digest
+    expected = HOST.delta_pack([want.new], [held], base_digests=[None], ages=mine[0], **options)
+    options["base_digests"] = [expected[0].base_digest]
     options["ages"] = torch.from_numpy(mine[1]) if has_ages else None
-    backend = GpuBackend(codec)
+    codec._codec.launches.clear()
     with KernelsOfTorch() as sending:
-        delta = backend.delta_pack(tensor(want.new), tensor(shadow), **options)
-    assert delta.to_bytes() == expected.to_bytes()
+        found = codec.delta_pack([tensor(want.new)], [tensor(shadow)], **options)
+    assert_same(found, expected)
+    delta = Delta(case.count, BLOCK, 16, *found[0])
+    assert 0 < delta.changed < (want.new != want.old).sum()
     pack = "delta_pack_16k" if has_ages else "delta_pack_flat_16k"
     assert (codec._codec.launches, sending.names) == ([pack], ["full"])
     codec._codec.launches.clear()
     with KernelsOfTorch() as receiving:
-        positions, values = backend.topk_unpack(tensor(want.old), delta)
+        positions, values = codec.topk_unpack(tensor(want.old), delta)
     assert positions.tolist() == np.flatnonzero(held != want.old).tolist()
     assert values.tolist() == held[positions].tolist()
     assert (codec._codec.launches, receiving.names) == (["topk_unpack"], [])
 
 
-def test_a_table_of_another_length_and_ages_that_lie_apart_are_refused(codec: Any) -> None:
-    new = tensor(answer(CASES[1]).new.copy())
-    entries, offsets, payload = table(answer(CASES[1]).delta)
+def test_table_of_another_length_is_refused(codec: Any) -> None:
+    new, delta = tensor(answer(CASE).new.copy()), packed(CASE)
+    ((entries, offsets, payload),) = gpu.tables_of([delta], new)
     with pytest.raises(InternalError, match="expected 3 blocks, got 2 entries and 3 offsets"):
-        codec.delta_apply(new, entries[1:], offsets, payload, block_elements=BLOCK)
+        codec.apply_blocks([new], [(entries[1:], offsets, payload)], [BLOCK])
+
+
+def test_ages_with_gaps_are_refused(codec: Any) -> None:
+    new = tensor(answer(CASE).new.copy())
     ages = torch.zeros(new.numel(), 2, dtype=torch.int8)[:, 0]
     with pytest.raises(InvalidArgument, match=r"ages have strides \(2,\): pass a contiguous copy"):
-        codec.delta_pack(new, new.clone(), block_elements=BLOCK, ages=ages)
+        codec.delta_pack([new], [new.clone()], block_elements=BLOCK, base_digests=[None], ages=ages)
+
+
+@pytest.mark.parametrize("other", [np.zeros(8, np.uint16), np.zeros(9, np.uint8)])
+def test_delta_for_other_elements_is_refused(codec: Any, other: Bits) -> None:
+    delta = delta_pack(np.ones(9, np.uint16), np.zeros(9, np.uint16))
+    codec._codec.launches.clear()
+    for refused in (
+        lambda: codec.delta_apply([tensor(other)], [delta], ["w"], undo=False),
+        lambda: codec.topk_unpack(tensor(other), delta),
+    ):
+        with pytest.raises(InvalidArgument, match="the delta is for 9 elements of 16 bits, and"):
+            refused()
+    assert codec._codec.launches == []

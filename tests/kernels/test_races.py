@@ -1,4 +1,4 @@
-"""No two threads of a kernel race, and each barrier is what prevents it."""
+"""No two threads of a kernel race, and each barrier prevents a race."""
 
 from pathlib import Path
 

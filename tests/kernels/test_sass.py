@@ -1,4 +1,4 @@
-"""Machine code costs no more than the committed figures, and computes what the reference does."""
+"""Machine code costs no more than the committed figures, and equals the reference."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which stream is meant, and by whom."""
+"""The torch stream that a handle, a stream or None stands for."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("wrong", ["main", 1.5, True])
-def test_what_is_no_stream_is_named(wrong: Any) -> None:
+def test_object_that_is_no_stream_is_refused(wrong: Any) -> None:
     from rose.kernels.streams import stream_on
 
     says = f"^stream must be a handle as a number or a torch stream, got a {type(wrong).__name__}$"
@@ -25,7 +25,7 @@ def test_what_is_no_stream_is_named(wrong: Any) -> None:
         stream_on(wrong, torch.device("cuda", 0))
 
 
-def test_a_handle_is_a_stream_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handle_becomes_a_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from rose.kernels.streams import stream_on
 
     monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
@@ -34,7 +34,7 @@ def test_a_handle_is_a_stream_of_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("handle", [0, 1])
-def test_both_names_of_the_default_stream_are_known(
+def test_both_handles_of_the_default_stream_are_recognised(
     monkeypatch: pytest.MonkeyPatch, handle: int
 ) -> None:
     from rose.kernels.streams import stream_on
@@ -43,14 +43,14 @@ def test_both_names_of_the_default_stream_are_known(
     assert stream_on(handle, "cuda:1").device == "cuda:1"
 
 
-def test_none_is_the_current_stream_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_means_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     from rose.kernels.streams import stream_on
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(5, device))
     assert stream_on(None, "cuda:1").device == "cuda:1"
 
 
-def test_a_stream_of_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_of_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from rose.kernels.streams import stream_on
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
@@ -62,7 +62,7 @@ def test_a_stream_of_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         stream_on(elsewhere, torch.device("cuda", 0))
 
 
-def test_without_a_stream_nothing_is_switched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_stream_leaves_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     from rose.kernels.streams import on_stream
 
     def switched(_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for the GPUs it is meant for, ahead of time and without one."""
+"""Every Triton kernel compiles for its GPUs, ahead of time and without a GPU."""
 
 import os
 import re
@@ -27,11 +27,11 @@ BLOCKS = [{"block_elements": 65_536, **one} for one in WIDTHS] + [
     {"block_elements": 16_384, "width": 16}
 ]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "change_key.change_keys_kernel": [{"ages": None}, {}],
-    "decode.resize_kernel": [{"which": which, **one} for one in BLOCKS for which in (4, 5)],
-    "decode.steps_kernel": BLOCKS,
+    "topk.change_keys_kernel": [{"ages": None}, {}],
+    "delta_apply.resize_kernel": [{"which": which, **one} for one in BLOCKS for which in (4, 5)],
+    "delta_apply.steps_kernel": BLOCKS,
     "digest.digest_kernel": WIDTHS,
-    "encode.encode_kernel": BLOCKS,
+    "delta_pack.delta_pack_kernel": BLOCKS,
 }
 
 
@@ -94,7 +94,7 @@ def compiled(name: str, variant: dict[str, Any], target: tuple[Any, ...], aligne
 
 
 def ptxas_report(name: str, variant: dict[str, Any], arch: int, aligned: bool) -> str:
-    """Return what the assembler says of a kernel, with the size of the binary Triton made."""
+    """Return the report of the assembler on a kernel, and the size of Triton's binary."""
     import triton
 
     kernel = compiled(name, variant, ("cuda", arch, 32), aligned)
@@ -166,5 +166,5 @@ def test_compiles_for_mi300(child: Child, name: str, how_many: str) -> None:
         assert re.findall(r"\.vgpr_spill_count: +(\d+)", assembly) == ["0"]
 
 
-def test_the_persistent_kernel_of_the_device_suite_compiles(child: Child) -> None:
+def test_persistent_kernel_of_the_device_suite_compiles(child: Child) -> None:
     assert child.run(cubin_of_spin) > 0

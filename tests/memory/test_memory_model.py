@@ -117,19 +117,14 @@ class MemoryMachine(RuleBasedStateMachine):
         n=COUNTS,
         within=st.integers(0, 40),
         has_taker=st.booleans(),
-        preferred=st.lists(st.integers(0, SLABS - 1), max_size=4, unique=True),
     )
-    def revoke(
-        self, partition: int, n: int, within: int, has_taker: bool, preferred: list[int]
-    ) -> None:
+    def revoke(self, partition: int, n: int, within: int, has_taker: bool) -> None:
         other = 1 - partition
         if not self.is_live(partition):
             return
         taker = other if has_taker and self.is_live(other) else None
         deadline = self.model.now + within
-        name = self.arbiter.revoke(
-            partition, n, deadline_ns=deadline, taker=taker, preferred=preferred
-        )
+        name = self.arbiter.revoke(partition, n, deadline_ns=deadline, taker=taker)
         assert name == self.next_revocation
         self.next_revocation += 1
         self.model.revoke(
@@ -137,7 +132,6 @@ class MemoryMachine(RuleBasedStateMachine):
             n,
             deadline=deadline,
             taker=NOBODY if taker is None else taker,
-            preferred=preferred,
             name=name,
         )
 

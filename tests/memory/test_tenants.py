@@ -87,20 +87,18 @@ def device() -> Iterator[Device]:
 
 def test_a_tenant_knows_what_is_lent_leaving_and_late(device: Device) -> None:
     def seen() -> tuple[list[int], set[int], bool]:
-        books, partition = device.attached, device.rollout
-        return books.lent(partition), set(books.leaving(partition)), books.is_late(partition)
+        books = device.attached
+        return books.lent(), set(books.leaving()), books.is_late()
 
     device.use(3, 12)
     assert seen() == ([0, 1, 2], set(), False)
-    device.attached.set_ranks([0, 1, 2], [7, 1, 9])
+    assert device.attached.begin_plan() == ([], [0, 1, 2])
+    device.attached.end_plan([1, 0, 2])
     deadline_ns = device.arbiter.now_ns() + SECOND
     late = device.arbiter.revoke(device.rollout, 1, deadline_ns=deadline_ns)
     assert seen() == ([0, 2], {1}, False)
-    assert device.arbiter.leaving(device.rollout) == [1]
-    assert device.arbiter.lent(device.rollout) == [0, 2]
     device.arbiter.wait(late, timeout_ns=60 * SECOND)
     assert seen() == ([0, 2], {1}, True)
-    assert device.arbiter.is_late(device.rollout)
 
 
 def test_report_of_the_tenant_arrives(device: Device) -> None:

@@ -13,10 +13,11 @@ from tests.reference.slo import reseal
 MS = 1_000_000
 NO_SLOT = (1 << 32) - 1
 KINDS = (
-    "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END TOKENS FORCED"
+    "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END TOKENS FORCED "
+    "WAITED EVICTED"
 ).split()
 HEADER = {
-    "version": 6,
+    "version": 7,
     "record_bytes": 128,
     "ttft_ms": 500.0,
     "tpot_ms": 50.0,
@@ -43,12 +44,17 @@ HEADER_FORM = "<8sIIdddddqqIIIIIIIIddI"
 class LogBytes:
     """A log in the making; `now_ns` is the time of the next record."""
 
-    def __init__(self, **header: Any) -> None:
+    def __init__(
+        self, *, wait_budget_ns: int = 1_000 * MS, park_wait_ms: float = 1_000.0, **header: Any
+    ) -> None:
         fields = HEADER | header
+        self.signal_ms = fields["signal_ms"]
+        self.park_wait_ms = park_wait_ms
+        self.left_ns = wait_budget_ns  # No excess is forgotten: a test's log is short.
         packed = struct.pack(HEADER_FORM, b"ROSELOG1", *fields.values())
         self.now_ns = 1_000 * MS
         self.records = [packed.ljust(128, b"\0")]
-        self.add("START", struct.pack("<q", 0))
+        self.add("START", struct.pack("<qqd", 0, wait_budget_ns, park_wait_ms))
 
     def add(self, kind: str, payload: bytes = b"") -> None:
         number = KINDS.index(kind) + 1
@@ -75,7 +81,8 @@ class LogBytes:
             "quantum_ms": None,
             "step_upper_ms": 8.0,
             "chunk_upper_ms": 9.0,
-            "budget_ms": math.inf if mode else 0.0,
+            "budget_ms": math.inf if mode == 1 else 0.0,
+            "wait_ms": None,
             "deadline_ns": 0,
             "heartbeat_age_ns": 0,
             "segments": 4,
@@ -88,10 +95,26 @@ class LogBytes:
         } | terms
         if fields["quantum_ms"] is None:
             fields["quantum_ms"] = fields["segments"] * fields["segment_upper_ms"]
-        self.add("QUANTUM", struct.pack("<dddddqqIIIIIII", *fields.values()))
+        if fields["wait_ms"] is None:
+            certified_ms = 0 if mode == 2 else fields["segment_upper_ms"] + self.signal_ms
+            fields["wait_ms"] = min(self.park_wait_ms, certified_ms + self.left_ns / MS)
+        self.add("QUANTUM", struct.pack("<ddddddqqIIIIIII", *fields.values()))
 
     def forced(self, *, passed: int) -> None:
         self.add("FORCED", struct.pack("<II", passed, 1))
+
+    def waited(self, waited_ns: int, *, certified_ns: int = 0, **terms: int) -> None:
+        self.left_ns -= max(waited_ns - certified_ns, 0)
+        fields = {
+            "waited_ns": waited_ns,
+            "certified_ns": certified_ns,
+            "left_ns": self.left_ns,
+            "borrower": 1,
+        } | terms
+        self.add("WAITED", struct.pack("<qqqI", *fields.values()))
+
+    def evicted(self, spent_ns: int, *, borrower: int = 1) -> None:
+        self.add("EVICTED", struct.pack("<qII80s", spent_ns, borrower, 77, b"it waited"))
 
     def step(self, actual_ms: float, *, upper_ms: float = 10.0, **terms: Any) -> None:
         """Write a step that ends now; `began_ns` is reckoned from that unless it is given."""
@@ -113,7 +136,7 @@ class LogBytes:
     def save(self, path: Path) -> Path:
         """End the log and write it."""
         kinds = [int.from_bytes(one[:4], "little") for one in self.records[1:]] + [10]
-        self.add("END", struct.pack("<12Q", *(kinds.count(kind) for kind in range(1, 13))))
+        self.add("END", struct.pack("<14I", *(kinds.count(kind) for kind in range(1, 15))))
         path.write_bytes(reseal(self.records))
         return path
 

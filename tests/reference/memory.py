@@ -230,12 +230,9 @@ class MemoryModel:
 
     # ---- taking back
 
-    def revoke(
-        self, partition: int, n: int, *, deadline: int, taker: int, preferred: list[int], name: int
-    ) -> None:
-        def order(slab: Slab) -> tuple[bool, int, int, int]:
-            rank = preferred.index(slab.index) if slab.index in preferred else len(self.slabs)
-            return (not slab.is_idle, 0 if slab.is_idle else rank, slab.taken, slab.index)
+    def revoke(self, partition: int, n: int, *, deadline: int, taker: int, name: int) -> None:
+        def order(slab: Slab) -> tuple[bool, int, int]:
+            return (not slab.is_idle, slab.taken, slab.index)
 
         victims = sorted(self.of(partition, "GRANTED"), key=order)[:n]
         self.revocations[name] = Revocation(partition, taker, deadline, n)
@@ -318,9 +315,7 @@ class MemoryModel:
             return
         lent = self.of(partition, "GRANTED")
         if lent:
-            self.revoke(
-                partition, len(lent), deadline=self.now, taker=NOBODY, preferred=[], name=name
-            )
+            self.revoke(partition, len(lent), deadline=self.now, taker=NOBODY, name=name)
         given = 0
         for slab in self.held(partition):
             if slab.state == "OWNED":

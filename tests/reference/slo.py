@@ -93,8 +93,8 @@ def recounted(records: Sequence[bytes]) -> list[bytes]:
     """Make the counts of the last record, END, right again after a forgery."""
     kinds = [int.from_bytes(one[:4], "little") for one in records[1:]]
     assert kinds[-1] == END_KIND
-    counts = b"".join(kinds.count(kind).to_bytes(8, "little") for kind in range(1, KINDS + 1))
-    return [*records[:-1], records[-1][:COUNTS_AT] + counts + records[-1][COUNTS_AT + 8 * KINDS :]]
+    counts = b"".join(kinds.count(kind).to_bytes(4, "little") for kind in range(1, KINDS + 1))
+    return [*records[:-1], records[-1][:COUNTS_AT] + counts + records[-1][COUNTS_AT + 4 * KINDS :]]
 
 
 def reseal(records: Sequence[bytes]) -> bytes:

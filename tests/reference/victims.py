@@ -1,12 +1,13 @@
 """Which slabs go first, by looking at all that are left, each time anew."""
 
 
-def order_of_loss(users: dict[int, set[str]], progress: dict) -> list[int]:
-    gone: set[str] = set()
+def order_of_loss(slabs: set[int], requests: list[tuple]) -> list[int]:
+    """Return the order; each of `requests` is its slabs and its `Progress`."""
+    gone: set[int] = set()
     order: list[int] = []
 
     def cost(slab: int) -> tuple:
-        lost = [progress[name] for name in users[slab] if name not in gone]
+        lost = [one for held, one in requests if slab in held and not held & gone]
         return (
             any(one.is_in_flight for one in lost),
             sum(one.tokens for one in lost),
@@ -14,8 +15,8 @@ def order_of_loss(users: dict[int, set[str]], progress: dict) -> list[int]:
             slab,
         )
 
-    while len(order) < len(users):
-        slab = min(users.keys() - set(order), key=cost)
+    while len(order) < len(slabs):
+        slab = min(slabs - gone, key=cost)
         order.append(slab)
-        gone |= users[slab]
+        gone.add(slab)
     return order

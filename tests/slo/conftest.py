@@ -91,6 +91,7 @@ def write_log(path: Path) -> None:
     creditor.withdraw()
     gate.end_step()
     creditor.stop()
+    creditor.wait_parked(borrower=1)  # No segment runs, so the wait takes no time.
     state.finished(slot)
     slot = state.arrived(tokens=64)
     terms = AdmissionTerms(
@@ -120,6 +121,7 @@ def write_log(path: Path) -> None:
     log.append_move(from_partition=1, to_partition=-2, slabs=1, lease_id=1, epoch=5, move_kind=4)
     log.append_move(from_partition=-2, to_partition=-1, slabs=1, lease_id=0, epoch=6, move_kind=5)
     lend_again(log, state)
+    log.append_evicted(borrower=1, pid=77, reason="it waited")
     log.append_gave_back("the test is over")
     log.close()
 

@@ -102,14 +102,14 @@ def test_a_request_that_found_no_slot_is_one_in_the_log_too(tmp_path, core):
 
 
 def test_a_log_that_was_written_once_stays_verifiable(tmp_path):
-    rows = json.loads(VECTORS.read_text(encoding="utf-8"))["version 6"]
+    rows = json.loads(VECTORS.read_text(encoding="utf-8"))["version 7"]
     path = tmp_path / "log"
     path.write_bytes(b"".join(bytes.fromhex(row) for row in rows))
     answer = verify_log(path)
     assert (answer.violations, answer.is_complete) == ([], True)
     assert (answer.records, answer.granted) == (len(rows) - 1, 6)
     header, _ = read_log(path)
-    assert (header["version"], header["ttft_ms"], header["revoke_ms"]) == (6, 500.0, 50.0)
+    assert (header["version"], header["ttft_ms"], header["revoke_ms"]) == (7, 500.0, 50.0)
     assert header["slowdown"] == 2.0
 
 

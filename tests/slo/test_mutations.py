@@ -133,7 +133,12 @@ def busy_log(path: Path) -> Path:
     log.tokens(1)
     log.finished(1)
     log.quantum(0, passed=11, close_epoch=2)
+    log.waited(8 * MS, certified_ns=6 * MS)
     log.quantum(0, passed=15, close_epoch=3)
+    log.waited(5 * MS, certified_ns=6 * MS)
+    log.waited(5 * MS)
+    log.quantum(2, passed=19, segments=1, close_epoch=4, segment_upper_ms=900.0)
+    log.evicted(7 * MS)
     return log.save(path)
 
 

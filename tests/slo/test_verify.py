@@ -10,7 +10,8 @@ from rose.slo.verify import verify_log
 from tests.reference.slo import RECORD, recounted, reseal
 
 KINDS = (
-    "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END TOKENS"
+    "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END TOKENS WAITED "
+    "EVICTED"
 ).split()
 ARRIVED, QUANTUM, ADMISSION, MOVE, REVOKE_BEGUN, STEP = 2, 4, 5, 6, 7, 8
 SLACK = 29  # blocks that the log's one admission leaves: 32 + 3 * 8 for a demand of 27

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the openssl of the machine; nothing is trusted beyond a test."""
+"""Certificates for tests, made by the openssl of this machine."""
 
 import shutil
 import subprocess

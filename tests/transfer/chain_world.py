@@ -2,7 +2,7 @@
 
 import threading
 
-from rose.transfer.manifest import Signing, Subscription, UpdateKey
+from rose.transfer.manifest import Subscription, UpdateKey
 from rose.transfer.publishing.contributor import Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.merger import Merger
@@ -11,6 +11,7 @@ from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
+from rose.transfer.signing import Signing
 from rose.transfer.source import Source, SourceAround
 from rose.transfer.tiles import Row
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, row_digest, weights

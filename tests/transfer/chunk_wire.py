@@ -1,4 +1,4 @@
-"""The first bytes of the chunk plane, packed as `docs/protocol.md` says."""
+"""The first bytes of a connection of the chunk plane, as in `docs/protocol.md`."""
 
 import struct
 from typing import Final
@@ -7,7 +7,7 @@ HELLO: Final = struct.Struct("<8sII")  # magic, version, zero
 
 
 def greeting(token: bytes) -> bytes:
-    """Return what a receiver says first: magic, version, stream, token."""
+    """Return the first bytes of a receiver: magic, version, stream, token."""
     return struct.pack("<8sII32s", b"ROSECHK2", 2, 0, token)
 
 

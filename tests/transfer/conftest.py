@@ -1,4 +1,4 @@
-"""Threads that wait only briefly."""
+"""Threads of these tests wait only briefly."""
 
 import pytest
 

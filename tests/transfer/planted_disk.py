@@ -1,4 +1,4 @@
-"""A disk in memory with faults behind each call: full, broken, torn by a crash at any byte."""
+"""A disk in memory whose calls can fail: full, broken, or cut off by a crash at any byte."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Boxes of memory, against a list of all bytes."""
+"""Boxes of memory, compared with a list of all their bytes."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_boxes_meet_where_they_share_an_element(one: Any, other: Any) -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12)), max_size=3),
 )
-def test_what_repeats_an_element_is_never_taken_for_a_box_that_does_not(dims: Any) -> None:
+def test_view_that_repeats_an_element_is_recognised(dims: Any) -> None:
     memory = np.arange(200, dtype=np.uint16)
     shape, steps = tuple(size for size, _ in dims), tuple(2 * step for _, step in dims)
     view = np.lib.stride_tricks.as_strided(memory, shape, steps)

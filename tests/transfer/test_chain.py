@@ -1,4 +1,4 @@
-"""Which version is next: by links within an incarnation, by digests into another one."""
+"""The choice of the next version: by base within an incarnation, by digest into another one."""
 
 import random
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_next_link_is_found_among_duplicates_in_any_order(order: random.Random, 
     assert next_version(held(10), offered, ROW) is Choice.WAIT
 
 
-def test_what_does_not_lead_on_needs_whole_tiles_and_what_is_dead_says_nothing() -> None:
+def test_gaps_need_whole_tiles_and_dead_incarnations_are_ignored() -> None:
     corrupted = Held(Version("r", 1, 3), (1, 1))
     for has, offered, chosen in [
         (held(3), [link(5), link(6)], Choice.SNAPSHOT),  # a gap
@@ -115,7 +115,7 @@ def test_longest_update_from_what_is_held_is_taken(order: random.Random) -> None
 
 
 def test_part_of_the_weights_follows_by_name_and_enters_by_its_tiles() -> None:
-    """The digest of all weights says nothing to a receiver that has one tile of two."""
+    """A receiver of one tile of two cannot use the digest of all weights."""
     parts = ((5, 6), (7, 8))
     layout = HALF.tiles.layout
     total = digest_sum(keyed(tile, part) for tile, part in enumerate(parts))

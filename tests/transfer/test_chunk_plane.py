@@ -1,4 +1,4 @@
-"""The chunk plane for Python: what comes is what was put, and strangers get nothing, in TLS too."""
+"""The chunk plane from Python, with and without TLS: chunks arrive intact, a token is needed."""
 
 import gc
 import hashlib
@@ -100,7 +100,7 @@ def test_frames_come_bit_for_bit(server: PlainServer, count: int, nbytes: int) -
     assert server.sent_bytes(KEY.n, KEY.base_n) == 0
 
 
-def test_what_is_not_kept_is_none_and_whole_tiles_are_another_update(
+def test_missing_update_is_none_and_whole_tiles_have_their_own_key(
     server: PlainServer,
 ) -> None:
     kept = frames(5, 100)
@@ -127,9 +127,7 @@ def test_frames_are_kept_not_copied_and_let_go_of(server: PlainServer) -> None:
     assert gone() is None
 
 
-def test_what_is_on_its_way_is_bounded(
-    server: PlainServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_in_flight_are_bounded(server: PlainServer, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = frames(40, 1000)
     put_all(server, kept)
     monkeypatch.setattr(chunk_plane, "AHEAD_BYTES", 4000)
@@ -141,7 +139,7 @@ def test_what_is_on_its_way_is_bounded(
         assert len(dict(coming)) == 39
 
 
-def test_a_line_is_kept_full_while_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_keep_the_line_full(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = frames(100, 1000)
     monkeypatch.setattr(chunk_plane, "AHEAD_BYTES", 16_000)
     ahead = chunk_plane._Ahead(wanted(kept))
@@ -292,7 +290,7 @@ def python_tls(files: TlsFiles, *, is_server: bool) -> ssl.SSLContext:
 
 
 @needs_openssl
-def test_client_without_a_certificate_hears_nothing(files: dict[str, TlsFiles]) -> None:
+def test_client_without_a_certificate_gets_no_data(files: dict[str, TlsFiles]) -> None:
     with PlainServer(TOKEN, tls=files["server"]) as server:
         put_all(server, frames(1, 10))
         context = python_tls(files["server"], is_server=False)
@@ -334,7 +332,7 @@ def test_server_whose_certificate_has_expired_is_refused(files: dict[str, TlsFil
 
 
 @needs_openssl
-def test_files_that_are_no_use_are_said(files: dict[str, TlsFiles], tmp_path: Path) -> None:
+def test_unusable_files_are_reported(files: dict[str, TlsFiles], tmp_path: Path) -> None:
     good, other = files["server"], files["client"]
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense")

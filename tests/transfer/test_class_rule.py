@@ -1,4 +1,4 @@
-"""The rule that is chosen is about the best that there is, and there is none without a gain."""
+"""The chosen class rule is close to the best one; without a gain there is none."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def least_bytes(delta: Delta, new: Any, old: Any, origins: range) -> int:
 
 @pytest.mark.parametrize("learning_rate", [3e-7, 1e-6, 3e-6, 1e-5, 1e-4])
 @pytest.mark.parametrize("std", [0.005, 0.02])
-def test_the_origin_is_about_the_best_of_all(learning_rate: float, std: float) -> None:
+def test_chosen_origin_is_close_to_the_best(learning_rate: float, std: float) -> None:
     new, old = versions(COUNT, learning_rate, std=std)
     rule = class_rule(new, old)
     assert rule is not None
@@ -41,7 +41,7 @@ def test_the_origin_is_about_the_best_of_all(learning_rate: float, std: float) -
 
 
 @pytest.mark.parametrize("learning_rate", [3e-6, 1e-4])
-def test_the_widths_of_magnitudes_and_what_is_listed_are_about_the_best(
+def test_chosen_widths_of_magnitudes_are_close_to_the_best(
     learning_rate: float,
 ) -> None:
     new, old = versions(COUNT, learning_rate)
@@ -90,7 +90,7 @@ def test_float32_has_a_rule_where_it_was_rounded() -> None:
     assert strat_pack(delta, old, rule).nbytes < delta.nbytes
 
 
-def test_there_is_no_rule_without_a_gain() -> None:
+def test_no_rule_is_returned_without_a_gain() -> None:
     rng = np.random.default_rng(4)
     old = rng.integers(0, 1 << 16, COUNT).astype(np.uint16)
     new = old + (rng.random(COUNT) < 0.01).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""A commit changes all of the weights or none, whatever fails and however long it rests."""
+"""A commit changes all weights or none, whatever fails and whenever it pauses."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ SNAPSHOT = staged_of(NEW, None)
 
 
 class Failing:
-    """A row that fails at the n-th call of one method, before or after it did what it should."""
+    """A row that fails at the n-th call of one method, before or after its effect."""
 
     def __init__(self, row: Row, *, method: str, at: int, is_late: bool = False) -> None:
         self.row = row
@@ -267,7 +267,7 @@ def test_digest_that_is_not_the_trainers_goes_back() -> None:
 
 
 @given(steps=st.integers(0, 2 * len(TILES) + 2))
-def test_abandoned_after_any_slice_it_is_the_base_or_the_version(steps: int) -> None:
+def test_commit_abandoned_after_any_slice_leaves_base_or_version(steps: int) -> None:
     bits = OLD.copy()
     commit = Commit(DELTA, Row(bits, TILES), row_digest(OLD))
     for _ in range(steps):
@@ -295,6 +295,6 @@ def test_error_of_somebody_else_passes_and_can_be_abandoned_after() -> None:
     assert np.array_equal(bits, OLD)
 
 
-def test_outcome_is_there_when_it_is_over() -> None:
+def test_outcome_is_available_after_the_end() -> None:
     with pytest.raises(InternalError):
         _ = Commit(DELTA, Row(OLD.copy(), TILES), row_digest(OLD)).outcome

@@ -1,4 +1,4 @@
-"""Tiles of a GPU are packed together; the part is that of tiles packed alone."""
+"""Tiles of a GPU that are packed together give the same part as tiles packed alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A delta as a value, as bytes, and as something that came over a wire."""
+"""A delta as a value, as bytes, and as damaged bytes."""
 
 import struct
 import zlib
@@ -47,7 +47,7 @@ def with_words(delta: Delta, entries: Any = None, payload: Any = None) -> Delta:
 # ---- bytes
 
 
-def test_bytes_go_there_and_back(packed: tuple[Delta, Bits]) -> None:
+def test_delta_survives_a_round_trip_through_bytes(packed: tuple[Delta, Bits]) -> None:
     delta, _ = packed
     frame = delta.to_bytes()
     assert len(frame) == HEADER_BYTES + delta.nbytes
@@ -80,7 +80,7 @@ def test_header_has_the_layout_of_the_protocol(packed: tuple[Delta, Bits]) -> No
     assert packed[0].to_bytes()[65:78] == bytes(13)
 
 
-def test_an_empty_delta_has_bytes_too() -> None:
+def test_empty_delta_survives_a_round_trip() -> None:
     empty = np.empty(0, np.uint16)
     delta = delta_pack(empty, empty.copy())
     assert (delta.count, delta.nbytes, delta.changed, delta.digest) == (0, 0, 0, (0, 0))
@@ -89,7 +89,7 @@ def test_an_empty_delta_has_bytes_too() -> None:
     delta_apply(empty.copy(), again)
 
 
-def test_frame_does_not_follow_its_source(packed: tuple[Delta, Bits]) -> None:
+def test_delta_does_not_share_memory_with_its_frame(packed: tuple[Delta, Bits]) -> None:
     frame = bytearray(packed[0].to_bytes())
     delta = Delta.from_bytes(frame)
     frame[HEADER_BYTES:] = bytes(len(frame) - HEADER_BYTES)
@@ -142,17 +142,17 @@ def resealed(at: int, layout: str, value: int) -> bytes:
         (87, "<B", 1),
     ],
 )
-def test_fields_that_no_delta_has_are_refused(at: int, layout: str, value: int) -> None:
+def test_invalid_header_fields_are_refused(at: int, layout: str, value: int) -> None:
     with pytest.raises(CorruptData):
         Delta.from_bytes(resealed(at, layout, value))
 
 
-def test_another_version_is_named() -> None:
+def test_other_format_version_is_named() -> None:
     with pytest.raises(InvalidArgument, match=r"version 3; this rose reads version 2"):
         Delta.from_bytes(resealed(8, "<I", 3))
 
 
-def test_a_rule_that_cannot_be_is_refused() -> None:
+def test_invalid_rule_is_refused() -> None:
     sound = replace(Delta.from_bytes(SMALL), rule=RULE).to_bytes()
     for at, value, says in (
         (66, 9, r"exponent_bits 8 must be at most 16"),
@@ -177,7 +177,7 @@ def test_strat_blocks_need_a_rule_and_are_never_applied() -> None:
 # ---- a value
 
 
-def test_a_delta_cannot_be_written_through(packed: tuple[Delta, Bits]) -> None:
+def test_arrays_of_a_delta_are_read_only(packed: tuple[Delta, Bits]) -> None:
     delta, _ = packed
     for array in (delta.entries, delta.payload):
         with pytest.raises(ValueError, match="read-only"):
@@ -203,7 +203,7 @@ def test_a_delta_cannot_be_written_through(packed: tuple[Delta, Bits]) -> None:
         ({"payload": np.zeros(4, ">u4")}, "got 1 dimensions of >u4"),
     ],
 )
-def test_fields_that_cannot_be_are_named(fields: dict[str, Any], says: str) -> None:
+def test_invalid_fields_are_named(fields: dict[str, Any], says: str) -> None:
     sound: dict[str, Any] = {
         "count": 5,
         "block_elements": WIDE,
@@ -265,7 +265,7 @@ def gap_with(at: int, word: int) -> list[int]:
     return [*GAP[:at], word, *GAP[at + 1 :]]
 
 
-def test_the_sound_delta_of_these_tests_is_sound() -> None:
+def test_unaltered_delta_is_sound() -> None:
     held = BASE.copy()
     delta_apply(held, gap_of(*GAP))
     found = {i: int(held[i].astype(np.int16)) for i in np.flatnonzero(held)}
@@ -305,7 +305,7 @@ def test_every_fault_of_a_gap_block_is_named(words: list[int], says: str) -> Non
     refused(gap_of(*words), BASE, says)
 
 
-def test_the_largest_size_has_a_sign() -> None:
+def test_largest_size_is_only_allowed_downwards() -> None:
     delta_apply(BASE.copy(), gap_of(*gap_with(8, 0x7FFE)))
     words = gap_with(8, 0x7FFE)
     words[2] = 0b001  # -2^15 is a difference, 2^15 is none
@@ -364,7 +364,7 @@ def test_every_fault_of_a_raw_block_is_named(width: int) -> None:
         refused(replace(sound, payload=words), base, "bits behind its elements")
 
 
-def test_a_later_block_that_is_wrong_keeps_the_first_from_being_applied(
+def test_damaged_later_block_keeps_the_first_from_being_applied(
     packed: tuple[Delta, Bits],
 ) -> None:
     delta, base = packed

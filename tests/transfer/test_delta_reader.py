@@ -34,7 +34,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A frame, and what it was made from."""
+    """A frame, and the weights that it was packed from."""
 
     frame: bytes
     old: Any
@@ -126,7 +126,7 @@ def read_by_core(case: Case, frame: bytes) -> delta_reader.Changes | None:
     return list(zip(np.asarray(positions).tolist(), differences.tolist(), strict=True))
 
 
-def test_every_kind_is_read_as_the_core_reads_it() -> None:
+def test_reader_and_core_agree_on_every_kind() -> None:
     kinds, widths = set(), set()
     for case in cases():
         kinds.add(kind := struct.unpack_from("<Q", case.frame, HEADER_BYTES)[0] & 15)
@@ -152,10 +152,10 @@ def agree(seed: int, rounds: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_page_and_the_core_refuse_the_same(seed: int) -> None:
+def test_page_and_core_refuse_the_same_frames(seed: int) -> None:
     assert agree(seed, 20) > 0
 
 
 @pytest.mark.slow
-def test_the_page_and_the_core_refuse_the_same_for_a_while() -> None:
+def test_page_and_core_refuse_the_same_frames_in_many_rounds() -> None:
     assert agree(1_000, 1_000) > 0

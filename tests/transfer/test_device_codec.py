@@ -1,4 +1,4 @@
-"""The device codec from Python, over the fake driver: every argument arrives where it belongs."""
+"""The device codec over the fake driver: every argument reaches its kernel parameter."""
 
 from itertools import chain
 from typing import Any
@@ -184,7 +184,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
 
 
 def create_codec(device: CudaDevice) -> DeviceCodec | None:
-    """Create it; in a build without device code see that it says so, and return None."""
+    """Create the codec; in a build without device code check the error, and return None."""
     if embedded_kernels():
         return DeviceCodec.create(device)
     with pytest.raises(Unavailable, match="this build of rose has no device code"):
@@ -194,7 +194,7 @@ def create_codec(device: CudaDevice) -> DeviceCodec | None:
 
 @pytest.mark.parametrize("name", CALLS)
 @in_child()
-def test_arguments_arrive_where_they_belong(fake: Fake, name: str) -> None:
+def test_arguments_reach_their_kernel_parameters(fake: Fake, name: str) -> None:
     call, arguments, launched, values = CALLS[name]
     device = CudaDevice.open(0)
     codec = create_codec(device)

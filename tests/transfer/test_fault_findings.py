@@ -1,4 +1,4 @@
-"""What the fault runs found, each as the shortest story that shows it."""
+"""Faults that the fault runs found, each as its shortest story."""
 
 from random import Random
 
@@ -40,7 +40,7 @@ def publish(world: World, tiles: set[int]) -> Version:
     raise AssertionError("every version changes them")
 
 
-def test_shard_that_is_not_what_it_is_called_is_never_in_use_under_that_name() -> None:
+def test_shard_changed_by_a_crash_is_never_reported_as_its_version() -> None:
     world = world_without_relays()
     left = world.receivers["left"]
     follow(world, "left")

@@ -29,19 +29,19 @@ def run(first: int, tried: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, DEFAULT, AT_ONCE))
-def test_whatever_fails_weights_are_what_they_are_called_and_all_arrive(first: int, tried) -> None:
+def test_runs_with_faults_lose_nothing(first: int, tried) -> None:
     run(first, tried)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(DEFAULT, ALL, AT_ONCE))
-def test_whatever_fails_in_ten_thousand_runs(first: int, tried) -> None:
+def test_ten_thousand_runs_with_faults_lose_nothing(first: int, tried) -> None:
     run(first, tried)
 
 
 @pytest.mark.parametrize("guard", MUTANTS)
-def test_a_guard_that_is_taken_out_is_missed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_runs_notice_a_removed_guard(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[guard](monkeypatch)
     seeds = (TRIED_FIRST.get(guard, 0), *range(MUTANT_SEEDS))
     assert any(failure_of(seed, script_of(seed), is_plain=seed % 4 > 0) for seed in seeds)

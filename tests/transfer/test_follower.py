@@ -1,4 +1,4 @@
-"""The threads of a relay and of a receiver outlive the world, and say so when a bug ends them."""
+"""The threads of a relay and a receiver survive errors, and report a bug that ends them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from tests.transfer.worker import LONG_S, NAMELESS, TILES, eventually, row_diges
 
 
 class Failing(SourceAround):
-    """Raises at each wait, as long as it is told to."""
+    """Raises at each wait, as often as requested."""
 
     error: type[BaseException] | None = None
 
@@ -63,7 +63,7 @@ def test_thread_goes_on_when_there_is_memory_again(make: Callable) -> None:
 
 @BOTH
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_thread_that_a_bug_ends_says_so_before(make: Callable) -> None:
+def test_thread_ended_by_a_bug_reports_it(make: Callable) -> None:
     chain = Chain()
     source = Failing(chain.log)
     source.error = InternalError

@@ -1,4 +1,4 @@
-"""Arrays of other libraries: taken where they lie, and written to only where they say so."""
+"""Arrays of other libraries are used without a copy, and written only if they are writable."""
 
 import sys
 from typing import Any
@@ -30,7 +30,7 @@ class Exporter:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "float16", "float32", "int32"])
-def test_dlpack_is_taken_where_it_lies(dtype: str) -> None:
+def test_dlpack_arrays_are_not_copied(dtype: str) -> None:
     inner = np.arange(24).astype(dtype).reshape(4, 6)
     seen = bits_of("weights", Exporter(inner), is_written=True)
     assert (seen.dtype, seen.shape, seen.device) == (dtype, (4, 6), "cpu")
@@ -48,7 +48,7 @@ def test_dlpack_keeps_the_strides_of_a_box() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_what_numpy_has_no_dtype_for_comes_through_torch(dtype: str) -> None:
+def test_dtypes_unknown_to_numpy_are_read_through_torch(dtype: str) -> None:
     torch = pytest.importorskip("torch")
     inner = torch.arange(12).to(getattr(torch, dtype)).reshape(3, 4)[:, 1:]
     seen = bits_of("weights", Exporter(inner), is_written=True)
@@ -57,7 +57,7 @@ def test_what_numpy_has_no_dtype_for_comes_through_torch(dtype: str) -> None:
     assert seen.bits.strides == tuple(4 * inner.element_size() // one for one in (1, 4))
 
 
-def test_torch_speaks_for_itself_and_not_through_dlpack() -> None:
+def test_torch_tensors_do_not_go_through_dlpack() -> None:
     torch = pytest.importorskip("torch")
 
     class Silent(torch.Tensor):  # type: ignore[misc]
@@ -68,7 +68,7 @@ def test_torch_speaks_for_itself_and_not_through_dlpack() -> None:
     assert bits_of("weights", inner, is_written=True).bits.ctypes.data == inner.data_ptr()
 
 
-def test_read_only_is_read_and_not_written() -> None:
+def test_read_only_array_is_read_but_not_written() -> None:
     inner = np.arange(4, dtype=np.uint16)
     inner.setflags(write=False)
     assert bits_of("new", Exporter(inner)).bits.tolist() == [0, 1, 2, 3]
@@ -76,7 +76,7 @@ def test_read_only_is_read_and_not_written() -> None:
         bits_of("weights", Exporter(inner), is_written=True)
 
 
-def test_an_exporter_that_cannot_say_so_is_read_and_not_written() -> None:
+def test_array_that_does_not_declare_itself_writable_is_only_read() -> None:
     inner = np.arange(4, dtype=np.uint16)
     old = Exporter(inner, is_old=True)
     assert bits_of("new", old).bits.tolist() == [0, 1, 2, 3]
@@ -122,20 +122,20 @@ def test_read_only_is_not_written_through_torch_either() -> None:
             bits_of("weights", one, is_written=True)
 
 
-def test_an_owner_that_gives_nothing_is_named() -> None:
+def test_array_that_dlpack_cannot_export_is_refused_by_name() -> None:
     torch = pytest.importorskip("torch")
     kept = Exporter(torch.zeros(4, requires_grad=True))
     with pytest.raises(InvalidArgument, match="new is a Exporter that DLPack cannot export: Can't"):
         bits_of("new", kept)
 
 
-def test_a_device_that_nobody_computes_on_is_named() -> None:
+def test_unsupported_device_is_refused_by_name() -> None:
     elsewhere = Exporter(np.zeros(4, np.uint16), device=METAL)
     with pytest.raises(InvalidArgument, match="new is on DLPack device kind 8"):
         bits_of("new", elsewhere)
 
 
-def test_an_array_on_a_gpu_is_refused_where_torch_finds_none(
+def test_gpu_array_is_refused_if_torch_finds_no_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     thing = Exporter(np.zeros(4, "u2"), device=CUDA)
@@ -145,7 +145,7 @@ def test_an_array_on_a_gpu_is_refused_where_torch_finds_none(
         bits_of("new", thing)
 
 
-def test_an_array_on_a_gpu_is_refused_where_there_is_no_torch(
+def test_gpu_array_without_torch_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     thing = Exporter(np.zeros(4, "u2"), device=CUDA)

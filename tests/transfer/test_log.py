@@ -1,4 +1,4 @@
-"""The log keeps to its limits, and the publisher's shadow moves with it or not at all."""
+"""The log keeps its limits, and the shadow changes only if the log accepts a version."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,9 +10,10 @@ import pytest
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack
-from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey, Version
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey, Version
 from rose.transfer.publishing.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.signing import Signing
 from rose.transfer.tiles import Row, Tiles
 from tests.transfer.worker import COUNT, TILE, TILES, changed, row_digest, weights
 
@@ -39,7 +40,7 @@ def test_tiles_cover_the_row_once(count: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "tile_elements"), [(-1, 64), (10, 0), (10, 6), (10, 1 << 21)])
-def test_tiles_that_cannot_be_are_refused(count: int, tile_elements: int) -> None:
+def test_invalid_tiles_are_refused(count: int, tile_elements: int) -> None:
     with pytest.raises(InvalidArgument):
         Tiles.of(count, tile_elements)
 
@@ -207,7 +208,7 @@ def test_version_that_fails_leaves_the_shadow(
     assert manifest.base_digest == row_digest(weights(1))
 
 
-def test_what_exceeds_the_limit_of_the_log_is_refused() -> None:
+def test_version_beyond_the_limit_of_the_log_is_refused() -> None:
     log = VersionLog(bytes_max=300)
     publisher = publisher_of(log)
     with pytest.raises(OutOfMemory, match="more than the log's limit of 300"):
@@ -314,7 +315,7 @@ def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.Mon
         publisher.snapshot(None, range(len(publisher.tiles)))
 
 
-def test_an_interrupt_after_a_version_was_shown_ends_publishing(
+def test_interrupt_after_publication_ends_publishing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = VersionLog()
@@ -333,7 +334,7 @@ def test_an_interrupt_after_a_version_was_shown_ends_publishing(
             ask()
 
 
-def test_a_publisher_whose_incarnation_is_over_publishes_nothing_any_more() -> None:
+def test_publisher_of_an_old_incarnation_cannot_publish() -> None:
     log = VersionLog()
     before = RowPublisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
     heir = RowPublisher(weights(2), "run", 2, 2, log, tile_elements=TILE)

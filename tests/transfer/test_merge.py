@@ -1,4 +1,4 @@
-"""Two deltas in a row as one: the law, and what is no row."""
+"""Merging two deltas, and deltas that cannot be merged."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def deltas_of(chain: list[Bits]) -> list[Delta]:
 
 
 @given(chains())
-def test_a_merge_does_what_both_do(chain: list[Bits]) -> None:
+def test_merge_has_the_effect_of_both_deltas(chain: list[Bits]) -> None:
     first, second, _ = deltas_of(chain)
     merged = delta_merge(first, second)
     held = chain[0].copy()
@@ -54,7 +54,7 @@ def test_a_merge_does_what_both_do(chain: list[Bits]) -> None:
     assert merged.payload.tolist() == model.payload
 
 
-def test_what_does_not_follow_is_refused() -> None:
+def test_deltas_that_do_not_follow_are_refused() -> None:
     rng = np.random.default_rng(3)
     new, old = changed(rng, 100, density=0.1, steps=0.8)
     first, second = delta_pack(new, old.copy()), delta_pack(old, new.copy())

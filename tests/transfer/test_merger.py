@@ -1,4 +1,4 @@
-"""Merged deltas bring a receiver that is behind to the newest version in few updates."""
+"""Merged deltas bring a late receiver to the newest version in few updates."""
 
 import threading
 from dataclasses import replace
@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InternalError, InvalidArgument, Unavailable
 from rose.transfer.codec.operations import delta_pack
-from rose.transfer.manifest import Manifest, Signing, UpdateKey
+from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.merger import MergerThread, Update, merged_update
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.shelf import path
+from rose.transfer.signing import Signing
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.worker import LONG_S, TILE, TILES, changed, row_digest, weights
 from tests.waiting import wait_for
@@ -22,7 +23,7 @@ from tests.waiting import wait_for
 
 @settings(max_examples=10)
 @given(st.integers(1, 40), st.integers(0, 39))
-def test_a_receiver_that_is_behind_needs_few_updates(newest: int, lag: int) -> None:
+def test_late_receiver_needs_few_updates(newest: int, lag: int) -> None:
     chain = Chain()
     start = max(1, newest - lag)
     chain.publish(start - 1)
@@ -43,7 +44,7 @@ def test_merged_deltas_begin_at_multiples_of_their_length_from_the_opening() -> 
     assert chain.merger.made == 7
 
 
-def test_a_merged_delta_has_fewer_bytes_than_its_parts_and_the_bytes_of_a_pack_at_once() -> None:
+def test_merged_delta_equals_one_pack_and_is_smaller_than_its_parts() -> None:
     chain = Chain()
     chain.publish(8, share=0.3)
     manifests = {one.key: one for one in chain.log.wait_manifests(-1, 0)}
@@ -58,7 +59,7 @@ def test_a_merged_delta_has_fewer_bytes_than_its_parts_and_the_bytes_of_a_pack_a
         assert (chunk.changed, chunk.digest) == (packed.changed, packed.digest)
 
 
-def test_a_tile_that_ends_as_it_began_is_not_in_a_merged_delta() -> None:
+def test_merged_delta_omits_tiles_whose_changes_cancel() -> None:
     chain = Chain()
     there, back = chain.bits.copy(), chain.bits.copy()
     there[: 2 * TILE] += np.uint16(1)
@@ -81,7 +82,7 @@ def test_merged_deltas_are_signed_as_versions_are() -> None:
     assert not any(KEY.is_signed(one) for one in unsigned.log.wait_manifests(-1, 0))
 
 
-def test_the_log_forgets_versions_and_keeps_the_way_from_the_opening() -> None:
+def test_log_forgets_versions_and_keeps_the_path_from_the_opening() -> None:
     chain = Chain(versions_max=4, merged_max=2)
     chain.publish(29)
     assert sorted(key.n for key in singles(chain.log)) == [27, 28, 29, 30]
@@ -109,7 +110,7 @@ def test_merged_deltas_that_are_late_make_no_gap() -> None:
     assert all(path(edges, one.key.base_n, 21) is not None for one in edges)
 
 
-def test_a_version_that_was_not_noted_ends_a_row_and_begins_another() -> None:
+def test_version_unknown_to_the_merger_starts_a_new_row() -> None:
     chain = Chain()
     chain.publish(4)
     note, chain.publisher._on_published = chain.merger.note, None
@@ -122,7 +123,7 @@ def test_a_version_that_was_not_noted_ends_a_row_and_begins_another() -> None:
     assert np.array_equal(behind.bits, chain.bits)
 
 
-def test_what_waits_for_a_slow_thread_is_bounded() -> None:
+def test_queue_of_a_slow_thread_is_bounded() -> None:
     chain = Chain()
     chain.merger._waiting_bytes_max = 2500
     for _ in range(9):
@@ -133,7 +134,7 @@ def test_what_waits_for_a_slow_thread_is_bounded() -> None:
     assert chain.merged_there()  # of the last ones
 
 
-def test_what_waits_for_its_other_half_is_bounded() -> None:
+def test_bytes_that_wait_for_a_merge_are_bounded() -> None:
     chain = Chain()
     chain.publish(1, is_merged=False, share=0.1)
     limit = chain.merger._waiting_bytes_max = 5 * chain.merger._noted_bytes // 2
@@ -165,7 +166,7 @@ def test_updates_that_are_not_in_a_row_are_no_merged_delta() -> None:
         merged_update(noted[0], renamed, KEY)
 
 
-def test_a_merged_delta_of_other_versions_or_in_a_closed_log_is_not_kept() -> None:
+def test_log_refuses_a_merged_delta_of_other_versions_or_after_close() -> None:
     chain = Chain()
     chain.publish(2)
     [merged] = [one for one in chain.log.wait_manifests(-1, 0) if one.key == UpdateKey(3, 1)]
@@ -180,7 +181,7 @@ def test_a_merged_delta_of_other_versions_or_in_a_closed_log_is_not_kept() -> No
         chain.log.append_merged(merged, frames)
 
 
-def test_the_thread_makes_merged_deltas_and_is_joined() -> None:
+def test_thread_makes_merged_deltas_and_is_joined() -> None:
     log = VersionLog()
     with MergerThread(log, KEY) as maker:
         publisher = RowPublisher(
@@ -195,7 +196,7 @@ def test_the_thread_makes_merged_deltas_and_is_joined() -> None:
     assert not maker._thread.is_alive()
 
 
-def test_a_merged_delta_that_the_log_does_not_take_is_said_and_harms_nobody() -> None:
+def test_merged_delta_that_the_log_refuses_is_only_reported() -> None:
     chain = Chain()
     chain.publish(2, is_merged=False)
     chain.log.close()

@@ -1,4 +1,4 @@
-"""Messages between processes: what is sent is what comes, and whatever else comes is refused."""
+"""Messages between processes survive a round trip, and malformed ones are refused."""
 
 import dataclasses
 import hashlib
@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
+from rose.transfer import manifest_bytes
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, Manifest, Version
-from rose.transfer.wire import manifest_message, messages
+from rose.transfer.proto import weights_pb2 as pb
+from rose.transfer.signing import fingerprint
+from rose.transfer.wire import messages
 from rose.transfer.wire.messages import (
     Empty,
     HelloReply,
@@ -27,7 +30,6 @@ from rose.transfer.wire.messages import (
     decode,
     encode,
 )
-from rose.transfer.wire.proto import weights_pb2 as pb
 
 U64 = st.integers(0, 2**64 - 1)
 N = st.integers(0, 2**63 - 1)
@@ -99,7 +101,7 @@ KINDS = sorted(MESSAGES, key=lambda kind: kind.__name__)
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-def test_what_is_sent_is_what_comes(kind: type, data: st.DataObject) -> None:
+def test_messages_survive_a_round_trip(kind: type, data: st.DataObject) -> None:
     message = data.draw(MESSAGES[kind])
     assert decode(kind, encode(message)) == message
 
@@ -116,11 +118,11 @@ def plain() -> Manifest:
 
 
 @given(manifests())
-def test_a_manifest_on_a_disk_is_its_message_too(manifest: Manifest) -> None:
-    content = manifest_message.to_bytes(manifest)
-    assert manifest_message.from_bytes(content) == manifest
+def test_manifest_on_disk_is_its_message(manifest: Manifest) -> None:
+    content = manifest_bytes.to_bytes(manifest)
+    assert manifest_bytes.from_bytes(content) == manifest
     with pytest.raises(CorruptData):
-        manifest_message.from_bytes(content[:-1])
+        manifest_bytes.from_bytes(content[:-1])
 
 
 def field(number: int, content: bytes | int | list[int]) -> bytes:
@@ -157,7 +159,7 @@ def test_fingerprint_is_the_sha256_of_the_fields_as_the_document_says() -> None:
         digests(*(c.digest for c in one.chunks)),
     ]  # fmt: skip
     packed = b"".join(field(number, one) for number, one in enumerate(fields, 1))
-    assert one.fingerprint() == hashlib.sha256(packed).digest()
+    assert fingerprint(one) == hashlib.sha256(packed).digest()
 
 
 def no_version(manifest: pb.Manifest) -> None:
@@ -235,7 +237,7 @@ def test_numbers_and_names_are_bounded() -> None:
         decode(ManifestsReply, many.SerializeToString())
 
 
-def test_what_does_not_fit_is_not_sent() -> None:
+def test_fields_out_of_range_are_not_sent() -> None:
     for wrong in [
         ReportRequest("\ud800", 1, True, (1, 2)),
         ReportRequest("x", -1, True, (1, 2)),

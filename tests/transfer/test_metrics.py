@@ -1,4 +1,4 @@
-"""Metrics are what a program counted, to whoever scrapes them by HTTP."""
+"""Metrics of a program, read by HTTP."""
 
 import ssl
 import threading

@@ -1,4 +1,4 @@
-"""The part of another rank: what the log took is kept there, and nothing else is."""
+"""Ranks that pack their own part: a rank keeps only what the publisher's log accepted."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -105,7 +105,7 @@ def test_a_receiver_follows_tiles_of_ranks_in_other_processes(trainer: Trainer) 
         assert {chunk.tile % 2 for chunk in manifest.chunks} == {0, 1}
 
 
-def test_a_version_is_the_same_as_of_one_process(trainer: Trainer) -> None:
+def test_several_ranks_publish_the_version_of_one_process(trainer: Trainer) -> None:
     alone = Contributor(Row(BITS[0].copy(), TILES), TILES)
     other = VersionLog()
     one = Publisher([alone], TILES, Version("run", 1, 1), other)
@@ -120,7 +120,7 @@ def test_whole_tiles_of_another_rank_come_also_of_versions_before(trainer: Train
         assert np.array_equal(trainer.whole_row(n), BITS[step])
 
 
-def test_what_the_log_does_not_take_is_taken_back_on_all_ranks(trainer: Trainer) -> None:
+def test_version_refused_by_the_log_is_undone_on_all_ranks(trainer: Trainer) -> None:
     trainer.publish(1)
     trainer.log._bytes_max = 1
     with pytest.raises(OutOfMemory):
@@ -131,7 +131,7 @@ def test_what_the_log_does_not_take_is_taken_back_on_all_ranks(trainer: Trainer)
     assert np.array_equal(trainer.whole_row(), BITS[3])
 
 
-def test_a_rank_that_has_not_the_step_costs_that_version_and_no_other(trainer: Trainer) -> None:
+def test_rank_without_the_step_loses_only_that_version(trainer: Trainer) -> None:
     trainer.rank.lost = {"1"}
     with pytest.raises(Unavailable, match="no weights of step 1"):
         trainer.publish(1)
@@ -141,7 +141,7 @@ def test_a_rank_that_has_not_the_step_costs_that_version_and_no_other(trainer: T
     assert np.array_equal(trainer.whole_row(), BITS[2])
 
 
-def test_a_pack_that_was_given_up_and_comes_late_changes_nothing(trainer: Trainer) -> None:
+def test_late_result_of_an_abandoned_pack_changes_nothing(trainer: Trainer) -> None:
     trainer.rank.let_through.clear()
     part, late = PackedPart(), WeightsElsewhere("5")
     trainer.remote.begin(late)
@@ -158,7 +158,7 @@ def test_a_pack_that_was_given_up_and_comes_late_changes_nothing(trainer: Traine
         assert found == {tile: row.digest(tile) for tile in THEIRS}
 
 
-def test_a_rank_that_was_started_again_ends_the_incarnation_and_the_next_begins_with_it(
+def test_restarted_rank_ends_the_incarnation(
     trainer: Trainer,
 ) -> None:
     trainer.publish(1)
@@ -180,14 +180,14 @@ def test_a_rank_that_was_started_again_ends_the_incarnation_and_the_next_begins_
     assert trainer.publisher.version == Version("run", 2, 4)
 
 
-def test_a_log_is_opened_again_only_by_a_later_incarnation_of_its_run(trainer: Trainer) -> None:
+def test_log_is_reopened_only_by_a_later_incarnation(trainer: Trainer) -> None:
     for opening in (Version("run", 1, 9), Version("other", 2, 9)):
         mine = Contributor(Row(BITS[0].copy(), TILES), TILES)
         with pytest.raises(InvalidArgument, match="begin a later incarnation"):
             Publisher([mine], TILES, opening, trainer.log)
 
 
-def test_a_publisher_that_took_the_place_of_another_is_the_only_one_heard(
+def test_replaced_publisher_is_ignored(
     trainer: Trainer,
 ) -> None:
     heir = trainer._opened("3")
@@ -264,7 +264,7 @@ def test_ranks_take_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ranks.publisher.is_sound
 
 
-def test_who_has_another_token_or_another_cut_learns_nothing(trainer: Trainer) -> None:
+def test_client_with_another_token_or_layout_is_refused(trainer: Trainer) -> None:
     with pytest.raises(Unavailable, match="another token"):
         RemotePart(trainer.server.address, "00" * 32, TILES, "0", timeout_s=LONG_S)
     with pytest.raises(InvalidArgument, match="layouts of the publisher and of this rank differ"):
@@ -294,7 +294,7 @@ def sent(tile: int, frame: bytes) -> bytes:
 
 
 class Lying(RemotePart):
-    """A rank that says what no rank says."""
+    """A rank that sends malformed replies."""
 
     lie: Sequence[bytes] = ()
 
@@ -318,7 +318,7 @@ def test_frames_that_no_rank_sends_make_no_version(trainer: Trainer) -> None:
             lying.pack(WeightsElsewhere("1"), theirs)
 
 
-def test_a_call_that_was_given_up_says_nothing_of_packs(trainer: Trainer) -> None:
+def test_cancelled_call_reports_no_packs(trainer: Trainer) -> None:
     remote, server = trainer.remote, trainer.server
     with grpc.insecure_channel(server.address) as channel:
 
@@ -357,7 +357,7 @@ def shadow_of(trainer: Trainer) -> list[tuple[int, int]]:
     return [contributor._shadow.digest(tile) for tile in THEIRS]
 
 
-def test_closing_waits_for_no_weights_and_those_that_come_later_change_nothing(
+def test_closing_ignores_weights_that_arrive_later(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_server, "CLOSE_S", 0.1)
@@ -373,7 +373,7 @@ def test_closing_waits_for_no_weights_and_those_that_come_later_change_nothing(
         trainer.remote.pack(WeightsElsewhere("1"), PackedPart())
 
 
-def test_a_rank_that_fails_in_its_own_code_costs_that_version(
+def test_failing_rank_loses_only_its_version(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as planted:

@@ -1,4 +1,4 @@
-"""What passes for a chunk: the bytes that were published, and a delta that is sound throughout."""
+"""A chunk is accepted only with the published bytes and a sound delta."""
 
 import hashlib
 from dataclasses import replace
@@ -60,8 +60,8 @@ def test_frame_that_is_not_the_published_chunk_of_the_tile_is_refused() -> None:
             sound_delta(bad, its, tile)
 
 
-def test_what_passed_is_not_looked_at_again_and_what_did_not_is() -> None:
-    """A delta that nobody looked at is refused when it is applied; one that passed is not read."""
+def test_delta_checked_on_arrival_is_not_checked_again() -> None:
+    """A damaged delta is refused when it is applied, unless it is marked as checked."""
     chunk, frame = published(1)
     sound = sound_delta(frame, chunk, TILES[3])
     assert sound.is_checked

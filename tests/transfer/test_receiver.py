@@ -1,4 +1,4 @@
-"""A receiver follows its publisher through damage, corruption and death, and never guesses."""
+"""A receiver follows its publisher through damage, corruption and restarts."""
 
 import threading
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ def test_whole_version_that_cannot_be_applied_waits_for_a_newer_one() -> None:
 
 
 @pytest.mark.parametrize("held", [Version("run", 1, 1), Version("run", 7, 1)])
-def test_receiver_to_whom_nothing_is_said_waits_for_more(held: Version) -> None:
+def test_receiver_without_news_waits(held: Version) -> None:
     """It has the newest version, or its publisher is one of a dead incarnation."""
     trainer = Trainer(weights(1))
     waited: list[int] = []

@@ -1,4 +1,4 @@
-"""A relay: each chunk crosses once, damage stops there, and what is here outlives its upstream."""
+"""A relay: each chunk crosses once, damage stops there, and versions outlive its upstream."""
 
 import threading
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ def test_each_chunk_crosses_once_for_any_number_of_receivers() -> None:
     assert (counts.landed, counts.rejected) == (12, 0)
 
 
-def test_what_was_left_to_fetch_comes_from_where_upstream_is_now() -> None:
+def test_remaining_chunks_come_from_the_current_upstream() -> None:
     world = World()
     world.round()
     world.chain.publish()
@@ -187,7 +187,7 @@ def test_only_the_landing_tiles_are_fetched_before_anybody_asks() -> None:
     assert len(world.far.crossed) == len(TILES)
 
 
-def test_an_upstream_that_breaks_off_is_gone_on_with() -> None:
+def test_relay_resumes_after_its_upstream_breaks_off() -> None:
     world = World()
     world.round()
     one = world.behind()
@@ -205,7 +205,7 @@ def test_an_upstream_that_breaks_off_is_gone_on_with() -> None:
     assert np.array_equal(one.bits, world.chain.bits)
 
 
-def test_what_is_here_is_served_while_upstream_is_away() -> None:
+def test_stored_versions_are_served_without_upstream() -> None:
     world = World()
     world.round()
     late, later = world.behind(), world.behind()
@@ -406,7 +406,7 @@ def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:
     assert len(world.far.crossed) == len(set(world.far.crossed))
 
 
-def test_what_a_disk_lost_is_known_again_after_a_restart() -> None:
+def test_updates_lost_on_disk_are_fetched_after_a_restart() -> None:
     disk = PlantedDisk()
     world = World(disk)
     world.round()
@@ -424,7 +424,7 @@ def test_what_a_disk_lost_is_known_again_after_a_restart() -> None:
     )
 
 
-def test_a_chunk_that_came_before_its_flight_began_is_not_fetched() -> None:
+def test_chunk_that_arrived_early_is_not_fetched_again() -> None:
     world = World()
     world.round()
     world.publish(share=1.0)
@@ -468,7 +468,7 @@ def test_damage_stops_at_the_relay() -> None:
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-def test_a_disk_that_takes_nothing_costs_no_second_crossing(is_full: bool) -> None:
+def test_full_disk_causes_no_second_transfer(is_full: bool) -> None:
     disk = PlantedDisk()
     world = World(disk)
     world.round()
@@ -517,7 +517,7 @@ def test_whole_tiles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert world.relay._snapshots.store.nbytes <= 1000
 
 
-def test_a_version_that_has_not_come_yet_is_not_taken_for_forgotten() -> None:
+def test_future_version_is_not_reported_as_forgotten() -> None:
     world = World()
     world.round()
     world.chain.publish()
@@ -528,7 +528,7 @@ def test_a_version_that_has_not_come_yet_is_not_taken_for_forgotten() -> None:
     assert world.relay.chunk(UpdateKey(2, -1), 0) is None
 
 
-def test_a_relay_keeps_to_its_limits() -> None:
+def test_relay_observes_its_limits() -> None:
     world = World(limits=Limits(3, 2, 2000))
     world.round()
     for _ in range(20):
@@ -540,10 +540,10 @@ def test_a_relay_keeps_to_its_limits() -> None:
 
 
 @pytest.mark.parametrize(("misses", "snapshots"), [(3, 0), (1 << 30, 1)])
-def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_snapshot_is_fetched(
+def test_missing_chunk_of_a_relay_is_awaited_without_a_snapshot(
     misses: int, snapshots: int
 ) -> None:
-    """Over TCP a relay can only say that it has no such chunk; that it tells of it says more."""
+    """Over TCP a relay reports a missing chunk; its manifests show that the chunk exists."""
     world = World()
     world.round()
 
@@ -573,7 +573,7 @@ def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_snapshot_is_fe
 # ---- threads
 
 
-def test_a_chunk_that_many_ask_for_at_once_is_fetched_once() -> None:
+def test_concurrent_requests_for_a_chunk_fetch_it_once() -> None:
     world = World(patience_s=LONG_S, landing=Subscription(TILES, []))
     world.round()
     world.publish(share=1.0)
@@ -597,7 +597,7 @@ def test_a_chunk_that_many_ask_for_at_once_is_fetched_once() -> None:
     assert slow.crossed == [(single(2), 3)]
 
 
-def test_nobody_waits_for_others_longer_than_the_patience() -> None:
+def test_wait_for_others_is_bounded_by_the_patience() -> None:
     world = World(patience_s=0.05, landing=Subscription(TILES, []))
     world.round()
     world.publish(share=1.0)
@@ -639,7 +639,7 @@ def test_only_one_waits_for_a_version_that_has_not_come() -> None:
     assert not world.relay._future.locked()
 
 
-def test_a_relay_with_a_thread_brings_versions_to_receivers_with_threads() -> None:
+def test_threaded_relay_serves_threaded_receivers() -> None:
     chain = Chain()
     relay = Relay(Far(chain.log), store=MemoryStore())
     with follow(relay) as follower:
@@ -658,14 +658,14 @@ def test_a_relay_with_a_thread_brings_versions_to_receivers_with_threads() -> No
     assert chain.publisher.version.n == 6
 
 
-def test_a_landing_of_other_tiles_fetches_nothing_in_advance() -> None:
+def test_relay_that_lands_other_tiles_fetches_nothing_early() -> None:
     world = World(landing=Subscription(Tiles.of(1000, 128)))
     world.round()
     world.publish()
     assert world.far.crossed == []
 
 
-def test_what_upstream_forgot_is_told_as_forgotten() -> None:
+def test_version_forgotten_upstream_is_reported_as_forgotten() -> None:
     world = World()
     world.chain.publish(3)
     world.round()

@@ -1,4 +1,4 @@
-"""Several relays as one source: one that is gone or lies costs nobody a version, or a true bit."""
+"""Several relays as one source: one that is gone or lies costs no version and changes no bit."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,10 +10,11 @@ import pytest
 
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, RoseError, Unavailable
 from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import Chunk, Manifest, Signing, Subscription, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.relay_set import RelaySet
+from rose.transfer.signing import Signing
 from rose.transfer.source import Frames
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.worker import TILES, HandClock, Planted, weights
@@ -194,7 +195,7 @@ def test_of_a_relay_that_is_away_another_one_reads_through() -> None:
     brought(cluster, one, 3)
 
 
-def test_a_relay_that_failed_is_left_out_for_longer_each_time_and_then_asked_again() -> None:
+def test_failed_relay_is_retried_with_growing_delays() -> None:
     cluster = Cluster(2)
     source = cluster.set()
     first = cluster.near[0]
@@ -222,7 +223,7 @@ def test_a_relay_that_failed_is_left_out_for_longer_each_time_and_then_asked_aga
     assert asked()
 
 
-def test_with_no_relay_left_it_is_unavailable_and_with_one_it_goes_on() -> None:
+def test_set_is_unavailable_only_without_any_relay() -> None:
     cluster = Cluster(2)
     source = cluster.set()
     cluster.publish()
@@ -243,7 +244,7 @@ def test_with_no_relay_left_it_is_unavailable_and_with_one_it_goes_on() -> None:
     assert len(list(source.chunks(manifest.key, manifest.chunks))) == len(manifest.chunks)
 
 
-def test_what_every_relay_forgot_is_told_as_forgotten() -> None:
+def test_version_forgotten_by_every_relay_is_reported_as_forgotten() -> None:
     cluster = Cluster(2)
     cluster.publish(2)
     source = cluster.set()
@@ -282,7 +283,7 @@ def test_answers_reach_the_publisher_over_any_relay() -> None:
 
 @pytest.mark.parametrize("trick", TRICKS)
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_relay_in_other_hands_costs_no_true_bit_and_no_version(trick: str, place: int) -> None:
+def test_hostile_relay_changes_no_bit_and_loses_no_version(trick: str, place: int) -> None:
     cluster = Cluster(2, {place: trick})
     source = cluster.set()
     receivers = [Behind(source, cluster.chain.bits), Behind(cluster.set(), weights(9))]
@@ -302,7 +303,7 @@ def test_a_relay_in_other_hands_costs_no_true_bit_and_no_version(trick: str, pla
         assert cluster.liars
 
 
-def test_a_liar_is_told_of_once_and_asked_last() -> None:
+def test_relay_with_wrong_chunks_is_reported_once_and_asked_last() -> None:
     cluster = Cluster(2, {0: "alters"})
     source = cluster.set()
     one = Behind(source, cluster.chain.bits)
@@ -319,7 +320,7 @@ def test_a_liar_is_told_of_once_and_asked_last() -> None:
 
 
 class Foreign(Planted):
-    """A relay of another rose: nothing that it says is understood."""
+    """A relay of another format: its messages are refused."""
 
     def __init__(self, relay: Any, error: RoseError) -> None:
         super().__init__(relay)
@@ -356,7 +357,7 @@ def test_of_a_relay_of_another_format_or_without_room_another_one_is_asked(
         source.snapshot(None, ())
 
 
-def test_a_set_of_no_relays_or_a_landing_nowhere_is_refused() -> None:
+def test_empty_relay_set_and_unknown_landing_are_refused() -> None:
     near = [Chain().log]
     for relays, landing in (([], {}), (near, {0: 1})):
         with pytest.raises(InvalidArgument):

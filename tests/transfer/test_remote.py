@@ -1,4 +1,4 @@
-"""Over the wire: what comes is what was sent, pages end, and servers may end or come later."""
+"""Over the wire: messages arrive intact, pages end, and servers may stop or start later."""
 
 import secrets
 import threading
@@ -13,6 +13,7 @@ from bench.delay_proxy import Settings, delay_proxy
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import WHOLE, Chunk, Manifest, UpdateKey
+from rose.transfer.proto import weights_pb2 as pb
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.store import MemoryStore
@@ -23,7 +24,6 @@ from rose.transfer.wire import remote as remote_module
 from rose.transfer.wire import server as server_module
 from rose.transfer.wire.messages import HelloReply, RelayPlace, TensorEntry
 from rose.transfer.wire.peers import Peers
-from rose.transfer.wire.proto import weights_pb2 as pb
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import WeightServer, page, serve
 from tests.transfer.worker import (
@@ -145,7 +145,7 @@ def test_more_manifests_than_fit_into_a_reply_come_in_several(
 
 
 @pytest.mark.parametrize("page_is", ["nothing", "the same"])
-def test_a_server_that_has_more_without_end_is_not_asked_for_ever(
+def test_endless_replies_of_a_server_are_bounded(
     publisher: RowPublisher,
     server: WeightServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -179,7 +179,7 @@ class Stuck(VersionLog):
         return super().chunk(key, tile)
 
 
-def test_a_receiver_that_is_closed_does_not_wait_for_a_chunk_that_does_not_come(
+def test_closing_a_receiver_does_not_wait_for_a_missing_chunk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote_module, "CALL_S", LONG_S)
@@ -201,7 +201,7 @@ def test_a_receiver_that_is_closed_does_not_wait_for_a_chunk_that_does_not_come(
     assert worker.receiver.failure is None or "cancel" in worker.receiver.failure
 
 
-def test_token_that_is_none_is_refused() -> None:
+def test_invalid_token_is_refused() -> None:
     for token in ["", "00", "zz" * 32, TOKEN + "00"]:
         with pytest.raises(InvalidArgument, match="token"):
             serve(VersionLog(), token=token)
@@ -217,7 +217,7 @@ def test_token_that_is_none_is_refused() -> None:
     [b"", b"\xc1", bytes(100), pb.WaitRequest(format=1).SerializeToString()],
     ids=["empty", "cut off", "no message", "another version"],
 )
-def test_garbage_by_grpc_is_an_error_of_who_sent_it(
+def test_malformed_grpc_message_is_an_error_of_the_sender(
     server: WeightServer, request_bytes: bytes
 ) -> None:
     metadata = ((messages.TOKEN_KEY, server.token),)
@@ -295,14 +295,14 @@ def test_receiver_waits_for_a_publisher_that_is_not_there_yet() -> None:
             worker.follow(publisher.version)
 
 
-def test_a_connection_may_take_longer_than_a_round_trip_of_a_site(server: WeightServer) -> None:
+def test_connecting_may_take_longer_than_a_local_round_trip(server: WeightServer) -> None:
     host, _, port = server.address.rpartition(":")
     far = Settings("127.0.0.2", host, (int(port),), delay_ms=300.0, room_bytes=1 << 20)
     with delay_proxy(far), closing(RemoteSource(f"127.0.0.2:{port}", server.token)) as source:
         assert source.hello() == server.peers.hello(server._chunks.port)
 
 
-def test_server_says_who_it_is() -> None:
+def test_server_reports_its_identity() -> None:
     tensors = (TensorEntry("w", "BF16", (3, 5)), TensorEntry("scalar", "F32", ()))
     peers = Peers("trainer", layout="ab" * 32, tensors=tensors)
     with serve(VersionLog(), peers=peers) as server, source_of(server) as source:
@@ -317,7 +317,7 @@ def test_server_says_who_it_is() -> None:
         Peers("x", "stranger")
 
 
-def test_source_that_is_closed_says_so(server: WeightServer) -> None:
+def test_closed_source_raises_unavailable(server: WeightServer) -> None:
     source = RemoteSource(server.address, server.token)
     assert len(source.wait_manifests(-1, 0)) == 1
     source.close()

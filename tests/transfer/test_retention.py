@@ -1,4 +1,4 @@
-"""Whatever a log keeps leads to the newest version, and it keeps to its limits."""
+"""The updates that a log keeps lead to the newest version within its limits."""
 
 import pytest
 from hypothesis import given
@@ -72,7 +72,7 @@ def test_connected_links_are_those_with_a_way_on(edges: list[Edge], newest_n: in
 @given(
     histories(), st.integers(1, 20), st.integers(0, 4), st.integers(1, 600), st.sampled_from([0, 3])
 )
-def test_what_is_kept_leads_to_the_newest_and_is_within_the_limits(
+def test_kept_updates_lead_to_the_newest_within_the_limits(
     history: tuple[list[Edge], int],
     versions_max: int,
     merged_max: int,
@@ -94,7 +94,7 @@ def test_what_is_kept_leads_to_the_newest_and_is_within_the_limits(
 
 
 @given(histories(), st.integers(1, 400))
-def test_the_way_from_the_opening_goes_last(history: tuple[list[Edge], int], slack: int) -> None:
+def test_path_from_the_opening_is_trimmed_last(history: tuple[list[Edge], int], slack: int) -> None:
     edges, newest_n = history
     limits = Limits(newest_n, newest_n, sum(one.nbytes for one in edges))
     way = path(edges, 0, newest_n)

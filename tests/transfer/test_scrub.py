@@ -1,4 +1,4 @@
-"""A scrub finds every tile that is not what it was committed as, within the time it is given."""
+"""A scrub finds every corrupted tile within the time that it is given."""
 
 import numpy as np
 import pytest

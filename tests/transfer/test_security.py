@@ -92,7 +92,7 @@ def agreed(address: str, tls: TlsFiles, **knobs: object) -> tuple[str | None, st
 
 @needs_openssl
 def test_control_agrees_on_the_newest_and_on_nothing_that_can_be_read_later(tls: TlsFiles) -> None:
-    """gRPC offers no way to forbid TLS 1.2; what it takes of it has keys of its own, and tags."""
+    """gRPC cannot forbid TLS 1.2, but accepts only its ephemeral keys and authenticated ciphers."""
     old = {"maximum_version": ssl.TLSVersion.TLSv1_2}
     with published(tls) as (_, server):
         newest = agreed(server.address, tls)
@@ -184,7 +184,7 @@ def test_certificate_does_not_stand_for_a_token(tls: TlsFiles) -> None:
 
 
 @needs_openssl
-def test_certificate_that_is_no_use_is_one_sentence(
+def test_unusable_certificate_gives_one_sentence(
     authority: Path, tls: TlsFiles, tmp_path: Path
 ) -> None:
     check_files(tls)
@@ -220,7 +220,7 @@ def test_only_what_is_encrypted_listens_beyond_this_machine(tls: TlsFiles) -> No
 
 
 @pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:-1"])
-def test_address_that_is_none_is_refused_encrypted_or_not(address: str) -> None:
+def test_invalid_address_is_refused_with_and_without_tls(address: str) -> None:
     for is_encrypted in (True, False):
         with pytest.raises(InvalidArgument, match="address"):
             reachable(address, is_encrypted=is_encrypted)
@@ -240,7 +240,7 @@ def test_token_is_not_shown() -> None:
 # ---- strangers
 
 
-def test_stranger_learns_nothing_whatever_it_sends(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_without_a_token_gets_no_data(caplog: pytest.LogCaptureFixture) -> None:
     with published(None) as (_, server), grpc.insecure_channel(server.address) as channel:
         seen = set()
         for method in ["Hello", "Wait", "Snapshot", "Report", "Nothing"]:

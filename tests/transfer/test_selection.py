@@ -1,4 +1,4 @@
-"""Sending the large changes only: what is left out waits in the shadow, and nothing is lost."""
+"""Only large changes are sent: the others wait in the shadow, and none is lost."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_largest_changes_of_each_tile_are_sent_and_receivers_hold_the_shadow() -
         assert change[tile.where][~sent].max() <= change[tile.where][sent].min() * (1 + 2**-7)
 
 
-def test_what_was_left_out_comes_with_later_versions() -> None:
+def test_changes_left_out_come_with_later_versions() -> None:
     old, new = before_and_after()
     log = VersionLog()
     publisher = publisher_of(old, log, Selection(share=0.2))
@@ -121,7 +121,7 @@ def test_refused_version_leaves_shadow_and_ages() -> None:
     assert [publisher.publish(new).changed > 0 for _ in range(3)] == [False, False, True]
 
 
-def test_selection_that_cannot_be_is_refused() -> None:
+def test_invalid_selection_is_refused() -> None:
     for fields in [{}, {"share": 0.1, "least": 1.0}, {"share": 0}, {"share": 1.5}, {"least": 0}]:
         with pytest.raises(InvalidArgument):
             Selection(**fields)

@@ -1,4 +1,4 @@
-"""Whole tiles hold no version up, and are of one version though others come meanwhile."""
+"""Making a snapshot delays no version, and all its tiles are of one version."""
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,7 +69,7 @@ def made_while_publishing(n: int | None, encoding: Encoding) -> tuple[Publisher,
 
 
 @pytest.mark.parametrize(("n", "step"), [(None, 1), (2, 1), (1, 0)])
-def test_a_snapshot_is_of_one_version_though_others_come_while_it_is_made(
+def test_snapshot_has_one_version_while_others_are_published(
     n: int | None, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "SNAPSHOT_TILES", 3)
@@ -79,7 +79,7 @@ def test_a_snapshot_is_of_one_version_though_others_come_while_it_is_made(
     assert np.array_equal(held, BITS[step])
 
 
-def test_where_versions_cannot_be_undone_the_newest_is_made_at_once(
+def test_newest_snapshot_is_made_at_once_if_versions_cannot_be_undone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(publishing, "SNAPSHOT_TILES", 3)
@@ -100,7 +100,7 @@ def test_no_tile_is_made_while_somebody_wants_to_publish() -> None:
     assert not was_asked
 
 
-def test_a_version_comes_before_the_rest_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_sent_before_the_rest_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "SNAPSHOT_TILES", 1)
     order: list[object] = []
 

@@ -1,4 +1,4 @@
-"""What a receiver of some tiles stages is for what it holds, whatever comes between."""
+"""A receiver of some tiles stages only versions for the weights that it holds."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import pytest
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Manifest, Signing, Subscription
+from rose.transfer.manifest import Manifest, Subscription
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
@@ -18,6 +18,7 @@ from rose.transfer.receiving.commit import Commit, CommitOutcome, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.receiving.staging import Staging
+from rose.transfer.signing import Signing
 from rose.transfer.source import Source, SourceAround
 from rose.transfer.tiles import Row
 from tests.transfer.chain_world import KEY, Chain
@@ -90,7 +91,7 @@ class Interrupted(SourceAround):
         return super().wait_manifests(after_n, timeout_s)
 
 
-def test_corruption_that_is_found_while_manifests_are_waited_for_is_repaired() -> None:
+def test_corruption_found_while_waiting_is_repaired() -> None:
     chain = Chain()
     source = Interrupted(chain.log)
     part = Part(source, chain.bits)

@@ -1,4 +1,4 @@
-"""How far weights are behind what is published."""
+"""The distance of weights to the newest published version."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def test_time_counts_from_the_first_version_that_weights_lack() -> None:
     assert one.staleness.lag() == Lag(1, 4.0)
 
 
-def test_a_version_is_first_seen_once() -> None:
+def test_second_sighting_of_a_version_does_not_reset_the_lag() -> None:
     one = Watched()
     one.staleness.committed(v(1))
     one.staleness.seen(v(2))
@@ -69,7 +69,7 @@ def test_versions_of_a_dead_incarnation_count_no_more() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["seen", "committed"]), st.integers(1, 12))))
-def test_a_lag_is_what_the_newest_is_ahead(events: list[tuple[str, int]]) -> None:
+def test_lag_is_the_distance_to_the_newest_version(events: list[tuple[str, int]]) -> None:
     one = Watched()
     held, newest = 0, 0
     for what, n in events:

@@ -1,4 +1,4 @@
-"""Stores keep what they are given, whole, and through a crash; a broken disk is said."""
+"""Stores keep updates whole, also through a crash, and report a broken disk."""
 
 import errno
 import hashlib
@@ -66,7 +66,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path):
     made.close()
 
 
-def test_what_is_put_is_there(store: MemoryStore) -> None:
+def test_stored_update_is_found(store: MemoryStore) -> None:
     store.put(manifest(2), frames(2, 0, 3))
     store.put(manifest(1), {})
     assert store.get(UpdateKey(2, 1), 3) == frame(2, 3)
@@ -93,7 +93,7 @@ def test_trimming_drops_the_lowest_first_and_not_the_one_that_stays(store: Memor
     assert (store.manifests(), store.nbytes) == ([], 0)
 
 
-def test_a_frame_of_another_size_is_refused_and_nothing_of_it_kept(store: MemoryStore) -> None:
+def test_frame_of_another_size_is_refused_and_not_kept(store: MemoryStore) -> None:
     for wrong in ({0: frame(2, 0), 1: frame(2, 1) + b"\0"}, {0: frame(2, 0), 9: b"x"}):
         with pytest.raises(CorruptData):
             store.put(manifest(2), wrong)
@@ -101,7 +101,7 @@ def test_a_frame_of_another_size_is_refused_and_nothing_of_it_kept(store: Memory
         assert store.get(UpdateKey(2, 1), 0) is None
 
 
-def test_a_reopened_folder_has_what_was_put(tmp_path: Path) -> None:
+def test_reopened_folder_has_its_updates(tmp_path: Path) -> None:
     for memory_bytes_max in (0, ROOMY):
         folder = tmp_path / str(memory_bytes_max)
         first = DiskStore(HostDisk(folder), bytes_max=ROOMY, memory_bytes_max=memory_bytes_max)
@@ -122,7 +122,7 @@ def test_a_reopened_folder_has_what_was_put(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 400))
-def test_a_crash_at_any_byte_of_a_new_update_leaves_it_out(torn_at: int) -> None:
+def test_new_update_cut_at_any_byte_is_ignored(torn_at: int) -> None:
     disk = PlantedDisk()
     store = DiskStore(disk, bytes_max=ROOMY)
     store.put(manifest(2), frames(2))
@@ -138,7 +138,7 @@ def test_a_crash_at_any_byte_of_a_new_update_leaves_it_out(torn_at: int) -> None
 
 
 @given(st.integers(0, 200), st.integers(0, 255))
-def test_a_crash_at_any_byte_of_more_frames_takes_only_those(torn_at: int, junk: int) -> None:
+def test_crash_while_frames_are_added_loses_only_these_frames(torn_at: int, junk: int) -> None:
     disk = PlantedDisk()
     store = DiskStore(disk, bytes_max=ROOMY, memory_bytes_max=0)
     store.put(manifest(2), frames(2, 0))
@@ -157,7 +157,7 @@ def test_a_crash_at_any_byte_of_more_frames_takes_only_those(torn_at: int, junk:
 
 
 @given(st.data())
-def test_a_byte_that_changed_at_rest_is_never_served(data: st.DataObject) -> None:
+def test_chunk_corrupted_on_disk_is_never_served(data: st.DataObject) -> None:
     disk = PlantedDisk()
     DiskStore(disk, bytes_max=ROOMY).put(manifest(2), frames(2))
     [name] = disk.files
@@ -169,7 +169,7 @@ def test_a_byte_that_changed_at_rest_is_never_served(data: st.DataObject) -> Non
     assert len(tiles_of(store, UpdateKey(2, 1))) < TILES
 
 
-def test_a_byte_that_changes_while_the_store_is_open_is_found_when_it_is_read() -> None:
+def test_corruption_of_an_open_store_is_found_at_the_next_read() -> None:
     disk = PlantedDisk()
     store = DiskStore(disk, bytes_max=ROOMY, memory_bytes_max=0)
     store.put(manifest(2), frames(2))
@@ -191,14 +191,14 @@ def test_files_of_others_and_of_other_names_are_not_taken_for_updates() -> None:
     assert sorted(left.files) == sorted([name, "notes.txt"])
 
 
-def test_a_folder_of_an_earlier_rose_is_refused_and_nothing_of_it_is_removed() -> None:
+def test_folder_of_an_earlier_format_is_refused_unchanged() -> None:
     disk = PlantedDisk({"2.1.update": b"ROSEUPD1" + bytes(99)})
     with pytest.raises(InvalidArgument, match="earlier rose"):
         DiskStore(disk, bytes_max=ROOMY)
     assert set(disk.files) == {"2.1.update"}
 
 
-def test_a_full_disk_is_said_and_what_is_kept_is_served() -> None:
+def test_full_disk_is_reported_and_stored_updates_are_served() -> None:
     disk = PlantedDisk()
     store = DiskStore(disk, bytes_max=ROOMY)
     store.put(manifest(2), frames(2))
@@ -238,7 +238,7 @@ def test_memory_keeps_the_newest_and_the_disk_all() -> None:
         store.get(UpdateKey(2, 1), 0)
 
 
-def test_a_file_that_cannot_be_removed_is_forgotten_all_the_same_and_removed_later() -> None:
+def test_file_that_cannot_be_removed_is_forgotten_and_removed_later() -> None:
     disk = PlantedDisk()
     store = DiskStore(disk, bytes_max=ROOMY)
     store.put(manifest(2), frames(2))
@@ -251,13 +251,13 @@ def test_a_file_that_cannot_be_removed_is_forgotten_all_the_same_and_removed_lat
     assert [name[0] for name in disk.files] == ["3"]
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(Unavailable, match="file"):
         HostDisk(tmp_path / "file" / "log")
 
 
-def test_what_a_crash_left_beside_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     (tmp_path / f".3.2.update.{8 * '3f'}").write_bytes(b"half")
     disk = HostDisk(tmp_path)
     assert disk.names() == []
@@ -265,7 +265,7 @@ def test_what_a_crash_left_beside_is_removed(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_a_file_whose_name_the_disk_does_not_take_is_said_and_not_there(
+def test_file_name_that_the_disk_refuses_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, code = os.fsync, errno.EIO
@@ -286,7 +286,7 @@ def test_a_file_whose_name_the_disk_does_not_take_is_said_and_not_there(
     disk.close()
 
 
-def test_a_disk_that_is_too_slow_is_said_and_its_late_file_taken_back(
+def test_slow_disk_is_reported_and_its_late_file_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, real = threading.Event(), Path.replace

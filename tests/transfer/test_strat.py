@@ -1,4 +1,4 @@
-"""STRAT on the host says what the reference says, and refuses what nobody packed."""
+"""STRAT on the host equals the reference, and damaged encodings are refused."""
 
 import json
 from dataclasses import replace
@@ -75,7 +75,7 @@ def delta_of(case: dict[str, Any], which: str, rule: ClassRule | None) -> Delta:
 def test_vectors_are_packed_and_unpacked_to_the_bit(
     case: dict[str, Any], isa: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ROSE_ISA", isa)
+    monkeypatch.setattr("rose.transfer.codec.strat.host_isa", lambda: isa)
     old, rule = from_hex(case["old"], numbers(case["width"])), rule_of(case["rule"])
     delta, encoded = delta_of(case, "delta", None), delta_of(case, "wire", rule)
     encoded = encoded if has_strat(encoded.entries) else delta
@@ -83,7 +83,7 @@ def test_vectors_are_packed_and_unpacked_to_the_bit(
     assert same(strat_unpack(encoded, old, threads=threads), delta)
 
 
-def test_the_vectors_gain_by_strat_in_every_width() -> None:
+def test_vectors_shrink_by_strat_in_every_width() -> None:
     assert {case["width"] for case in CASES if case["delta"] != case["wire"]} == {8, 16, 32}
 
 
@@ -144,7 +144,7 @@ def test_one_pass_makes_the_delta_and_its_wire_encoding(
     old, new, rule = made
     shadow = old.copy()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROSE_ISA", isa)
+        patch.setattr("rose.transfer.codec.strat.host_isa", lambda: isa)
         delta, encoded = wire_pack(new, shadow, rule)
     plain = packed(new, old, 65_536)
     assert same(delta, plain)
@@ -166,7 +166,7 @@ def test_one_pass_takes_a_base_that_is_known_on_trust(threads: int) -> None:
         wire_pack(new, old.copy(), RULE, base_digest=(-1, 0))
 
 
-def test_what_one_pass_cannot_take_leaves_the_shadow_alone() -> None:
+def test_refused_wire_pack_leaves_the_shadow() -> None:
     new, old = (bits.reshape(16, 16) for bits in versions(256, 3e-5))
     box = np.zeros((16, 20), np.uint16)[:, :16]
     bent = replace(RULE, shift=9)
@@ -181,7 +181,7 @@ def test_what_one_pass_cannot_take_leaves_the_shadow_alone() -> None:
         assert np.array_equal(shadow, before)
 
 
-def test_another_base_is_refused_whatever_it_would_say() -> None:
+def test_wrong_base_is_refused() -> None:
     _, encoded, old = encoded_of()
     # The last bit of one element: no class changes, so the stream alone would not show it.
     old[5] ^= 1
@@ -189,7 +189,7 @@ def test_another_base_is_refused_whatever_it_would_say() -> None:
         strat_unpack(encoded, old)
 
 
-def test_a_wire_encoding_cannot_be_applied_nor_packed_again() -> None:
+def test_wire_encoding_can_be_neither_applied_nor_packed() -> None:
     delta, encoded, old = encoded_of()
     before = old.copy()
     with pytest.raises(CorruptData, match="STRAT"):
@@ -201,7 +201,7 @@ def test_a_wire_encoding_cannot_be_applied_nor_packed_again() -> None:
     assert digest(old) == delta.digest
 
 
-def test_a_delta_without_gain_stays_as_it_is() -> None:
+def test_delta_that_strat_would_not_shrink_is_unchanged() -> None:
     old = np.random.default_rng(1).integers(0, 1 << 16, 500).astype(np.uint16)
     delta = packed(old + np.uint16(1), old)
     assert strat_pack(delta, old, RULE) is delta
@@ -227,7 +227,7 @@ def test_weights_of_another_size_or_width_are_refused() -> None:
             strat_unpack(encoded, other)
 
 
-def test_a_rule_that_cannot_be_is_refused() -> None:
+def test_invalid_rule_is_refused() -> None:
     delta, _, old = encoded_of(DENSE, 3e-6)
     for rule in (replace(RULE, shift=9), replace(RULE, magnitude_bits=(16,) + (0,) * 7)):
         with pytest.raises(InvalidArgument, match="class rule is invalid"):

@@ -1,4 +1,4 @@
-"""A publisher that sends wire encodings, and receivers that make deltas of them or refuse them."""
+"""A publisher that sends wire encodings, and receivers that decode or refuse them."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def test_links_come_through_bit_for_bit_with_and_without_a_base(make: Any) -> No
 
 
 @pytest.mark.parametrize("fault", [OutOfMemory, InvalidArgument, MemoryError])
-def test_what_was_pulled_stays_until_it_is_unpacked(fault: type[Exception]) -> None:
+def test_pulled_chunks_stay_until_unpacked(fault: type[Exception]) -> None:
     trainer = Trainer()
     left = 3
 

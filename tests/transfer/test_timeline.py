@@ -38,7 +38,7 @@ def spans_of(content: bytes) -> list[dict]:
 
 
 def nest(one: dict, other: dict) -> bool:
-    """Return whether two spans of a thread lie apart, or one in the other, as Chrome wants it."""
+    """Return whether two spans of a thread are disjoint or nested, as Chrome requires."""
     (a, b), (c, d) = ((span["ts"], span["ts"] + span["dur"]) for span in (one, other))
     return b <= c or d <= a or (a <= c and d <= b) or (c <= a and b <= d)
 
@@ -54,7 +54,7 @@ def commit_next(receiver: Receiver, bell: threading.Event, row: Row) -> None:
     receiver.report(commit.outcome)
 
 
-def test_spans_of_an_update_nest_and_tell_what_was_done() -> None:
+def test_spans_of_an_update_nest_and_name_their_work() -> None:
     timeline = Timeline("both", clock=SteppingClock())
     log = TimedLog()
     log.timeline = timeline

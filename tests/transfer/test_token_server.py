@@ -1,4 +1,4 @@
-"""The gRPC server that a log and a rank's part have in common."""
+"""The gRPC server that a log and a part of a rank share."""
 
 import secrets
 import threading
@@ -74,7 +74,7 @@ def ask(channel: grpc.Channel, content: bytes, *, is_stranger: bool = False) -> 
     return channel.unary_unary(METHOD).future(content, timeout=LONG_S, metadata=metadata)
 
 
-def test_who_shows_the_token_is_answered_and_nobody_else(served: grpc.Channel) -> None:
+def test_only_clients_with_the_token_are_answered(served: grpc.Channel) -> None:
     assert ask(served, b"x").result() == b"xx"
     assert code_of(ask(served, b"x", is_stranger=True)) is grpc.StatusCode.UNAUTHENTICATED
 
@@ -97,7 +97,7 @@ def test_calls_that_wait_for_a_thread_are_bounded(echo: Echo, served: grpc.Chann
     assert [call.result(LONG_S) for call in calls] == [b"xx"] * PLACES
 
 
-def test_strangers_keep_nobody_out(echo: Echo, served: grpc.Channel) -> None:
+def test_clients_without_a_token_block_nobody(echo: Echo, served: grpc.Channel) -> None:
     """All threads are busy, and strangers take every place that they can have."""
     echo.lets_go.clear()
     calls = [ask(served, b"x") for _ in range(CALLS_MAX)]
@@ -113,7 +113,7 @@ def test_strangers_keep_nobody_out(echo: Echo, served: grpc.Channel) -> None:
     assert codes == {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED}
 
 
-def test_a_port_that_is_taken_is_an_error_and_leaves_no_thread(echo: Echo) -> None:
+def test_port_in_use_is_an_error_and_leaves_no_thread(echo: Echo) -> None:
     with echo.server() as server:
         before = threading.active_count()
         for _ in range(3):

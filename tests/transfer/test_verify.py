@@ -1,4 +1,4 @@
-"""Wrong weights are found before a byte is written; what is applied by parts is undone exactly."""
+"""Weights of another version are refused before a byte is written."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def packed(width: int, count: int = 1000, seed: int = 1) -> tuple[Delta, Bits, B
 @given(
     st.sampled_from(WIDTHS), st.sampled_from(sorted(LAYOUTS)), st.data(), st.sampled_from([1, 999])
 )
-def test_a_base_that_differs_where_it_is_touched_is_refused(
+def test_verify_refuses_a_base_with_another_bit_in_a_changed_word(
     width: int, layout: str, data: st.DataObject, count: int
 ) -> None:
     delta, new, old = packed(width, count)
@@ -55,7 +55,7 @@ def test_a_base_that_differs_where_it_is_touched_is_refused(
         ({"budget": 1, "ages": np.zeros(8, np.uint16)}, "they must have uint8"),
     ],
 )
-def test_options_of_topk_that_cannot_be_are_named(options: dict[str, object], says: str) -> None:
+def test_invalid_options_of_topk_are_named(options: dict[str, object], says: str) -> None:
     new, shadow = np.ones(8, np.uint16), np.zeros(8, np.uint16)
     with pytest.raises(InvalidArgument, match=says):
         topk_pack(new, shadow, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A receiver with weights of its own, as an engine would drive it, and weights that change."""
+"""A receiver with weights of its own, driven as by an engine."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def row_digest(bits: Bits, tile_elements: int = TILE) -> Digest:
 
 
 class Planted(SourceAround):
-    """A source that goes away and spoils when it is told to, and notes what it is asked for."""
+    """A source that disappears and damages chunks on request, and records all requests."""
 
     def __init__(self, source: Any) -> None:
         super().__init__(source)

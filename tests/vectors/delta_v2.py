@@ -279,7 +279,14 @@ def document() -> dict[str, Any]:
 
 
 def text() -> str:
-    return json.dumps(document(), indent=1) + "\n"
+    """Return the document as JSON, with a line for each case."""
+    lists = [
+        f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, cases)) + "\n]"
+        for name, cases in document().items()
+        if name != "format"
+    ]
+    head = f'"format": {json.dumps(document()["format"])}'
+    return "{\n" + ",\n".join([head, *lists]) + "\n}\n"
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from rose.cli.runs import ends_interrupt, read_named, write_output
 from rose.clock import BootClock
 from rose.config import quiet_grpc, read_environment
 from rose.errors import InvalidArgument
-from rose.transfer.manifest import Signing
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.publishing.shelf import Shelf
+from rose.transfer.signing import Signing
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from rose.checkpoints.tiling import Tiling, tiling_of
 from rose.cli.weights.options import WeightOptions, observed, until_signal
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
+from rose.transfer.plan.tiling import Tiling
 from rose.transfer.tiles import ShardViews
 
 _LOOK_S: Final = 1.0
@@ -73,7 +73,7 @@ class CheckpointPart:
         Raises:
             InvalidArgument, CorruptData: the checkpoint cannot be read, or does not fit the plan.
         """
-        return tiling_of(open_checkpoint(self.first), self.plan)
+        return open_checkpoint(self.first).tiling(self.plan)
 
     def shadow(self, label: str) -> ShardViews:
         """Return copies of the rank's tiles of a checkpoint.
@@ -93,7 +93,7 @@ class CheckpointPart:
         path = self._path(label)
         try:
             opened = open_checkpoint(path)
-            return tiling_of(opened, self.plan).views(units_of(opened), self.owned)
+            return opened.tiling(self.plan).views(units_of(opened), self.owned)
         except (CorruptData, InvalidArgument) as error:
             raise Unavailable(f"rank {self.rank} cannot read {path.name}: {error}") from error
 

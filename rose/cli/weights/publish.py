@@ -10,7 +10,6 @@ import click
 from msgspec.structs import replace
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from rose.checkpoints.tiling import Tiling, tiling_of
 from rose.cli.ranges import FiniteRange
 from rose.cli.runs import progress, read_named
 from rose.cli.weights.options import (
@@ -30,6 +29,7 @@ from rose.transfer.manifest import Version
 from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
+from rose.transfer.plan.tiling import Tiling
 from rose.transfer.publishing.contributor import ENCODINGS, Encoding
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.publishing.publisher import Publisher
@@ -92,7 +92,7 @@ class CheckpointPublisher:
         before = read_state(state_path)
         begin = checkpoint if before is None else _first_of(Path(before.newest), checkpoint)
         opened = open_checkpoint(begin)
-        tiling = tiling_of(opened, plan)
+        tiling = opened.tiling(plan)
         self.checkpoint, self.layout = opened, tiling.tiles.layout
         name = str(begin.absolute())
         self._state = PublishState(run, 0, 0, name, (name,)) if before is None else before
@@ -161,7 +161,7 @@ class CheckpointPublisher:
             Unavailable: the state file cannot be written.
         """
         opened = open_checkpoint(path)
-        tiling = tiling_of(opened, self._plan)
+        tiling = opened.tiling(self._plan)
         if tiling.tiles.layout != self.layout:
             raise InvalidArgument(f"{path} has other tensors than the checkpoints before it")
         if not self._publisher.is_sound:
@@ -195,7 +195,7 @@ class CheckpointPublisher:
     def _begin_again(self) -> None:
         """Start another incarnation with the newest checkpoint, after a rank was restarted."""
         opened = open_checkpoint(Path(self._state.newest))
-        self._publisher = self._begun(opened, tiling_of(opened, self._plan))
+        self._publisher = self._begun(opened, opened.tiling(self._plan))
         self._events.report("begun", version=str(self.version), n=self.version.n)
 
     def publish_new(self, folder: Path) -> None:

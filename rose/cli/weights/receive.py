@@ -10,8 +10,6 @@ import click
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.live import LiveTiles, create_checkpoint
-from rose.checkpoints.tensors import STORED_DTYPES, StoredTensor
-from rose.checkpoints.tiling import Tiling, plain_layout, planned_tiling, tiling_of
 from rose.cli.runs import progress
 from rose.cli.weights.options import (
     PATH,
@@ -30,9 +28,11 @@ from rose.transfer.manifest import NAMELESS, StagedVersion, Subscription
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
+from rose.transfer.plan.tiling import Tiling, plain_layout, planned_tiling
 from rose.transfer.receiving.commit import Commit, CommitOutcome, CommitState
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.source import Source
+from rose.transfer.tensors import STORED_DTYPES, StoredTensor
 from rose.transfer.wire.messages import HelloReply, TensorEntry
 from rose.units import NS_PER_S
 from rose.whole_file import lock
@@ -233,7 +233,7 @@ def _open(
         create_checkpoint(folder, {one.name: (one.dtype, one.shape) for one in hello.tensors})
         events.report("created", path=str(folder))
     checkpoint = open_checkpoint(folder)
-    tiling = tiling_of(checkpoint, plan)
+    tiling = checkpoint.tiling(plan)
     _check_layout(tiling.tiles.layout, hello, f"{folder} has other tensors")
     return checkpoint, tiling
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from rose.cli.weights.options import Events
 from rose.clock import BootClock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
-from rose.transfer.manifest import Signing
 from rose.transfer.relaying.relay_set import RelaySet
+from rose.transfer.signing import Signing
 from rose.transfer.source import NOTHING_KNOWN, Source
 from rose.transfer.wire.messages import HelloReply
 from rose.transfer.wire.security import Security

@@ -9,18 +9,15 @@ from rose.engines.transformers.engine import (
     EngineConfig,
     Model,
     kv_geometry,
-    kv_groups,
     rollout_engine,
     serving_engine,
     stock_engine,
 )
 from rose.engines.transformers.guard import check_version
-from rose.engines.transformers.leased_weights import LeasedWeights
 from rose.engines.transformers.live_weights import LiveWeights
 from rose.engines.transformers.models import PRESETS, load_model
 from rose.engines.transformers.outputs import Output
 from rose.engines.transformers.sampling import Sampling
-from rose.engines.transformers.warm_up import warm_up
 from rose.engines.transformers.worker import EngineWorker
 
 __all__ = [
@@ -29,17 +26,14 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineWorker",
-    "LeasedWeights",
     "LiveWeights",
     "Model",
     "Output",
     "Sampling",
     "check_version",
     "kv_geometry",
-    "kv_groups",
     "load_model",
     "rollout_engine",
     "serving_engine",
     "stock_engine",
-    "warm_up",
 ]

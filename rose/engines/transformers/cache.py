@@ -31,7 +31,7 @@ from rose.engines.transformers.pool import SlabPool
 from rose.engines.transformers.prefixes import SlabLedger
 from rose.errors import check
 from rose.executor import RolloutLane
-from rose.memory import KVGeometry, KVSpace, Layout
+from rose.memory import KVGeometry, Layout
 from rose.units import ceil_div
 
 # Alignment of a block in bytes, the same as that of transformers' sectors.
@@ -64,34 +64,6 @@ def block_geometry(
         layers=layers,
         block_tokens=tokens,
         bytes_per_token=cache.bytes_per_sector // tokens,
-        layout=Layout.BLOCK_MAJOR,
-    )
-
-
-def group_geometries(
-    config: PreTrainedConfig, *, dtype: torch.dtype, cb_config: ContinuousBatchingConfig
-) -> tuple[KVGeometry, ...]:
-    """Return the geometry of each attention group, in the order of transformers' allocators.
-
-    Each group has blocks of its own here; with `block_geometry` all groups share one kind of block.
-
-    Args:
-        config: configuration of the model.
-        dtype: dtype of the cache.
-        cb_config: resolved continuous-batching configuration, with the page size.
-    """
-    cache = _one_block_cache(config, dtype, cb_config)
-    return tuple(map(_group_geometry, cache.cache_allocators.values()))
-
-
-def _group_geometry(allocator: CacheAllocator) -> KVGeometry:
-    """Return the geometry of one group's layers, in blocks aligned for tensors."""
-    block_bytes = math.lcm(allocator.bytes_per_block, _ALIGNMENT)
-    tokens = block_bytes // allocator.bytes_per_block * allocator.tokens_per_page
-    return KVGeometry(
-        layers=allocator.pages_per_block,
-        block_tokens=tokens,
-        bytes_per_token=block_bytes // tokens,
         layout=Layout.BLOCK_MAJOR,
     )
 
@@ -164,8 +136,8 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
 class SlabCache(VersionedCache):
     """A `PagedAttentionCache` over the slabs of one tenant.
 
-    All types of attention share the blocks of one geometry, or each type has its own group of the
-    lane. Rose's allocator keeps a borrower's prefixes, in a namespace per version of the weights.
+    All types of attention share the blocks. Rose's allocator keeps a borrower's prefixes, in a
+    namespace per version of the weights.
     Serving's prefixes count as blocks in use, so that their slabs are not lent.
     """
 
@@ -194,19 +166,16 @@ class SlabCache(VersionedCache):
         super().__init__(config=config, continuous_batching_config=one_block, **kwargs)
         self.lane = lane
         self.pool = SlabPool(lane, len(self.cache_allocators))
-        self.spaces = self.pool.spaces
         self._lay_out()
-        self.cache_tensor = self._tensors[0]
-        self.num_sectors = max(len(rows) for rows in self._rows) - 2
         # This number never changes, because the sizes of IO tensors depend on it. It covers all
         # memory that the tenant could ever have.
-        lendable = self.spaces[0].lendable_bytes
+        lendable = lane.kv.lendable_bytes
         self.num_blocks = lendable // sum(
             allocator.bytes_per_block for allocator in self.cache_allocators.values()
         )
         self.max_tokens_read = max(
-            lendable // space.geometry.block_bytes * one.tokens_per_page * one.blocks_per_sector
-            for one, space in self._with_spaces()
+            lendable // self.bytes_per_sector * one.tokens_per_page * one.blocks_per_sector
+            for one in self.cache_allocators.values()
         )
         self._ledger: SlabLedger | None = None
         only = next(iter(self.cache_allocators.values()))
@@ -216,29 +185,20 @@ class SlabCache(VersionedCache):
             only.ledger = self._ledger
 
     def _lay_out(self) -> None:
-        """Give each allocator the memory of its blocks."""
-        needed = (
-            [self.bytes_per_sector]
-            if len(self.spaces) == 1
-            else [_group_geometry(one).block_bytes for one in self.cache_allocators.values()]
+        """Give each allocator the memory of the lane's blocks."""
+        found = self.lane.kv.geometry.block_bytes
+        check(
+            found == self.bytes_per_sector,
+            f"the lane's blocks have {found} bytes, the cache needs {self.bytes_per_sector}",
         )
-        found = [space.geometry.block_bytes for space in self.spaces]
-        check(found == needed, f"the lane's blocks have {found} bytes, the cache needs {needed}")
-        self._tensors = [as_tensor(space.flat(), self.device) for space in self.spaces]
-        # One matrix per space; its row i is block i.
-        self._rows = [
-            tensor.view(-1, size) for tensor, size in zip(self._tensors, found, strict=True)
-        ]
+        self.cache_tensor = as_tensor(self.lane.kv.flat(), self.device)
+        # Row i is block i. The first two rows are null blocks, as in the stock cache.
+        self._rows = self.cache_tensor.view(-1, found)
+        self.num_sectors = len(self._rows) - 2
         for allocator in self.cache_allocators.values():
-            at = self.pool.space_index[allocator.index]
-            size, blocks = found[at], len(self._rows[at]) - 2
-            allocator.register_cache_tensor(size, blocks * size, self._tensors[at], self.pool)
-
-    def _with_spaces(self) -> list[tuple[CacheAllocator, KVSpace]]:
-        return [
-            (one, self.spaces[self.pool.space_index[one.index]])
-            for one in self.cache_allocators.values()
-        ]
+            allocator.register_cache_tensor(
+                found, self.num_sectors * found, self.cache_tensor, self.pool
+            )
 
     @property
     def is_append_only(self) -> bool:
@@ -248,23 +208,15 @@ class SlabCache(VersionedCache):
     # ---- room
 
     def compute_free_capacity(self, relative: bool = True) -> int | float:
-        """Return the free bytes or, if `relative`, their share of the memory that the tenant has.
-
-        Groups share all free memory; the result is the most that one group could have.
-        """
-        free_bytes = max(
-            int(space.allocator.free_blocks) * space.geometry.block_bytes for space in self.spaces
-        )
-        free_bytes += sum(
+        """Return the free bytes, or their share of the tenant's memory if `relative`."""
+        blocks, block_bytes = self.lane.kv.allocator, self.lane.kv.geometry.block_bytes
+        free_bytes = int(blocks.free_blocks) * block_bytes + sum(
             int(self.pool.count_free_blocks(one.index) * one.bytes_per_block)
             for one in self.cache_allocators.values()
         )
         if not relative:
             return free_bytes
-        own_bytes = max(
-            int(space.allocator.capacity_blocks) * space.geometry.block_bytes
-            for space in self.spaces
-        )
+        own_bytes = int(blocks.capacity_blocks) * block_bytes
         return free_bytes / own_bytes if own_bytes else 0.0
 
     def can_store_request_tokens(
@@ -282,8 +234,8 @@ class SlabCache(VersionedCache):
             for one in allocators
         ]
         if dry_run:
-            return self._has_free(needed)
-        if any(needed) and not (self._make_free(needed) and self.pool.take(needed)):
+            return self._has_free(sum(needed))
+        if any(needed) and not (self._make_free(sum(needed)) and self.pool.take(needed)):
             return False
         for one in allocators:
             one.allocate_cache_to_request(state.request_id, state.current_len(), request_len)
@@ -295,27 +247,18 @@ class SlabCache(VersionedCache):
         Returns:
             False if too little memory became free.
         """
-        groups = len(self.spaces)
-        of_space = [
-            math.ceil(share * space.allocator.capacity_blocks / groups) for space in self.spaces
-        ]
-        if groups > 1:
-            return self._make_free(of_space)
-        return self._make_free([of_space[0], *[0] * (len(self.cache_allocators) - 1)])
+        return self._make_free(math.ceil(share * self.lane.kv.allocator.capacity_blocks))
 
-    def _has_free(self, blocks: Sequence[int]) -> bool:
-        if len(self.spaces) > 1 and isinstance(self.lane, RolloutLane):
-            return self.lane.groups.missing_slabs(blocks) == 0
-        return self.pool.num_free_sectors >= sum(blocks)
+    def _has_free(self, blocks: int) -> bool:
+        return self.pool.num_free_sectors >= blocks
 
-    def _make_free(self, blocks: Sequence[int]) -> bool:
-        """Free this many blocks for each allocator: by a loan, or else by dropping cache."""
-        kept = int(self.lane.kv.allocator.cached_blocks)
-        if self.pool.ensure([blocks[0] + kept, *blocks[1:]]):
+    def _make_free(self, blocks: int) -> bool:
+        """Free this many blocks: by a loan, or else by dropping cache."""
+        if self.lane.ensure(blocks + int(self.lane.kv.allocator.cached_blocks)):
             return True
         return self._has_free(blocks) or self._evict_oldest(blocks)
 
-    def _evict_oldest(self, blocks: Sequence[int]) -> bool:
+    def _evict_oldest(self, blocks: int) -> bool:
         """Drop cached prefix blocks, oldest first, until there is room; False if that fails."""
         for allocator in self.cache_allocators.values():
             for block in list(allocator.ledger.cached_blocks):
@@ -367,33 +310,27 @@ class SlabCache(VersionedCache):
 
     # ---- slabs
 
-    def blocks_by_space(self, request_ids: Sequence[str]) -> list[set[int]]:
-        """Return, for each space of the lane, the blocks with pages of these requests."""
-        found: list[set[int]] = [set() for _ in self.spaces]
-        for allocator in self.cache_allocators.values():
-            size = allocator.blocks_per_sector
-            blocks = found[self.pool.space_index[allocator.index]]
-            for request_id in request_ids:
-                blocks.update(page // size for page in allocator.block_table.get(request_id, ()))
-        return found
+    def blocks_of(self, request_ids: Sequence[str]) -> set[int]:
+        """Return the blocks with pages of these requests."""
+        return {
+            page // allocator.blocks_per_sector
+            for allocator in self.cache_allocators.values()
+            for request_id in request_ids
+            for page in allocator.block_table.get(request_id, ())
+        }
 
     def slabs_of(self, request_id: str) -> frozenset[int]:
         """Return the slabs with blocks of `request_id`."""
-        return frozenset(
-            space.allocator.slab_of(block)
-            for space, blocks in zip(self.spaces, self.blocks_by_space([request_id]), strict=True)
-            for block in blocks
-        )
+        blocks = list(self.blocks_of([request_id]))
+        return frozenset(self.lane.kv.allocator.slabs_of(blocks))
 
     def drop_cached_in(self, slabs: frozenset[int]) -> None:
         """Drop unused prefix blocks in `slabs`."""
-        for allocator, space in self._with_spaces():
-            slab_of = space.allocator.slab_of
-            leaving = [
-                block
-                for block in allocator.ledger.cached_blocks
-                if slab_of(block // allocator.blocks_per_sector) in slabs
-            ]
+        for allocator in self.cache_allocators.values():
+            pages = list(allocator.ledger.cached_blocks)
+            blocks = [page // allocator.blocks_per_sector for page in pages]
+            found = zip(pages, self.lane.kv.allocator.slabs_of(blocks), strict=True)
+            leaving = [page for page, slab in found if slab in slabs]
             if leaving:
                 self._forget(allocator, leaving)
 
@@ -410,16 +347,14 @@ class SlabCache(VersionedCache):
         Returns:
             The number of bytes moved.
         """
-        moved_bytes = 0
-        for at, (space, rows) in enumerate(zip(self.spaces, self._rows, strict=True)):
-            limit = (bytes_max - moved_bytes) // space.geometry.block_bytes
-            moved = move_blocks(space, rows, slabs, limit=limit, settle=settle)
-            moved_bytes += len(moved) * space.geometry.block_bytes
+        kv = self.lane.kv
+        limit = bytes_max // kv.geometry.block_bytes
+        moved = move_blocks(kv, self._rows, slabs, limit=limit, settle=settle)
+        if moved:
             for allocator in self.cache_allocators.values():
-                if moved and self.pool.space_index[allocator.index] == at:
-                    rename_pages(allocator, moved)
-                    self.pool.moved(allocator.index, moved)
-        return moved_bytes
+                rename_pages(allocator, moved)
+                self.pool.moved(allocator.index, moved)
+        return len(moved) * kv.geometry.block_bytes
 
     @property
     def is_sparse(self) -> bool:
@@ -428,12 +363,7 @@ class SlabCache(VersionedCache):
         Cached blocks count, because compaction would overwrite cached prefixes, and turns that
         return from a tool need these.
         """
-        held = sum(int(space.allocator.slabs_in_use) for space in self.spaces)
-        needed = sum(
-            ceil_div(
-                int(space.allocator.used_blocks) + int(space.allocator.cached_blocks),
-                space.blocks_per_slab,
-            )
-            for space in self.spaces
-        )
-        return held > _HELD_OVER_NEEDED * needed
+        kv = self.lane.kv
+        filled = int(kv.allocator.used_blocks) + int(kv.allocator.cached_blocks)
+        needed = ceil_div(filled, kv.blocks_per_slab)
+        return int(kv.allocator.slabs_in_use) > _HELD_OVER_NEEDED * needed

@@ -52,21 +52,13 @@ class LaneCapacity(CacheCapacity):
         self._pressures = processor.pressures
         self._rooms = processor.rooms
         self._ask_after_ns = 0
-        # A token has KV in every group. Memory freed behind a sliding window is not counted.
-        self._slab_tokens = int(
-            1
-            / sum(
-                1 / (space.blocks_per_slab * space.geometry.block_tokens)
-                for space in self._lane.groups.spaces
-            )
-        )
+        kv = self._lane.kv
+        self._slab_tokens = kv.blocks_per_slab * kv.geometry.block_tokens
 
     @property
     def tokens_max(self) -> int:
-        """Tokens that fit in all slabs that the lane can get, except the slabs of the weights."""
-        weights = self._processor.weights
-        taken = 0 if weights is None else weights.slabs_max
-        return max(0, self._lane.slabs_max() - taken) * self._slab_tokens
+        """Tokens that fit in all slabs that the lane can get."""
+        return self._lane.slabs_max() * self._slab_tokens
 
     def squeezed(self) -> int | None:
         """Return the capacity left if serving took slabs since the last call; None otherwise."""
@@ -78,15 +70,10 @@ class LaneCapacity(CacheCapacity):
 
     @property
     def _lent(self) -> int:
-        weights = self._processor.weights
-        taken = frozenset() if weights is None else weights.slabs
-        return len(frozenset(self._lane.slabs()) - taken) * self._slab_tokens
+        return len(self._lane.slabs()) * self._slab_tokens
 
     def has_regrown(self) -> bool:
-        """Request one more slab, at intervals; return True if the lane got it, or has all slabs.
-
-        Weights that were evicted get their slabs first.
-        """
+        """Request one more slab, at intervals; return True if the lane got it, or has all slabs."""
         if self._lent >= self.tokens_max:
             return True
         now_ns = self._clock.now_ns()
@@ -95,9 +82,8 @@ class LaneCapacity(CacheCapacity):
             return False
         self._rooms = self._processor.rooms
         self._ask_after_ns = now_ns + int(_ASK_AGAIN_MS * NS_PER_MS)
-        return self._processor.has_slabs_for_weights() and self._lane.ensure(
-            self._lane.kv.allocator.free_blocks + self._lane.kv.blocks_per_slab
-        )
+        kv = self._lane.kv
+        return self._lane.ensure(kv.allocator.free_blocks + kv.blocks_per_slab)
 
     @property
     def is_shut_out(self) -> bool:

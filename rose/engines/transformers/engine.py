@@ -17,16 +17,13 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 from rose.clock import BootClock, Clock
 from rose.engines.lane import KVLane
 from rose.engines.torch import check_device, gate_layers
-from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import (
     SlabCache,
     VersionedCache,
     block_geometry,
-    group_geometries,
 )
 from rose.engines.transformers.commits import IN_FLIGHT, InFlight, OnCommitted
 from rose.engines.transformers.guard import check_version
-from rose.engines.transformers.leased_weights import LeasedWeights
 from rose.engines.transformers.outputs import CallbackRouter, LiveRequest, OnOutput
 from rose.engines.transformers.probes import Prober
 from rose.engines.transformers.processor import DeviceProcessor, ServingProcessor
@@ -361,24 +358,6 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
     )
 
 
-def kv_groups(model: PreTrainedModel, config: EngineConfig) -> tuple[KVGeometry, ...]:
-    """Return the KV layout of each attention group of `model`, for a borrower's lane.
-
-    If all layers have the same type of attention, there is one group, with the layout of
-    `kv_geometry`. Other models waste less memory with one layout per group, because a block that
-    all groups can share may be as large as many pages of each group.
-
-    Raises:
-        Unavailable: the installed transformers is not supported.
-    """
-    manager = _manager(model, config)
-    return group_geometries(
-        model.config.get_text_config(),
-        dtype=model.dtype,
-        cb_config=manager.continuous_batching_config,
-    )
-
-
 def stock_engine(
     model: PreTrainedModel,
     config: EngineConfig,
@@ -433,8 +412,6 @@ def rollout_engine(
     config: EngineConfig,
     *,
     layers_per_segment: float,
-    weights: LeasedWeights | None = None,
-    arena: ActivationArena | None = None,
 ) -> Engine:
     """Build a borrower's engine, with gates every few layers.
 
@@ -442,13 +419,9 @@ def rollout_engine(
 
     Args:
         model: causal language model; must not be serving's model object.
-        lane: lane made with `kv_geometry(model, config)`, or with `kv_groups` for several groups.
+        lane: lane made with `kv_geometry(model, config)`.
         config: configuration, as for the other engines.
         layers_per_segment: decoder layers between two gates; see `gate_layers`.
-        weights: weights of `model` that are loaded into slabs of the lane on demand; None if the
-            weights stay in place.
-        arena: arena for the activations of the forward pass, sealed by `warm_up`; None: the forward
-            pass allocates without a limit.
 
     Raises:
         InvalidArgument: the model is not on the lane's GPU.
@@ -459,14 +432,7 @@ def rollout_engine(
     wake: threading.Event = manager._wake_up_loop
 
     def processor(**kwargs: Any) -> RolloutProcessor:
-        return RolloutProcessor(
-            lane,
-            wake,
-            weights=None if weights is None else weights.lease,
-            arena=arena,
-            move_bytes=config.move_bytes,
-            **kwargs,
-        )
+        return RolloutProcessor(lane, wake, move_bytes=config.move_bytes, **kwargs)
 
     engine = _engine(manager, cache, PreemptingScheduler, processor, config)
     borrower = engine.processor
@@ -474,7 +440,5 @@ def rollout_engine(
     lane.on_revoke = borrower.give_up_slabs
     lane.on_room = borrower.note_room
     lane.on_look = borrower.while_parked
-    if weights is not None:
-        engine.on_stop(weights.close)
     engine.on_stop(gate_layers(lane, model, every=layers_per_segment))
     return engine

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,6 @@ from rose.transfer import Delta, delta_apply
 from rose.transfer.codec.operations import topk_unpack
 from rose.transfer.digests import TileDigests
 from rose.transfer.tiles import TILE_ELEMENTS, Row, ShardViews, Tiles
-
-if TYPE_CHECKING:  # That module imports this one.
-    from rose.engines.transformers.leased_weights import LeasedWeights
 
 _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 
@@ -39,9 +36,6 @@ class LiveWeights:
     In host memory the row is an array of its own, from which the buffer can be repaired. On a GPU
     the row is the upper halves of the buffer's numbers: deltas are applied there and digests are
     computed there, in torch's current stream.
-
-    If `mirror` is set, steps read the mirror instead of the buffer: a change goes to the buffer
-    first, then to the mirror.
 
     Implements `rose.transfer.receiving.commit.Target`. One thread changes the weights, between two
     steps.
@@ -75,7 +69,6 @@ class LiveWeights:
                 f"live weights must be float32 and on one device, got {found}: load the model with "
                 "load_model"
             )
-        self.mirror: LeasedWeights | None = None
         row = _bits_of(self._parameters)
         self.cut = by_name or Tiles.of(len(row), tile_elements)
         self._live = _widened(row).to(self._parameters[0].device)
@@ -137,8 +130,6 @@ class LiveWeights:
         delta_apply(part, delta, undo=undo)
         fresh = _widened(part[changed]).view(torch.int32)
         self._live_bits[place].index_copy_(0, torch.from_numpy(changed), fresh)
-        if self.mirror is not None:
-            self.mirror.write(place.start, place.stop)
 
     def digest(self, tile: int) -> tuple[int, int]:
         """Return the digest of a tile."""
@@ -168,8 +159,6 @@ class LiveWeights:
             return False
         place = self._slice(tile)
         self._live_bits[place] = self._expected(place)
-        if self.mirror is not None:
-            self.mirror.write(place.start, place.stop)
         return True
 
     def _equals(self, tile: int) -> bool:

@@ -1,6 +1,5 @@
 """The source of memory for transformers' cache: the blocks of a lane."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import (
@@ -10,15 +9,12 @@ from transformers.generation.continuous_batching.cache_allocators.cache_pool imp
 
 from rose.engines.lane import KVLane
 from rose.errors import OutOfMemory
-from rose.executor import RolloutLane
-from rose.memory import KVSpace
 
 
 class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
-    """A `CachePool` whose free sectors are the free blocks of rose's allocators.
+    """A `CachePool` whose free sectors are the free blocks of rose's allocator.
 
-    Either all of transformers' allocators share the blocks of one geometry, or each uses its own
-    group of the lane, with its own blocks, and an empty slab moves between groups.
+    All of transformers' allocators share the blocks.
 
     Args:
         lane: lane of the tenant.
@@ -27,16 +23,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
 
     def __init__(self, lane: KVLane, num_allocators: int) -> None:
         self.lane = lane
-        self.spaces = spaces_of(lane)
-        is_shared = len(self.spaces) == 1
-        # Index of each allocator's space.
-        self.space_index = [0] * num_allocators if is_shared else list(range(num_allocators))
         super().__init__(0, num_allocators)
-
-    @property
-    def space(self) -> KVSpace:
-        """The space of the first allocator's blocks."""
-        return self.spaces[0]
 
     def reset(self) -> None:
         """Return every free block to rose; callers free all requests first."""
@@ -52,30 +39,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
     @property
     def num_free_sectors(self) -> int:
         """Number of blocks that can be taken, however they are divided among the allocators."""
-        free = min(int(space.allocator.free_blocks) for space in self.spaces)
-        if not isinstance(self.lane, RolloutLane) or len(self.spaces) == 1:
-            return free
-        groups = self.lane.groups
-        return (
-            bisect_right(
-                range(free + 1), 0, key=lambda each: groups.missing_slabs([each] * len(self.spaces))
-            )
-            - 1
-        )
-
-    def by_space(self, blocks: Sequence[int]) -> list[int]:
-        """Convert a number of blocks per allocator into a number of blocks per space."""
-        sums = [0] * len(self.spaces)
-        for at, count in zip(self.space_index, blocks, strict=True):
-            sums[at] += count
-        return sums
-
-    def ensure(self, blocks: Sequence[int]) -> bool:
-        """Try to have this many free blocks for each allocator; request a loan if needed."""
-        wanted = self.by_space(blocks)
-        if len(wanted) > 1 and isinstance(self.lane, RolloutLane):
-            return self.lane.ensure_groups(wanted)
-        return self.lane.ensure(wanted[0])
+        return int(self.lane.kv.allocator.free_blocks)
 
     def take(self, blocks: Sequence[int]) -> bool:
         """Take blocks for each allocator; if too few are free, return False and take none."""
@@ -88,11 +52,10 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
     def _take(self, index: int, count: int) -> bool:
         """Take blocks from the fullest slabs; return False if too few are free.
 
-        Blocks of the first space are taken through the lane. So serving's lane can keep enough
-        blocks free, even if a batch takes its blocks long before or after a step.
+        Serving's lane keeps enough blocks free, even if a batch takes its blocks long before or
+        after a step.
         """
-        at = self.space_index[index]
-        blocks = self.spaces[at].allocator.alloc(count) if at else self.lane.alloc(count)
+        blocks = self.lane.alloc(count)
         for block in blocks or ():
             self._free_blocks[index].add_tree(block)
         return blocks is not None
@@ -126,7 +89,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
     def _give(self, index: int) -> None:
         roots = self._free_blocks[index].delete_full_trees()
         if roots:
-            self.spaces[self.space_index[index]].allocator.free(roots)
+            self.lane.kv.allocator.free(roots)
 
     def moved(self, index: int, blocks: dict[int, int]) -> None:
         """Update the ids of an allocator's partly free blocks after a move."""
@@ -136,8 +99,3 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
             blocks.get(root, root): [blocks.get(root, root) * size + leaf % size for leaf in leaves]
             for root, leaves in free.trees.items()
         }
-
-
-def spaces_of(lane: KVLane) -> tuple[KVSpace, ...]:
-    """Return the spaces of a lane, one per attention group; serving's lane has one."""
-    return lane.groups.spaces if isinstance(lane, RolloutLane) else (lane.kv,)

@@ -3,14 +3,13 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
 from transformers.generation.continuous_batching.requests import RequestState
 
 from rose.engines.launches import LaunchMeasurement
-from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
@@ -18,9 +17,7 @@ from rose.engines.transformers.shut_out import ShutOut
 from rose.engines.victims import Progress, order_of_loss
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor import Notice, Quantum, RolloutLane, WeightsLease
-from rose.executor.weights import WeightsState
-from rose.units import NS_PER_MS, NS_PER_S
+from rose.executor import Notice, Quantum, RolloutLane
 
 # Interval at which a borrower at a closed gate checks for stop and pause requests.
 _LOOK_UP_MS = 50.0
@@ -36,25 +33,13 @@ class RolloutProcessor(DeviceProcessor):
 
     When serving takes a request's memory, the request is requeued. With a listener it ends instead,
     and its owner is informed.
-
-    With leased weights, a step runs only while all weights are in slabs (active). Serving takes the
-    slabs of weights last. When work waits and there is memory, the weights are copied to the device
-    again, in quanta, with a gate after each slice. KV is dropped to make room, because it is
-    useless without the weights.
     """
 
     scheduler: PreemptingScheduler
     cache: SlabCache
 
     def __init__(
-        self,
-        lane: RolloutLane,
-        wake: threading.Event,
-        *,
-        weights: WeightsLease | None = None,
-        arena: ActivationArena | None = None,
-        move_bytes: int = 0,
-        **kwargs: Any,
+        self, lane: RolloutLane, wake: threading.Event, *, move_bytes: int = 0, **kwargs: Any
     ) -> None:
         """Bind the loop to `lane`; `wake` ends the manager's wait for work.
 
@@ -63,8 +48,6 @@ class RolloutProcessor(DeviceProcessor):
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
         self.wake = wake
-        self.weights = weights
-        self._in_arena = nullcontext if arena is None else arena.step
         self._launches = LaunchMeasurement(lane)
         self.lock = threading.Lock()
         self._move_bytes = move_bytes
@@ -77,7 +60,7 @@ class RolloutProcessor(DeviceProcessor):
         self.rooms = 0
         self._evicted: deque[RequestState] = deque()
         self._quantum: Quantum | None = None
-        self._pin: tuple[int, ...] | None = None
+        self._pin: int | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._was_aborted = False
         self._shut_out = ShutOut()
@@ -145,91 +128,22 @@ class RolloutProcessor(DeviceProcessor):
 
     def _prepare(self) -> bool:
         """Wait for a quantum, then prepare a batch and pin its slabs."""
-        refusal = self._lease_weights()
-        if refusal is not None:
-            self._wait_for_growth(refusal)
-            return False
         self._quantum = self._ask_quantum()
         if self._quantum is None:
             return False
         is_ready = False
         try:
-            if self._activate():
-                with self.lock, self.lane.planning():
-                    self._evacuate(self.lane.leaving())
-                    is_ready = self._pin_weights() and super()._prepare()
-                    if is_ready:
-                        self._pin_batch()
+            with self.lock, self.lane.planning() as plan:
+                self._evacuate(plan.leaving)
+                is_ready = super()._prepare()
+                if is_ready:
+                    self._pin_batch()
+                    plan.order = self._cheapest_first(self.lane.slabs())
         finally:
             if not is_ready:
                 self._unpin()
                 self._end_quantum()
         return is_ready
-
-    # ---- the weights ----------------------------------------------------------------------------
-
-    def has_slabs_for_weights(self) -> bool:
-        """Return True if the weights are active, or the slabs for a copy are there."""
-        return self._lease_weights() is None
-
-    def _lease_weights(self) -> Refusal | None:
-        if self.weights is None:
-            return None
-        with self.lock:
-            if self.weights.state is WeightsState.DORMANT:
-                self._evacuate(self.lane.leaving())
-            refusal = self.weights.begin()
-            of_kv = frozenset(self.lane.slabs()) - self.weights.slabs
-            if refusal is None or not of_kv:
-                return refusal
-            # Without weights KV is useless, and its slabs may be the missing ones.
-            self._evacuate(of_kv)
-            return self.weights.begin()
-
-    def _wait_for_growth(self, refusal: Refusal) -> None:
-        """Wait while growth is held off after a revocation; otherwise leave waiting to the manager.
-
-        Raises:
-            Unavailable: there will be no more slabs; the manager then fails all requests.
-        """
-        if refusal.reason is Reason.CLOSED:
-            raise Unavailable(_LENDS_NO_MORE)
-        if refusal.retry_after_ms > 0:
-            self.wake.wait(min(refusal.retry_after_ms, _LOOK_UP_MS) * NS_PER_MS / NS_PER_S)
-            self.wake.set()
-
-    def _activate(self) -> bool:
-        """Copy missing weights within the quantum; return whether all are active afterwards."""
-        weights = self.weights
-        if weights is None or self._are_active():
-            return True
-        try:
-            with suppress(StepAborted):
-                if weights.pin():
-                    while weights.advance():
-                        self._gate_before_copies()
-        finally:
-            self._let_weights_go()
-        if weights.state is WeightsState.ACTIVATING:
-            self.wake.set()  # The copy was interrupted: request the next quantum at once.
-        return self._are_active()
-
-    def _gate_before_copies(self) -> None:
-        """Pass a gate on host and device: a copy waits for its stream, which must not be parked."""
-        self.lane.gate()
-        self.lane.settle()
-
-    def _are_active(self) -> bool:
-        return self.weights is None or self.weights.state is WeightsState.ACTIVE
-
-    def _pin_weights(self) -> bool:
-        return self.weights is None or self.weights.pin()
-
-    def _let_weights_go(self) -> None:
-        """Wait until the copies to the weights are complete, then unpin the weights."""
-        if self.weights is not None:
-            self._drain()
-            self.weights.unpin()
 
     def _drain(self) -> None:
         """Wait until the stream has no work of this step."""
@@ -250,14 +164,15 @@ class RolloutProcessor(DeviceProcessor):
             return False
         is_over = False
         with quantum, suppress(StepAborted):
-            self._pin_weights()  # If the weights are dormant, only the host copy changes.
             try:
                 is_over = not self.commits.advance()
                 while not is_over and not self._is_called_away():
-                    self._gate_before_copies()
+                    # On host and device: a copy waits for its stream, which must not be parked.
+                    self.lane.gate()
+                    self.lane.settle()
                     is_over = not self.commits.advance()
             finally:
-                self._let_weights_go()
+                self._drain()
             if is_over:
                 self._settle_commit()  # Within the quantum, like the slices.
         if not is_over:
@@ -286,7 +201,7 @@ class RolloutProcessor(DeviceProcessor):
         Raises:
             StepAborted: the engine stops or pauses, or the gate was closed for too long.
         """
-        self._note_wait(self.lane.why_refused)
+        self._note_wait(lambda: self.lane.why_refused().reason)
         if self.listener is not None:
             self.deliver_evicted()
             self.listener.while_parked()
@@ -301,9 +216,7 @@ class RolloutProcessor(DeviceProcessor):
     def _pin_batch(self) -> None:
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
-        self._pin = self.lane.groups.pin(self.cache.blocks_by_space(sorted(self._in_flight)))
-        if self.lane.takes_ranks:  # The order in which serving may take slabs without a notice.
-            self.lane.rank([*self._cheapest_slabs(), *self._slabs_of_weights])
+        self._pin = self.lane.pin(self.cache.blocks_of(sorted(self._in_flight)))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _generation_step(self, model: torch.nn.Module) -> None:
@@ -312,7 +225,7 @@ class RolloutProcessor(DeviceProcessor):
             self.lane.gate()  # Between the batch's preparation and the model.
             io = self.inputs_and_outputs
             inputs = io.get_model_kwargs(use_padding=self.model_runner.pad_inputs)
-            with self._in_arena(), self._launches.of_step():
+            with self._launches.of_step():
                 self.model_runner.compute_batch(model, inputs)
             self.lane.finish()  # Between the model and the bookkeeping.
             io.retrieve_device_outputs()
@@ -332,10 +245,8 @@ class RolloutProcessor(DeviceProcessor):
 
     def _unpin(self) -> None:
         if self._pin is not None:
-            self.lane.groups.unpin(self._pin)
+            self.lane.unpin(self._pin)
             self._pin = None
-        if self.weights is not None:
-            self.weights.unpin()
 
     def update_batch(self) -> None:
         """Accept or roll back the step, unpin its slabs, and empty slabs under revocation."""
@@ -366,18 +277,14 @@ class RolloutProcessor(DeviceProcessor):
         KV is moved out of slabs under revocation. If there are no such slabs, KV is compacted when
         blocks are so scattered that serving would have to stop many requests for little memory.
         """
-        of_kv = sorted(leaving - self._slabs_of_weights)  # Weights have a copy on the host.
-        if self._move_bytes <= 0 or not (of_kv if leaving else self.cache.is_sparse):
+        if self._move_bytes <= 0 or not (leaving or self.cache.is_sparse):
             return
         self.cache.drop_cached_in(leaving)
         self.moved_bytes += self.cache.move(
-            of_kv or None,
+            sorted(leaving) or None,
             bytes_max=self._move_bytes,
-            settle=self._await_stream,
+            settle=self.lane.await_stream,
         )
-
-    def _await_stream(self) -> None:
-        self.lane.upload.wait()
 
     def _end_quantum(self) -> None:
         if self._quantum is not None:
@@ -387,15 +294,13 @@ class RolloutProcessor(DeviceProcessor):
     # ---- any thread -----------------------------------------------------------------------------
 
     def give_up_slabs(self, revocation: Notice) -> None:
-        """Choose slabs for `revocation` and empty those that no step in flight needs.
+        """Empty the revoked slabs that no step in flight needs.
 
         Called by serving's thread. Pinned slabs leave when the step ends or is aborted.
         """
         if not self.lock.acquire(timeout=revocation.remaining_s()):
             return
         try:
-            chosen = self._cheapest_slabs()[: revocation.slabs]
-            revocation.begin([*chosen, *self._slabs_of_weights])
             self._evacuate(self.lane.leaving())
         finally:
             self.lock.release()
@@ -405,29 +310,18 @@ class RolloutProcessor(DeviceProcessor):
         self.rooms += 1
         self.wake.set()
 
-    @property
-    def _slabs_of_weights(self) -> frozenset[int]:
-        """Slabs of the weights, given up last: to get them back costs a copy of all weights."""
-        return frozenset() if self.weights is None else self.weights.slabs
-
-    def _cheapest_slabs(self) -> list[int]:
-        """Return the slabs of KV, the cheapest to lose first."""
-        of_weights = self._slabs_of_weights
-        users: dict[int, set[str]] = {
-            slab: set() for slab in self.lane.slabs() if slab not in of_weights
-        }
-        progress = {
-            name: Progress(
+    def _cheapest_first(self, slabs: list[int]) -> list[int]:
+        """Return the slabs on loan, the cheapest to lose first."""
+        requests = [
+            Progress(
+                blocks=self.cache.blocks_of([name]),
                 tokens=state.current_len(),
                 age=-float(state.created_time),
                 is_in_flight=name in self._in_flight,
             )
             for name, state in self._active().items()
-        }
-        for request_id in progress:
-            for slab in self.cache.slabs_of(request_id) & users.keys():
-                users[slab].add(request_id)
-        return order_of_loss(users, progress)
+        ]
+        return order_of_loss(slabs, requests, self.lane.kv.allocator.slabs_of)
 
     def _active(self) -> dict[str, Any]:
         return dict(self.scheduler.active_requests)
@@ -436,13 +330,11 @@ class RolloutProcessor(DeviceProcessor):
         """Empty the slabs `leaving`, except blocks of the batch in flight.
 
         Requests with KV in these slabs are queued again with all their tokens or, with a listener,
-        evicted. Weights and cached prefixes in these slabs are given up too.
+        evicted. Cached prefixes in these slabs are given up too.
         """
         if not leaving:
             return
         self.pressures += 1
-        if self.weights is not None:
-            self.weights.give_up(leaving)
         for request_id, state in self._active().items():
             if request_id in self._in_flight or not self.cache.slabs_of(request_id) & leaving:
                 continue

@@ -7,12 +7,14 @@ from contextlib import suppress
 from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException, Request
+from prometheus_client import REGISTRY
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rose._core import HostGate
+from rose.engines.vllm.gpu_use import GpuUseMetrics
 from rose.errors import RoseError
 
-# Interval at which an idle serving engine may run a probe.
+# Interval at which an idle serving engine may run a probe, and the use of the GPU is read.
 _LOOK_S: Final = 1.0
 # A request should reach the engine within this time. If it does not, rollouts go on.
 _WITHIN_MS: Final = 50.0
@@ -49,16 +51,25 @@ class RoseEndpoint:
                     "this server does not run under rose: start it with `rose vllm serve` or "
                     "`rose vllm rollout`",
                 )
-            return side
+            use = await request.app.state.rose_use.read(side["device"])
+            return {**side, "use": use.status()}
 
         app.add_api_route("/rose/status", status)
         app.add_middleware(_Announcer)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Store the engine for the route. On a server that lends, start the task `_look_after`."""
+        """Store the engine for the route, and start to read the use of its GPU.
+
+        On a server that lends, also start the task `_look_after`.
+        """
         settings = (args.additional_config or {}).get("rose")
         state.rose_engine = None if settings is None else engine_client
-        if settings is not None and settings.get("listen") is not None:
+        if settings is None:
+            return
+        state.rose_use = GpuUseMetrics()
+        REGISTRY.register(state.rose_use)
+        state.rose_reads = asyncio.create_task(_read_use(engine_client, state.rose_use))
+        if settings.get("listen") is not None:
             state.rose_looks = asyncio.create_task(_look_after(engine_client, state))
 
 
@@ -100,6 +111,15 @@ async def _look_after(engine: Any, state: Any) -> None:
         while not engine.errored:
             (path,) = await engine.collective_rpc("rose_look")
             state.rose_gate = _open_gate(path)
+            await asyncio.sleep(_LOOK_S)
+
+
+async def _read_use(engine: Any, use: GpuUseMetrics) -> None:
+    """Read the use of the GPU every `_LOOK_S`, because `/metrics` shows the newest reading."""
+    with suppress(asyncio.CancelledError, EngineDeadError):
+        side = await _ask(engine)
+        while side is not None and not engine.errored:
+            await use.read(side["device"])
             await asyncio.sleep(_LOOK_S)
 
 

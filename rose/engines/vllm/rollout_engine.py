@@ -22,13 +22,14 @@ from rose.engines.vllm.rollout_scheduler import RolloutScheduler
 from rose.engines.vllm.settings import RolloutSettings, check_config, read_settings
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv, views_of
 from rose.engines.vllm.waiting import Waits
-from rose.errors import RoseError, StepAborted, Unavailable
+from rose.errors import RetryLater, RoseError, StepAborted, Unavailable
 from rose.events import Reason
 from rose.executor import CoServing, Quantum, Refusal, RolloutLane
 from rose.executor.attached import AttachedDevice
 from rose.executor.messages import AskLedger
 from rose.executor.observing import ask_device
 from rose.memory import KVSpace
+from rose.units import NS_PER_MS
 
 # Longest wait for a quantum; then vLLM's loop handles its other events.
 _LOOK_UP_MS: Final = 50.0
@@ -36,6 +37,8 @@ _LOOK_UP_MS: Final = 50.0
 _RETRY_S: Final = 0.02
 # Pause between two attempts to attach.
 _ATTACH_AGAIN_S: Final = 0.5
+# Longest wait of a starting worker for a device that bars borrowers: the longest pause there is.
+_PATIENCE_MS: Final = 600_000.0
 # Serving's answer is only for the log.
 _TERM_S: Final = 0.5
 # vLLM writes the lines of its own loggers only.
@@ -69,15 +72,20 @@ class BorrowedSide:
         self._ungate: Callable[[], None] = lambda: None
         self._model: Any = None
         self._layers: Any = None
-        self.waits = Waits(BootClock(), term=self._term, report=_LOG.warning)
-        self._attach()
+        self._clock = BootClock()
+        self.waits = Waits(self._clock, term=self._term, report=_LOG.warning)
+        # The device's last rejection, if it bars borrowers, and the time of the next try.
+        self.barred: RetryLater | None = None
+        self._try_at_ns = 0
+        self._attach(patience_ms=_PATIENCE_MS)
 
-    def _attach(self) -> None:
+    def _attach(self, *, patience_ms: float) -> None:
         device = CoServing.attach(self._settings.attach)
         try:
             lane = device.rollout(
                 self.geometry,
                 limit_bytes=self._config.num_blocks * self.geometry.block_bytes,
+                patience_ms=patience_ms,
             )
         except RoseError:
             device.close()
@@ -113,11 +121,22 @@ class BorrowedSide:
     def attach_again(self) -> None:
         """Replace a closed device. The scheduler must have freed all blocks of the old device.
 
+        Does nothing before the time that the device named in its last rejection.
+
         Raises:
-            RoseError: as in the constructor.
+            RoseError: as in the constructor; `RetryLater` is kept in `barred`.
         """
+        if self.barred is not None and self._clock.now_ns() < self._try_at_ns:
+            raise self.barred
         self.device.close()
-        self._attach()
+        self.barred = None
+        try:
+            self._attach(patience_ms=0.0)
+        except RetryLater as barred:
+            _LOG.warning("rose: %s; trying again then", barred)
+            self.barred = barred
+            self._try_at_ns = self._clock.now_ns() + int(barred.retry_after_ms * NS_PER_MS)
+            raise
         bind_kv_cache_to_layers(views_of(self._config, self.lane.kv), self._layers)
         self.gate(self._model, self._layers)
 
@@ -225,6 +244,7 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         side = self._side
         return {
             "role": "rollout",
+            "device": side.device.device_id,
             "attach": self._settings.attach,
             "gave_back": side.device.gave_back,
             "lent_bytes": 0
@@ -234,6 +254,7 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             "gates": "layers" if side.has_gates else "steps",
             "aborted_steps": side.aborted_steps,
             "weights": getattr(self.weight_transfer_engine, "loaded", None),
+            "barred": None if side.barred is None else str(side.barred),
             **side.waits.status(),
         }
 
@@ -274,9 +295,6 @@ class BorrowingScheduler(RolloutScheduler):
         try:
             output = super().schedule(throttle_prefills)
             is_planned = output.total_num_scheduled_tokens > 0
-            if is_planned and self.lane.takes_ranks:
-                with self._books:
-                    self.lane.rank(self._cheapest_slabs(self.lane.slabs_max()))
         finally:
             self._had_no_plan = not is_planned
             if not is_planned:

@@ -10,6 +10,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from rose.engines.victims import Progress, order_of_loss
 from rose.engines.vllm.kv_slots import LeasedKVCacheManager
 from rose.engines.vllm.seams import pool_of
 from rose.executor import Notice, RolloutLane
@@ -17,9 +18,10 @@ from rose.executor import Notice, RolloutLane
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """The pin of a planned step, and the ids of the blocks that the step writes."""
+    """A planned step: its pin, its requests, and the ids of the blocks that it writes."""
 
     pin: int
+    requests: frozenset[str]
     written: set[int]
 
 
@@ -85,13 +87,15 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Plan a step and pin the blocks that it reads and writes."""
-        with self._books, self.lane.planning():
-            self._evacuate(self.lane.leaving())
+        with self._books, self.lane.planning() as plan:
+            self._evacuate(plan.leaving)
             output = super().schedule(throttle_prefills)
             blocks = self._blocks_of(output.num_scheduled_tokens)
             if blocks:
                 written = self._written_by(output.num_scheduled_tokens)
-                self._in_flight[id(output)] = _InFlight(self.lane.pin(blocks), written)
+                requests = frozenset(output.num_scheduled_tokens)
+                self._in_flight[id(output)] = _InFlight(self.lane.pin(blocks), requests, written)
+                plan.order = self._cheapest_first(self.lane.slabs())
             return output
 
     def forward_ended(self, scheduler_output: SchedulerOutput) -> None:
@@ -141,14 +145,13 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     # ---- the thread of revocations --------------------------------------------------------------
 
     def give_up_slabs(self, revocation: Notice) -> None:
-        """Choose slabs for `revocation` and empty them; pinned slabs leave when the step ends.
+        """Empty the revoked slabs; pinned slabs leave when the step ends.
 
         If the scheduler's lock is not free before the deadline, nothing happens.
         """
         if not self._books.acquire(timeout=revocation.remaining_s()):
             return
         try:
-            revocation.begin(self._cheapest_slabs(revocation.slabs))
             self._evacuate(self.lane.leaving())
         finally:
             self._books.release()
@@ -170,16 +173,23 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
                 written.update(group[first // manager.block_size :])
         return written.difference(self.lane.kv.null_blocks)
 
-    def _slabs_of(self, request: Request) -> set[int]:
-        return set(map(self.lane.kv.allocator.slab_of, self._blocks_of([request.request_id])))
+    def _slabs_of(self, request: Request) -> frozenset[int]:
+        blocks = list(self._blocks_of([request.request_id]))
+        return frozenset(self.lane.kv.allocator.slabs_of(blocks))
 
-    def _cheapest_slabs(self, count: int) -> list[int]:
-        """Return up to `count` slabs, first those whose loss costs the fewest tokens of KV."""
-        lost = dict.fromkeys(self.lane.slabs(), 0)
-        for request in self.running:
-            for slab in self._slabs_of(request) & lost.keys():
-                lost[slab] += request.num_computed_tokens
-        return sorted(lost, key=lost.__getitem__)[:count]
+    def _cheapest_first(self, slabs: list[int]) -> list[int]:
+        """Return the slabs on loan, the cheapest to lose first."""
+        in_flight = frozenset[str]().union(*(one.requests for one in self._in_flight.values()))
+        requests = [
+            Progress(
+                blocks=self._blocks_of([one.request_id]),
+                tokens=one.num_computed_tokens,
+                age=-float(one.arrival_time),
+                is_in_flight=one.request_id in in_flight,
+            )
+            for one in self.running
+        ]
+        return order_of_loss(slabs, requests, self.lane.kv.allocator.slabs_of)
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
         """Preempt the requests with blocks in the slabs `leaving`, the newest request first."""

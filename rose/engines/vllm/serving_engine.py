@@ -69,6 +69,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             pool_bytes=(slabs + _HEADER_SLABS) * slab_bytes,
             slab_bytes=slab_bytes,
             log_path=settings.log_path,
+            isolation=settings.isolation,
             policy=settings.policy(),
         )
         lane = device.serving(
@@ -95,11 +96,17 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         """Return this engine's part of `/rose/status`."""
         device = self._side.device
         if device.gave_back is not None:
-            return {"role": "serving", "gave_back": device.gave_back}
+            return {
+                "role": "serving",
+                "device": device.device_id,
+                "gave_back": device.gave_back,
+            }
         reading = device.reading()
         return {
             "role": "serving",
+            "device": device.device_id,
             "listen": self._settings.listen,
+            "isolation": self._settings.isolation,
             "not_lending": self._not_lending,
             "gave_back": None,
             "pool_bytes": reading.pool_bytes,
@@ -120,6 +127,10 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             "binding": None if reading.binding is None else reading.binding.sentence,
             "weights": getattr(self.weight_transfer_engine, "loaded", None),
             "killed_borrowers": list(reading.kills),
+            "waited_ms": reading.waited_ms,
+            "wait_budget_ms": reading.wait_budget_ms,
+            "segment_too_long": None if reading.segment is None else reading.segment.sentence,
+            "barred": reading.barred,
             **({"observed": dict(seen.report())} if (seen := self._side.observation) else {}),
         }
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 from rose.engines.versions import VLLM, is_among
 from rose.errors import Unavailable
 from rose.executor import SLO, Policy
+from rose.memory import Isolation, check_isolation
 
 KEY: Final = "rose"
 """Name of rose's settings in `--additional-config`."""
@@ -26,6 +27,8 @@ class ServingSettings:
         revoke_ms: `Policy.revoke_ms`, the deadline of a revocation, in milliseconds.
         epsilon: `Policy.epsilon`, the share of steps that may exceed their bound.
         slab_bytes: size of a slab in bytes; None: the smallest size that suits the model.
+        isolation: memory that the borrower can access: "shared", the whole pool, or "mapped", only
+            slabs that were lent to it.
         log_path: path of the certificate log for `rose verify`; "": no log is written.
     """
 
@@ -36,14 +39,17 @@ class ServingSettings:
     revoke_ms: float = 50.0
     epsilon: float = 0.01
     slab_bytes: int | None = None
+    isolation: Isolation = "shared"
     log_path: str = ""
 
     def __post_init__(self) -> None:
         """Check the values, so that bad ones are refused before the engine starts.
 
         Raises:
-            InvalidArgument: a target, the deadline or the share is out of range.
+            InvalidArgument: a target, the deadline or the share is out of range, or the isolation
+                is unknown.
         """
+        check_isolation(self.isolation)
         self.slo()
         self.policy()
 

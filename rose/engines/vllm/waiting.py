@@ -18,6 +18,8 @@ _REMEDIES: Final = {
     "/rose/status of serving",
     Reason.NO_EVIDENCE: "serving measures its steps while it is idle; see `evidence_missing` in "
     "the /rose/status of serving",
+    Reason.SEGMENT_TOO_LONG: "the pieces between two gates of a step must be shorter, or serving's "
+    "targets larger; single segments are tried now and then",
     Reason.BUDGET_SPENT: "rollouts go on with the next request of serving; a larger --slowdown of "
     "`rose vllm serve` allows more",
     Reason.NO_HEARTBEAT: "the process of serving must run and may not be stopped or swapped out",
@@ -29,6 +31,8 @@ _REMEDIES: Final = {
     "larger KV cache",
     Reason.CLOSED: "start `rose vllm serve` at the same socket; requests wait",
 }
+# Reasons that a condition with numbers explains.
+_HAS_TERM: Final = frozenset({Reason.SLO_AT_RISK, Reason.NO_EVIDENCE, Reason.SEGMENT_TOO_LONG})
 
 
 class Waits:
@@ -72,7 +76,7 @@ class Waits:
             self._report(self._line(reason, waited_ns / NS_PER_S))
 
     def _line(self, reason: Reason, waited_s: float) -> str:
-        term = self._term() if reason in (Reason.SLO_AT_RISK, Reason.NO_EVIDENCE) else None
+        term = self._term() if reason in _HAS_TERM else None
         why = reason.value if term is None else f"{reason.value}: {term}"
         remedy = _REMEDIES.get(reason)
         return f"no step for {waited_s:.0f} s: {why}" + (f" ({remedy})" if remedy else "")

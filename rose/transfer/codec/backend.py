@@ -1,8 +1,8 @@
-"""Back ends of the codec, one per kind of device; all give the same bits."""
+"""Codecs, one per kind of device; all give the same bits."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -10,21 +10,19 @@ import numpy.typing as npt
 
 from rose import _core
 from rose.config import read_environment
-from rose.errors import CorruptData, InvalidArgument
+from rose.errors import InvalidArgument
+from rose.kernels.deltas import AGE_LIMIT, PackedDelta, about, check_all
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.tensor import CPU, TensorBits
 
-if TYPE_CHECKING:  # The GPU back end imports torch.
-    from rose.transfer.codec.gpu import GpuBackend
-
-# Default and maximum of `age_limit`: top-k sends a change, however small, after this many packs
-# that did not send it.
-AGE_LIMIT: Final = 255
+if TYPE_CHECKING:  # These modules import torch, and Triton or the driver.
+    from rose.kernels.embedded import EmbeddedCodec
+    from rose.kernels.triton_codec import TritonCodec
 
 ISAS: Final = ("portable", "avx2", "avx512")
 
 
-class HostBackend:
+class HostCodec:
     """The codec of the C++ core, for tensors in host memory.
 
     Args:
@@ -36,73 +34,38 @@ class HostBackend:
 
     def delta_pack(
         self,
-        new: npt.NDArray[Any],
-        shadow: npt.NDArray[Any],
-        *,
-        block_elements: int,
-        threshold: int,
-        ages: npt.NDArray[np.uint8] | None = None,
-        age_limit: int = AGE_LIMIT,
-        threads: int = 1,
-        base_digest: tuple[int, int] | None = None,
-    ) -> Delta:
-        """Pack in one pass over both arrays, on `threads` threads."""
-        entries, payload, base, digest = _core.delta_pack(
-            new,
-            shadow,
-            block_elements=block_elements,
-            threshold=threshold,
-            ages=ages,
-            age_limit=age_limit,
-            base_digest=base_digest,
-            isa=self._isa,
-            threads=threads,
-        )
-        width = 8 * new.itemsize
-        return Delta(new.size, block_elements, width, entries, payload, base, digest)
-
-    def delta_apply(
-        self,
-        weights: npt.NDArray[Any],
-        delta: Delta,
-        *,
-        undo: bool,
-        verify: bool = False,
-    ) -> None:
-        """Check the whole delta, then change only the elements that it lists."""
-        if verify:
-            _core.delta_verify(
-                weights, delta, base_digest=delta.base_digest, digest=delta.digest, undo=undo
-            )
-        _core.delta_apply(weights, delta, undo=undo, is_checked=delta.is_checked)
-
-    def delta_pack_all(
-        self,
         new: Sequence[npt.NDArray[Any]],
         shadow: Sequence[npt.NDArray[Any]],
         *,
         block_elements: int,
         base_digests: Sequence[tuple[int, int] | None],
+        threshold: int = 0,
+        ages: npt.NDArray[np.uint8] | None = None,
+        age_limit: int = AGE_LIMIT,
         threads: int = 1,
-    ) -> list[Delta]:
+    ) -> list[PackedDelta]:
         """Pack all tensors; on an error, restore the shadows that are packed already."""
-        deltas: list[Delta] = []
-        with ExitStack() as undo:
+        deltas: list[PackedDelta] = []
+        with ExitStack() as back:
             for one, other, base in zip(new, shadow, base_digests, strict=True):
-                delta = self.delta_pack(
+                packed = _core.delta_pack(
                     one,
                     other,
                     block_elements=block_elements,
-                    threshold=0,
-                    threads=threads,
+                    threshold=threshold,
+                    ages=ages,
+                    age_limit=age_limit,
                     base_digest=base,
+                    isa=self._isa,
+                    threads=threads,
                 )
-                deltas.append(delta)
-                undo.callback(self.delta_apply, other, delta, undo=True)
-            undo.pop_all()
+                deltas.append(PackedDelta(*packed))
+                delta = Delta(one.size, block_elements, 8 * one.itemsize, *packed, is_checked=True)
+                back.callback(self.delta_apply, [other], [delta], [""], undo=True)
+            back.pop_all()
         return deltas
 
-    def delta_apply_all(
+    def delta_apply(
         self,
         weights: Sequence[npt.NDArray[Any]],
         deltas: Sequence[Delta],
@@ -111,13 +74,21 @@ class HostBackend:
         undo: bool,
         verify: bool = False,
     ) -> None:
-        """Check all deltas, then apply them, all or none."""
+        """Check all deltas, then change only the elements that they list, all or none."""
         check_all(deltas, names)
         with ExitStack() as back:
             for one, delta, name in zip(weights, deltas, names, strict=True):
                 with about(name):
-                    self.delta_apply(one, replace(delta, is_checked=True), undo=undo, verify=verify)
-                back.callback(self.delta_apply, one, delta, undo=not undo)
+                    if verify:
+                        _core.delta_verify(
+                            one,
+                            delta,
+                            base_digest=delta.base_digest,
+                            digest=delta.digest,
+                            undo=undo,
+                        )
+                    _core.delta_apply(one, delta, undo=undo, is_checked=True)
+                back.callback(_core.delta_apply, one, delta, undo=not undo, is_checked=True)
             back.pop_all()
 
     def topk_threshold(
@@ -152,53 +123,42 @@ class HostBackend:
         return _core.digest(bits, isa=self._isa, threads=threads)
 
 
-# Both offer the same operations on `TensorBits.bits`, and give the same bits.
-Backend: TypeAlias = "HostBackend | GpuBackend"
+# All offer the same operations on `TensorBits.bits`, and give the same bits.
+Codec: TypeAlias = "HostCodec | EmbeddedCodec | TritonCodec"
 
 
 @contextmanager
-def about(name: str) -> Iterator[None]:
-    """Put the tensor's name, if it has one, before the message of an error."""
-    try:
-        yield
-    except (CorruptData, InvalidArgument) as error:
-        if not name:
-            raise
-        raise type(error)(f"{name}: {error}") from error
-
-
-def check_all(deltas: Sequence[Delta], names: Sequence[str]) -> None:
-    """Check the deltas that are not marked as checked.
+def codec_of(tensor: TensorBits, stream: Any = None) -> Iterator[Codec]:
+    """Yield the codec for the device of `tensor`; on a GPU its work is queued on `stream`.
 
     Raises:
-        CorruptData: a delta is not well formed; the message names its tensor and the block.
-    """
-    for delta, name in zip(deltas, names, strict=True):
-        if not delta.is_checked:
-            with about(name):
-                _core.delta_check(delta)
-
-
-def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:
-    """Return the back end for the device of `tensor`: the core, or a GPU's kernels on `stream`.
-
-    Raises:
-        InvalidArgument: no back end runs on the device.
+        InvalidArgument: no codec runs on the device.
         Unavailable: rose finds no usable driver for the GPU.
         ImportError: this build has no kernels for the GPU, and Triton is not installed.
     """
     if tensor.device == CPU:
-        return HostBackend(isa=lowered_isa(read_environment().isa))
+        yield HostCodec(isa=host_isa())
+        return
     if not tensor.device.startswith("cuda"):
         raise InvalidArgument(
             f"{tensor.name} is on {tensor.device}: transfer computes on CPUs and on CUDA or ROCm "
             "GPUs, pass .cpu()"
         )
     # Imported here, because these modules import torch, and Triton or the driver.
-    from rose.kernels.gpu import codec_of  # noqa: PLC0415
-    from rose.transfer.codec.gpu import GpuBackend  # noqa: PLC0415
+    from rose.kernels.codec import gpu_codec  # noqa: PLC0415
+    from rose.kernels.streams import on_stream  # noqa: PLC0415
 
-    return GpuBackend(codec_of(tensor.bits.device.index), stream)
+    with on_stream(stream, tensor.bits.device):
+        yield gpu_codec(tensor.bits.device.index)
+
+
+@functools.cache
+def host_isa() -> str | None:
+    """Return the instruction set of the host's codec; None for the best of this machine.
+
+    The environment is read at the first call.
+    """
+    return lowered_isa(read_environment().isa)
 
 
 def lowered_isa(wanted: str | None) -> str | None:

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.codec.backend import AGE_LIMIT, backend_of
+from rose.kernels.deltas import AGE_LIMIT, PackedDelta
+from rose.transfer.codec.backend import codec_of
 from rose.transfer.codec.box import Box, overlapping
 from rose.transfer.codec.delta import BLOCK_ELEMENTS, Delta
 from rose.transfer.codec.tensor import TensorBits, bits_of, check_bfloat16, check_pair
@@ -98,25 +99,21 @@ def delta_pack(
         if not pairs:
             return {}
         _check_together([one for _, one in pairs])
-        deltas = backend_of(pairs[0][0], stream).delta_pack_all(
+    else:
+        names, bases, pairs = {None: ""}, [base_digest], [_versions(new, shadow, stream)]
+        check_base_digest(base_digest)
+    with codec_of(pairs[0][0], stream) as codec:
+        packed = codec.delta_pack(
             [one.bits for one, _ in pairs],
             [one.bits for _, one in pairs],
             block_elements=block_elements,
             base_digests=bases,
             threads=threads,
         )
-        return dict(zip(names, deltas, strict=True))
-    one, other = _versions(new, shadow, stream)
-    backend = backend_of(one, stream)
-    check_base_digest(base_digest)
-    return backend.delta_pack(
-        one.bits,
-        other.bits,
-        block_elements=block_elements,
-        threshold=0,
-        threads=threads,
-        base_digest=base_digest,
-    )
+    deltas = [
+        _delta_of(one, delta, block_elements) for (one, _), delta in zip(pairs, packed, strict=True)
+    ]
+    return dict(zip(names, deltas, strict=True)) if isinstance(new, Mapping) else deltas[0]
 
 
 def delta_apply(
@@ -159,16 +156,12 @@ def delta_apply(
         if not tensors:
             return
         _check_together(tensors)
-        backend_of(tensors[0], stream).delta_apply_all(
-            [one.bits for one in tensors],
-            [delta[name] for name in names],
-            [one.name for one in tensors],
-            undo=undo,
-            verify=verify,
-        )
-        return
-    tensor = bits_of("weights", weights, is_written=True, stream=stream)
-    backend_of(tensor, stream).delta_apply(tensor.bits, delta, undo=undo, verify=verify)
+        deltas, labels = [delta[name] for name in names], [one.name for one in tensors]
+    else:
+        tensors = [bits_of("weights", weights, is_written=True, stream=stream)]
+        deltas, labels = [delta], [""]
+    with codec_of(tensors[0], stream) as codec:
+        codec.delta_apply([one.bits for one in tensors], deltas, labels, undo=undo, verify=verify)
 
 
 def delta_check(delta: Delta) -> None:
@@ -252,27 +245,32 @@ def topk_pack(
     if not 0 < age_limit <= AGE_LIMIT:
         raise InvalidArgument(f"age_limit {age_limit}: choose 1 to {AGE_LIMIT}")
     aged = None if ages is None else _ages(ages, one, stream)
-    backend = backend_of(one, stream)
     if (budget is None) == (least is None):
         raise InvalidArgument("pass exactly one of budget (in elements) and least")
-    if least is not None:
-        threshold = _key_of(least)
-    elif budget is not None:
-        if not 0 <= budget < _WORD:
-            raise InvalidArgument(f"budget {budget} must be a number of elements, 0 or more")
-        threshold = backend.topk_threshold(
-            one.bits, other.bits, budget=budget, ages=aged, age_limit=age_limit, threads=threads
+    if budget is not None and not 0 <= budget < _WORD:
+        raise InvalidArgument(f"budget {budget} must be a number of elements, 0 or more")
+    with codec_of(one, stream) as codec:
+        if least is not None:
+            threshold = _key_of(least)
+        elif budget is not None:
+            threshold = codec.topk_threshold(
+                one.bits, other.bits, budget=budget, ages=aged, age_limit=age_limit, threads=threads
+            )
+        (packed,) = codec.delta_pack(
+            [one.bits],
+            [other.bits],
+            block_elements=block_elements,
+            base_digests=[base_digest],
+            threshold=threshold,
+            ages=aged,
+            age_limit=age_limit,
+            threads=threads,
         )
-    return backend.delta_pack(
-        one.bits,
-        other.bits,
-        block_elements=block_elements,
-        threshold=threshold,
-        ages=aged,
-        age_limit=age_limit,
-        threads=threads,
-        base_digest=base_digest,
-    )
+    return _delta_of(one, packed, block_elements)
+
+
+def _delta_of(tensor: TensorBits, packed: PackedDelta, block_elements: int) -> Delta:
+    return Delta(math.prod(tensor.shape), block_elements, tensor.width, *packed)
 
 
 def _key_of(least: float) -> int:
@@ -298,7 +296,8 @@ def topk_unpack(
         CorruptData: the delta is not well formed; the message names the block.
     """
     tensor = bits_of("base", base, stream=stream)
-    return backend_of(tensor, stream).topk_unpack(tensor.bits, delta)
+    with codec_of(tensor, stream) as codec:
+        return codec.topk_unpack(tensor.bits, delta)
 
 
 def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, int]:
@@ -314,7 +313,8 @@ def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, i
     """
     bits = bits_of("tensor", tensor, stream=stream)
     _check_threads(threads)
-    return backend_of(bits, stream).digest(bits.bits, threads=threads)
+    with codec_of(bits, stream) as codec:
+        return codec.digest(bits.bits, threads=threads)
 
 
 def check_base_digest(base_digest: tuple[int, int] | None) -> None:
@@ -353,6 +353,11 @@ def _versions(new: Any, shadow: Any, stream: Any, *, at: str = "") -> tuple[Tens
     one = bits_of(f"new{at}", new, stream=stream)
     other = bits_of(f"shadow{at}", shadow, is_written=True, stream=stream)
     check_pair(one, other)
+    # The core finds an overlap in host memory itself, and other devices are refused.
+    if one.device.startswith("cuda") and Box.of(one.bits).meets(Box.of(other.bits)):
+        raise InvalidArgument(
+            f"{one.name} and {other.name} overlap in memory: pass two separate tensors"
+        )
     return one, other
 
 

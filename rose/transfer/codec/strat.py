@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rose import _core
-from rose.config import read_environment
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.codec.backend import lowered_isa
+from rose.transfer.codec.backend import host_isa
 from rose.transfer.codec.delta import BLOCK_ELEMENTS, ClassRule, Delta
 from rose.transfer.codec.operations import check_base_digest, digest
 from rose.transfer.codec.tensor import CPU, TensorBits, bits_of, check_pair
@@ -54,7 +53,7 @@ def strat_pack(
         astuple(rule),
         is_after=is_after,
         threads=threads,
-        isa=_isa(),
+        isa=host_isa(),
     )
     if not has_strat(entries):
         return delta
@@ -108,7 +107,7 @@ def wire_pack(
             block_elements=block_elements,
             base_digest=base_digest,
             threads=threads,
-            isa=_isa(),
+            isa=host_isa(),
         )
     )
     count, width = other.bits.size, other.width
@@ -142,7 +141,7 @@ def strat_unpack(encoded: Delta, base: Any, *, threads: int = 1) -> Delta:
         encoded,
         astuple(encoded.rule),
         threads=threads,
-        isa=_isa(),
+        isa=host_isa(),
     )
     return replace(encoded, entries=entries, payload=payload, rule=None)
 
@@ -169,7 +168,3 @@ def _row(name: str, tensor: Any, delta: Delta) -> npt.NDArray[Any]:
             f"got {len(row)} of {8 * row.itemsize}"
         )
     return row
-
-
-def _isa() -> str | None:
-    return lowered_isa(read_environment().isa)

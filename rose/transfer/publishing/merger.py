@@ -16,9 +16,10 @@ from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable, 
 from rose.thread import Thread
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_merge
-from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey, Version
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey, Version
 from rose.transfer.publishing.contributor import chunk_of
 from rose.transfer.publishing.log import VersionLog
+from rose.transfer.signing import Signing
 from rose.units import GIB
 
 LEVELS_MAX: Final = 20

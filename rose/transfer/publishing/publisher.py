@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey, Version
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey, Version
 from rose.transfer.publishing.contributor import Contributor, PackedPart
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.selection import Drift
+from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.tiles import Tiles, TileViews
 
 if TYPE_CHECKING:  # `remote_part` needs the extra `wire`.

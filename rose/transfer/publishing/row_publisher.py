@@ -4,11 +4,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rose.errors import InvalidArgument
-from rose.transfer.manifest import UNSIGNED, Manifest, Signing, Version
+from rose.transfer.manifest import Manifest, Version
 from rose.transfer.publishing.contributor import Contributor, Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import OnPublished, Publisher
 from rose.transfer.publishing.selection import Selection
+from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.tiles import TILE_ELEMENTS, Row, Tiles
 
 Bits = npt.NDArray[np.uint16]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from rose.errors import InvalidArgument
-from rose.transfer.codec.backend import AGE_LIMIT
+from rose.kernels.deltas import AGE_LIMIT
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import topk_pack
 from rose.transfer.codec.strat import host_row

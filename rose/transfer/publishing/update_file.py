@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rose.errors import CorruptData, InvalidArgument
+from rose.transfer import manifest_bytes
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Manifest
-from rose.transfer.wire import manifest_message
 
 _MAGIC: Final = b"ROSEUPM2"
 _MAGIC_BEFORE: Final = b"ROSEUPD1"
@@ -53,7 +53,7 @@ class UpdateFile:
 
 def begin_update(manifest: Manifest) -> tuple[UpdateFile, bytes]:
     """Return an update file that has no frames yet, and the bytes of the file."""
-    message = manifest_message.to_bytes(manifest)
+    message = manifest_bytes.to_bytes(manifest)
     header = _HEADER.pack(_MAGIC, len(message), zlib.crc32(message)) + message
     return UpdateFile(manifest, len(header)), header
 
@@ -74,7 +74,7 @@ def read_update(content: bytes | memoryview) -> UpdateFile:
     message = view[_HEADER.size : _HEADER.size + nbytes]
     if magic != _MAGIC or len(message) != nbytes or zlib.crc32(message) != crc:
         raise CorruptData("the file does not begin with a sound update header")
-    file = UpdateFile(manifest_message.from_bytes(bytes(message)), _HEADER.size + nbytes)
+    file = UpdateFile(manifest_bytes.from_bytes(bytes(message)), _HEADER.size + nbytes)
     sizes = {chunk.tile: chunk.nbytes for chunk in file.manifest.chunks}
     while len(view) - file.end >= _RECORD.size:
         tile, nbytes, crc = _RECORD.unpack_from(view, file.end)

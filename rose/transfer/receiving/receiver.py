@@ -6,12 +6,13 @@ from typing import Final
 
 from rose.closing import Closing, Once
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import UNSIGNED, Signing, Subscription, Version
+from rose.transfer.manifest import Subscription, Version
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitOutcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReadTile, Staging
 from rose.transfer.rounds import Rounds
+from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.source import Source
 
 # Longest wait for a version, in seconds; it bounds `Receiver.close`.

@@ -14,18 +14,11 @@ from typing import Any, Final, TypeAlias
 from rose.errors import CorruptData, InvalidArgument, Unavailable, check
 from rose.transfer.codec.strat import strat_unpack
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import (
-    UNSIGNED,
-    Manifest,
-    Signing,
-    StagedVersion,
-    Subscription,
-    UpdateKey,
-    Version,
-)
+from rose.transfer.manifest import Manifest, StagedVersion, Subscription, UpdateKey, Version
 from rose.transfer.receiving.chain import Choice, Held, as_held, next_version
 from rose.transfer.receiving.commit import CommitOutcome, CommitState
 from rose.transfer.receiving.puller import Puller
+from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.source import NOTHING_KNOWN, Source
 
 

@@ -15,7 +15,8 @@ from rose.errors import (
     Unavailable,
 )
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.signing import Signing
 from rose.transfer.source import Frame, Frames, Source
 from rose.units import NS_PER_S
 

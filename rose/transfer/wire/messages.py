@@ -1,8 +1,8 @@
 """Messages between receivers, relays and publishers, as checked protobuf.
 
-The values are dataclasses; `rose/transfer/wire/proto/weights.proto` defines the bytes. Received
+The values are dataclasses; `rose/transfer/proto/weights.proto` defines the bytes. Received
 bytes become such a value or are refused. Protobuf objects stay in this module and
-`manifest_message`.
+`manifest_bytes`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Manifest
-from rose.transfer.wire.manifest_message import (
+from rose.transfer.manifest_bytes import (
     as_digest,
     as_digests,
     digest_bytes,
@@ -23,7 +23,7 @@ from rose.transfer.wire.manifest_message import (
     manifest_of,
     manifest_to,
 )
-from rose.transfer.wire.proto import weights_pb2 as pb
+from rose.transfer.proto import weights_pb2 as pb
 
 FORMAT: Final = 4
 SERVICE: Final = "rose.transfer.Weights"

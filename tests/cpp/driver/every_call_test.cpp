@@ -68,14 +68,6 @@ Status use_events() {
   return {};
 }
 
-Status use_copy() {
-  TAKE(device, open());
-  TAKE(words, create_words(device));
-  TAKE(stream, Stream::create(device, StreamPriority::kLowest));
-  const std::array<std::byte, 4> host{};
-  return stream->copy_from_host(address_of(words, 0), host);
-}
-
 Status use_library() {
   TAKE(device, open());
   TAKE(stream, Stream::create(device, StreamPriority::kLowest));
@@ -175,9 +167,10 @@ struct Scenario {
   Status (*run)();
 };
 constexpr Scenario kScenarios[] = {
-    {"device", use_device}, {"stream", use_stream},   {"copy", use_copy},
-    {"events", use_events}, {"library", use_library}, {"graph", use_graph},
-    {"chain", use_chain},   {"pool", use_pool},       {"shared_memory", use_shared_memory},
+    {"device", use_device}, {"stream", use_stream},
+    {"events", use_events}, {"library", use_library},
+    {"graph", use_graph},   {"chain", use_chain},
+    {"pool", use_pool},     {"shared_memory", use_shared_memory},
 };
 
 // ---- the law

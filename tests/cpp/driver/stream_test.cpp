@@ -1,9 +1,7 @@
 // Streams and events: waits and their lengths.
 #include "driver/stream.h"
 
-#include <array>
 #include <cstdint>
-#include <span>
 #include <thread>
 #include <vector>
 
@@ -53,27 +51,6 @@ TEST(stream_is_idle_when_its_wait_is_over) {
     word(words, 0) = 5;
     CHECK(stream->is_idle().take());
     CHECK_EQ(word(words, 1), 9);
-  }
-  check_clean();
-}
-
-TEST(bytes_of_the_host_arrive_in_the_order_of_the_stream) {
-  {
-    const DevicePtr device = open_device();
-    const memory::Pool words = create_words(device).take();
-    const auto stream = Stream::create(device, StreamPriority::kLowest).take();
-    const std::array<std::uint32_t, 4> host{7, 8, 9, 10};
-    const auto bytes = std::as_bytes(std::span{host});
-    CHECK(issue(*stream, wait_for(address_of(words, 0), 5)).ok());
-    CHECK(stream->copy_from_host(address_of(words, 1), bytes.first(12)).ok());
-    CHECK_EQ(word(words, 1), 0);
-    word(words, 0) = 5;
-    CHECK(stream->wait(kLong).ok());
-    CHECK_EQ(word(words, 1), 7);
-    CHECK_EQ(word(words, 3), 9);
-    CHECK_EQ(word(words, 4), 0);
-    CHECK(stream->copy_from_host(0, {}).ok());
-    CHECK(!stream->copy_from_host(64, bytes).ok());
   }
   check_clean();
 }

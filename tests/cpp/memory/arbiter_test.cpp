@@ -71,8 +71,8 @@ struct Device {
     CHECK(blocks->alloc(ids));
     return ids;
   }
-  RevocationId revoke(std::int32_t n, std::vector<SlabId> preferred = {}) {
-    return arbiter->revoke(rollout, n, clock->now_ns() + kTtl, serving, preferred).take();
+  RevocationId revoke(std::int32_t n) {
+    return arbiter->revoke(rollout, n, clock->now_ns() + kTtl, serving).take();
   }
   RevocationProgress poll(RevocationId id) { return arbiter->poll(id).take(); }
   std::int32_t held(PartitionId id) {
@@ -153,20 +153,6 @@ TEST(idle_slabs_change_hands_inside_the_call) {
   CHECK_EQ(device.held(device.serving), 2);
 }
 
-TEST(idle_slabs_are_given_without_a_revocation) {
-  Device device;
-  device.grant(3);
-  const BlockId used = device.alloc(1).front();
-  const PinId pin = device.blocks->pin_slabs(std::vector<SlabId>{1}).take();
-  CHECK_EQ(device.arbiter->give_idle(device.rollout).take(), 1);
-  CHECK_EQ(device.held(device.rollout), 2);
-  CHECK_EQ(device.arbiter->give_idle(device.rollout).take(), 0);
-  CHECK(device.blocks->unpin(pin).ok());
-  CHECK(device.blocks->free(std::vector<BlockId>{used}).ok());
-  CHECK_EQ(device.arbiter->give_idle(device.rollout).take(), 2);
-  CHECK_EQ(device.arbiter->snapshot().unowned, 8);
-}
-
 TEST(a_grant_leaves_no_more_than_it_may) {
   Device device;
   const auto ask = [&](std::int32_t n, std::int32_t held_max) {
@@ -185,7 +171,7 @@ TEST(a_grant_leaves_no_more_than_it_may) {
 TEST(slab_without_a_taker_goes_to_nobody) {
   Device device;
   device.grant(4);
-  CHECK(device.arbiter->revoke(device.rollout, 4, 0, kNobody, {}).ok());
+  CHECK(device.arbiter->revoke(device.rollout, 4, 0, kNobody).ok());
   CHECK_EQ(device.arbiter->snapshot().unowned, 8);
 }
 
@@ -193,7 +179,7 @@ TEST(taker_at_its_ceiling_gets_nothing) {
   Device device;
   const PartitionId third = device.arbiter->add_partition("third", 0, 1).take();
   device.grant(3);
-  CHECK(device.arbiter->revoke(device.rollout, 3, 0, third, {}).ok());
+  CHECK(device.arbiter->revoke(device.rollout, 3, 0, third).ok());
   CHECK_EQ(device.held(third), 1);
   CHECK_EQ(device.arbiter->snapshot().unowned, 7);
 }
@@ -203,7 +189,7 @@ TEST(slab_needed_for_the_floor_goes_to_nobody) {
   CHECK(device.arbiter->take(device.serving, 3).ok());
   const PartitionId third = device.arbiter->add_partition("third", 2, 8).take();
   CHECK_EQ(device.arbiter->grant(third, 5, kTtl).take().grant.slabs.size(), 5);
-  CHECK(device.arbiter->revoke(third, 5, 0, device.rollout, {}).ok());
+  CHECK(device.arbiter->revoke(third, 5, 0, device.rollout).ok());
   CHECK_EQ(device.held(device.rollout), 3);
   CHECK_EQ(device.arbiter->snapshot().unowned, 2);  // the reserve of the third
 }
@@ -254,19 +240,6 @@ TEST(pinned_slab_never_changes_owner) {
   CHECK(device.blocks->unpin(second).code() == Code::kInvalidArgument);
 }
 
-TEST(preferred_slabs_come_before_sparse_ones) {
-  Device device;
-  const Grant grant = device.grant(2);
-  const std::vector<BlockId> ids = device.alloc(5);
-  const SlabId full = device.blocks->grid().slab_at(ids.front());
-  // 7 belongs to nobody, and is skipped
-  CHECK_EQ(device.poll(device.revoke(1, {7, full})).pending, 1);
-  CHECK(device.arbiter->candidates(device.rollout).take().front().slab != full);
-  CHECK(device.arbiter->revoke(device.rollout, 1, 0, kNobody, std::vector<SlabId>{8})
-            .status()
-            .code() == Code::kInvalidArgument);
-}
-
 TEST(ticket_sets_blocks_aside) {
   Device device;
   device.grant(1);
@@ -307,7 +280,7 @@ TEST(generation_moves_on_when_a_slab_comes_back) {
   Device device;
   device.grant(1);
   const std::vector<BlockId> ids = device.alloc(1);
-  CHECK(device.arbiter->revoke(device.rollout, 1, kTtl, kNobody, {}).ok());
+  CHECK(device.arbiter->revoke(device.rollout, 1, kTtl, kNobody).ok());
   CHECK(device.blocks->free(ids).ok());
   device.grant(1);
   CHECK(device.alloc(1) == ids);  // the same id, of another generation
@@ -327,7 +300,6 @@ TEST(late_slab_is_quarantined_until_proven) {
   CHECK_EQ(device.arbiter->snapshot().unowned, 6);
   CHECK_EQ(device.arbiter->snapshot().quarantined, 2);
   CHECK_EQ(device.held(device.rollout), 0);
-  CHECK_EQ(device.arbiter->leaving(device.rollout).take().size(), 2);
   CHECK_EQ(device.blocks->capacity_blocks(), 0);
   CHECK(device.arbiter->renew(grant.lease_id, grant.lease_epoch, kTtl).take() ==
         RenewAnswer::kOver);
@@ -370,7 +342,7 @@ TEST(fenced_lease_never_comes_back) {
   const Grant grant = device.grant(2);
   device.alloc(5);
   const Nanoseconds now = device.clock->now_ns();
-  const RevocationId id = device.arbiter->revoke(device.rollout, 1, now, kNobody, {}).take();
+  const RevocationId id = device.arbiter->revoke(device.rollout, 1, now, kNobody).take();
   CHECK_EQ(device.poll(id).fenced, 1);
   CHECK_EQ(device.held(device.rollout), 1);  // in time, but its holder was late with the other one
   CHECK(device.arbiter->renew(grant.lease_id, grant.lease_epoch, kTtl).take() ==
@@ -456,8 +428,8 @@ TEST(nonsense_is_an_invalid_argument) {
   CHECK(is_bad(arbiter.grant(0, 1, 0)));
   CHECK(is_bad(arbiter.renew(1, 1, -1)));
   CHECK(is_bad(arbiter.expire(-1)));
-  CHECK(is_bad(arbiter.revoke(0, 0, 0, kNobody, {})));
-  CHECK(is_bad(arbiter.revoke(0, 1, 0, 0, {})));
+  CHECK(is_bad(arbiter.revoke(0, 0, 0, kNobody)));
+  CHECK(is_bad(arbiter.revoke(0, 1, 0, 0)));
   CHECK(is_bad(arbiter.poll(77)));
   CHECK(is_bad(arbiter.prove_completion(-1)));
   CHECK(is_bad(arbiter.add_allocator(device.rollout, {64, 0, 0})));  // it has one

@@ -50,8 +50,9 @@ TEST(closed_attachment_enters_nothing) {
   CHECK(all.arbiter->check_invariants().ok());
 }
 
-TEST(books_balance_while_both_sides_are_at_work) {
-  TwoParties all;
+namespace {
+
+void balance_books_at_work(TwoParties& all) {
   std::atomic<bool> is_done{false};
   std::thread engine{[&] {
     while (!is_done.load()) {
@@ -81,6 +82,30 @@ TEST(books_balance_while_both_sides_are_at_work) {
   CHECK(all.arbiter->check_invariants().ok());
 }
 
+}  // namespace
+
+TEST(books_balance_while_both_sides_are_at_work) {
+  TwoParties all;
+  balance_books_at_work(all);
+}
+
+TEST(books_balance_while_both_sides_are_at_work_in_the_arbiters_process) {
+  TwoParties all{.is_here = true};
+  balance_books_at_work(all);
+}
+
+TEST(in_the_arbiters_process_a_slab_is_back_when_its_last_block_is_freed) {
+  TwoParties all{.is_here = true};
+  CHECK(all.grant(2));
+  CHECK_EQ(all.tenant->look().take().admitted, 2);
+  CHECK(all.alloc(5));
+  all.revoke(2, all.serving);
+  all.free_all();
+  const auto partitions = all.arbiter->snapshot().partitions;
+  CHECK_EQ(partitions[static_cast<std::size_t>(all.rollout)].partition.held, 0);
+  CHECK_EQ(partitions[static_cast<std::size_t>(all.serving)].partition.held, 2);
+}
+
 namespace {
 
 // Waits until the arbiter has the slabs back, or for at most ten seconds.
@@ -95,6 +120,17 @@ bool are_back(const TwoParties& all, std::int32_t slabs) {
 }
 
 }  // namespace
+
+TEST(in_the_arbiters_process_the_thread_returns_what_the_engine_keeps_after_wake) {
+  TwoParties all{.is_here = true};
+  CHECK(all.tenant->attend(kSecond).ok());
+  CHECK(all.grant(2));
+  CHECK_EQ(all.tenant->look().take().admitted, 2);
+  CHECK(all.alloc(5));
+  all.revoke(2, all.serving);
+  all.tenant->wake();
+  CHECK(are_back(all, 2));
+}
 
 TEST(attended_tenant_reports_while_its_engine_does_nothing) {
   TwoParties all;

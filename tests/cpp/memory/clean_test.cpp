@@ -77,7 +77,7 @@ struct Parties {
   }
   RevocationId revoke(std::int32_t n) { return revoke(n, serving); }
   RevocationId revoke(std::int32_t n, PartitionId taker) {
-    return arbiter->revoke(rollout, n, clock->now_ns() + kSecond, taker, {}).take();
+    return arbiter->revoke(rollout, n, clock->now_ns() + kSecond, taker).take();
   }
   RevocationProgress progress(RevocationId id) { return arbiter->poll(id).take(); }
   bool is_clean(SlabId slab) const {

@@ -41,7 +41,7 @@ struct Device {
 
   Grant grant(std::int32_t n) { return arbiter->grant(rollout, n, 60 * kSecond).take().grant; }
   RevocationId revoke(std::int32_t n, Nanoseconds within_ns) {
-    return arbiter->revoke(rollout, n, clock->now_ns() + within_ns, serving, {}).take();
+    return arbiter->revoke(rollout, n, clock->now_ns() + within_ns, serving).take();
   }
 };
 
@@ -138,7 +138,7 @@ TEST(the_end_of_time_stays_where_it_is) {
   std::vector<BlockId> ids(1);
   CHECK(device.blocks->alloc(ids));
   const RevocationId id =
-      device.arbiter->revoke(device.rollout, 1, INT64_MAX, device.serving, {}).take();
+      device.arbiter->revoke(device.rollout, 1, INT64_MAX, device.serving).take();
   device.arbiter->listen(0, 1);
   std::this_thread::sleep_for(std::chrono::milliseconds{150});
   CHECK_EQ(device.arbiter->poll(id).take().pending, 1);

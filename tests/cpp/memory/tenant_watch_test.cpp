@@ -1,13 +1,12 @@
 // The watch of a tenant in a real process: rings, deadlines and deaths.
 #include "memory/tenant_watch.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <thread>
 
 #include "check.h"
+#include "idle_process.h"
 #include "two_parties.h"
 
 using namespace rose;
@@ -16,25 +15,9 @@ using namespace rose::test;
 
 namespace {
 
-// A process that does nothing; forked before the watch starts its thread.
-struct Child {
-  pid_t pid = start();
-
-  static pid_t start() {
-    const pid_t made = ::fork();
-    CHECK(made >= 0);
-    while (made == 0) ::pause();
-    return made;
-  }
-  ~Child() {
-    ::kill(pid, SIGKILL);
-    ::waitpid(pid, nullptr, 0);
-  }
-};
-
 struct Watched {
   TwoParties all;
-  Child child;
+  IdleProcess child;
   std::unique_ptr<TenantWatch> watch;
 
   explicit Watched(bool kills_late)

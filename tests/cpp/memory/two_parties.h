@@ -20,6 +20,8 @@ struct TwoParties {
   static constexpr PoolShape kShape{4096, 4, 2};
   static constexpr std::size_t kBlock = 1024;
 
+  bool is_here{false};  // Whether the tenant is attached as in the arbiter's own process.
+
   std::shared_ptr<ManualClock> clock = std::make_shared<ManualClock>();
   std::shared_ptr<Arbiter> arbiter =
       Arbiter::create(Pool::create(std::make_unique<HostMemfd>(), kShape).take(), clock, nullptr)
@@ -28,7 +30,9 @@ struct TwoParties {
   PartitionId rollout = arbiter->add_partition("rollout", 0, 3).take();
   std::shared_ptr<TenantLine> line = arbiter->add_tenant(rollout).take();
   LedgerView ledger = LedgerView::open(arbiter->share_ledger().take()).take();
-  std::unique_ptr<Attachment> tenant = Attachment::create(pool_again(), parts()).take();
+  std::unique_ptr<Attachment> tenant = (is_here ? Attachment::create_here(arbiter, rollout)
+                                                : Attachment::create(pool_again(), parts()))
+                                           .take();
   BlockAllocator* blocks = tenant->add_allocator({kBlock, kShape.slab_bytes, 0}).take();
   std::vector<BlockId> held;
   RevocationId revocation{0};
@@ -46,7 +50,7 @@ struct TwoParties {
     return !arbiter->grant(rollout, n, 60 * kSecond).take().refusal.has_value();
   }
   void revoke(std::int32_t n, PartitionId taker) {
-    revocation = arbiter->revoke(rollout, n, clock->now_ns() + kSecond, taker, {}).take();
+    revocation = arbiter->revoke(rollout, n, clock->now_ns() + kSecond, taker).take();
   }
   bool alloc(std::size_t n) {
     std::vector<BlockId> ids(n);

@@ -108,7 +108,7 @@ TEST(nobody_is_short_while_nothing_is_lent_or_nobody_asked) {
   CHECK(!device.watch(0));
   device.alloc(12);
   CHECK(device.watch(24));
-  CHECK(device.arbiter->revoke(device.rollout, 2, kLong, kNobody, {}).ok());
+  CHECK(device.arbiter->revoke(device.rollout, 2, kLong, kNobody).ok());
   CHECK(!device.watch(24));
   CHECK_EQ(device.rung(), 0U);
 }

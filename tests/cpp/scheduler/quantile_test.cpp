@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kMany = 1 << 20;
 
-TEST(bins_lie_side_by_side_and_are_an_eighth_of_their_values_wide_at_most) {
+TEST(bins_are_adjacent_and_at_most_an_eighth_of_their_lengths_wide) {
   CHECK_EQ(bin_of(0), 0);
   CHECK_EQ(bin_of(kCountMax), kBinsMax - 1);
   CHECK_EQ(bin_of(kCountMax + 5), kBinsMax - 1);
@@ -51,7 +51,7 @@ double exact_left(std::vector<std::int64_t> lengths, std::int64_t given, double 
   return static_cast<double>(lengths[static_cast<std::size_t>(rank) - 1] - given);
 }
 
-TEST(quantiles_of_what_is_left_are_off_by_less_than_a_bin) {
+TEST(quantiles_of_the_remaining_length_err_by_less_than_a_bin) {
   for (const std::size_t count : {1U, 2U, 31U, 1000U}) {
     const std::vector<std::int64_t> lengths = heavy(count, count);
     Sketch sketch{kMany};
@@ -85,7 +85,7 @@ TEST(short_lengths_are_exact) {
   CHECK_EQ(rest.mean, 2.5);
 }
 
-TEST(what_is_longer_than_all_before_goes_on_for_as_long_again) {
+TEST(beyond_all_observed_lengths_the_median_remaining_length_is_the_given_length) {
   Sketch sketch{kMany};
   sketch.observe(10);
   const Left left = left_of(nullptr, sketch, 1, 1000, 0.5, 0.9);
@@ -95,7 +95,7 @@ TEST(what_is_longer_than_all_before_goes_on_for_as_long_again) {
   CHECK(left_of(nullptr, Sketch{1}, 1, kCountMax, 0.5, 1).high <= static_cast<double>(kCountMax));
 }
 
-TEST(the_more_of_a_heavy_tail_is_over_the_more_is_left) {
+TEST(in_a_heavy_tail_the_remaining_length_grows) {
   Sketch sketch{kMany};
   for (const std::int64_t length : heavy(20'000, 3)) sketch.observe(length);
   double before = 0;
@@ -106,7 +106,7 @@ TEST(the_more_of_a_heavy_tail_is_over_the_more_is_left) {
   }
 }
 
-TEST(members_of_a_group_count_in_full_and_others_for_so_many) {
+TEST(a_groups_own_observations_count_in_full) {
   Sketch near{kMany};
   Sketch far{kMany};
   for (int i = 0; i < 1000; ++i) far.observe(5);
@@ -121,7 +121,7 @@ TEST(members_of_a_group_count_in_full_and_others_for_so_many) {
   CHECK_EQ(left_of(&near, far, 2, 5, 0.5, 0.75).low, 5.0);
 }
 
-TEST(window_forgets_and_memory_is_bounded) {
+TEST(old_lengths_are_forgotten_and_memory_is_bounded) {
   Sketch sketch{64};
   for (int i = 0; i < 1000; ++i) sketch.observe(1000);
   for (int i = 0; i < 1000; ++i) {
@@ -140,7 +140,7 @@ TEST(window_forgets_and_memory_is_bounded) {
   CHECK(std::abs(sum - sketch.total()) < 1e-9);
 }
 
-TEST(assumption_is_one_observation_with_the_mean_of_an_exponential) {
+TEST(an_assumption_is_one_exponential_observation) {
   Sketch sketch{kMany};
   sketch.assume(10'000);
   CHECK(std::abs(sketch.total() - 1) < 1e-12);

@@ -33,7 +33,8 @@ BURSTS = 3  # Without a pause between them rollouts would never end.
 class Pair:
     """A serving engine and a borrower, with the answers that each gives alone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
+        """Start both; `options` are serving's."""
         from rose.engines.vllm.tiny import make_model
 
         core = max(os.sched_getaffinity(0))
@@ -43,7 +44,7 @@ class Pair:
             folder / "rolled-out", layers=8, hidden=256, seed=2
         )
         self._core, self._folder, self._served = core, folder, served
-        self.serving = self.server_that_lends()
+        self.serving = self.server_that_lends(*options)
         self.borrower = Server(
             *("rose.cli.main", "vllm", "rollout", str(rolled_out), "--attach", str(self.socket)),
             *("--weight-transfer-config", '{"backend": "rose"}'),
@@ -280,3 +281,20 @@ def test_serving_outlives_a_borrower_that_stands_still(pair: Pair) -> None:
     wait_for(lambda: pair.serving.status["lent_bytes"] == 0)
     pair.borrower.kill()
     rollouts.answers()
+
+
+def test_a_borrower_that_maps_only_its_loans_generates_the_same_tokens(
+    pair: Pair, tmp_path: Path
+) -> None:
+    mapped = Pair(tmp_path, "--isolation", "mapped")
+    try:
+        assert mapped.serving.status["isolation"] == "mapped"
+        assert mapped.rollouts_alone == pair.rollouts_alone
+        rollouts = mapped.roll_out()
+        mapped.wait_until_lent()
+        mapped.burst()
+        assert rollouts.tokens() == pair.rollouts_alone
+        assert mapped.serving.status["revocations"] > 0
+        assert mapped.serving.status["gave_back"] is None
+    finally:
+        mapped.close()

@@ -43,7 +43,7 @@ MIXED = {"BF16": 16, "F32": 32, "F8_E4M3": 8, "I8": 8, "F64": 32, "BOOL": 8}
 @pytest.fixture(autouse=True, scope="module")
 def small_tiles() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rose.checkpoints.tiling.TILE_BYTES", 2 * TILE)
+        patch.setattr("rose.transfer.plan.tiling.TILE_BYTES", 2 * TILE)
         yield
 
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.checkpoints.checkpoint import open_checkpoint
-from rose.checkpoints.tensors import STORED_DTYPES
 from rose.errors import InvalidArgument
 from rose.transfer import delta_pack
+from rose.transfer.tensors import STORED_DTYPES
 from rose_lab.checkpoints.dtype_counts import DtypeCounts
 from rose_lab.checkpoints.inspection import (
     GAP,
@@ -157,7 +157,7 @@ def inspected(tmp_path: Path, old: Content, new: Content) -> Inspection:
 def test_densities_and_bytes_are_those_of_the_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rose.checkpoints.tiling.TILE_BYTES", 8192)
+    monkeypatch.setattr("rose.transfer.plan.tiling.TILE_BYTES", 8192)
     old, new = contents(np.random.default_rng(1))
     inspection = inspected(tmp_path, old, new)
     assert [one.name for one in inspection.tensors] == list(new)

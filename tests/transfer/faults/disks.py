@@ -1,4 +1,4 @@
-"""A disk in memory that outlives the process: full, slow, torn and rotten when it is told to be."""
+"""A disk in memory that outlives its process: full, slow, torn and corrupted on request."""
 
 from collections.abc import Callable, Sequence
 from random import Random

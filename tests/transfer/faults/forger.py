@@ -1,4 +1,4 @@
-"""A relay that lies: everything it says fits together, but for the key that it does not have."""
+"""A relay that lies: its messages are consistent, but it lacks the key."""
 
 import struct
 import zlib
@@ -12,8 +12,9 @@ import numpy as np
 from rose.transfer import Delta, Tiles, Version, delta_pack
 from rose.transfer.codec.operations import digest
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.contributor import chunk_of
+from rose.transfer.signing import Signing
 from tests.transfer.faults.history import History
 from tests.transfer.faults.shards import EVERY, TILES, Bits, changed
 

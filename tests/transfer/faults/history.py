@@ -1,4 +1,4 @@
-"""What was true: the bits of every version there ever was, kept outside of what is tried."""
+"""The bits of every version that existed, kept apart from the tested programs."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,15 +1,16 @@
-"""Guards of rose taken out one by one: a machine that misses one of them proves nothing."""
+"""Guards of rose, removed one at a time: the fault runs must notice each removal."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pytest
 
-from rose.transfer.manifest import Chunk, Signing
+from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.scrub import Scrub
+from rose.transfer.signing import Signing
 
 
 def without_digest_check(patch: pytest.MonkeyPatch) -> None:

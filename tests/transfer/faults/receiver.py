@@ -1,4 +1,4 @@
-"""A receiver of a run: its staging without a thread, its commits slice by slice, its memory."""
+"""A receiver of a run: its staging without a thread, its commits in slices, and its memory."""
 
 import threading
 from random import Random
@@ -8,12 +8,13 @@ from rose.clock import Clock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer import Commit, Subscription, Version
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import NAMELESS, Signing, StagedVersion
+from rose.transfer.manifest import NAMELESS, StagedVersion
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitOutcome, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.receiving.staging import ReceiverState, Staging
+from rose.transfer.signing import Signing
 from rose.transfer.source import Source
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (

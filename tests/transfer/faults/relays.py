@@ -1,4 +1,4 @@
-"""A relay of a run over all lives of its process, and how others reach it."""
+"""A relay of a run across restarts of its process, and the way to reach it."""
 
 from collections.abc import Callable, Generator, Sequence
 from random import Random

@@ -1,4 +1,4 @@
-"""Weights of the fault runs: tiles of three widths, who holds which, and a memory that fails."""
+"""Weights of the fault runs: tiles of three widths, their holders, and a memory that fails."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

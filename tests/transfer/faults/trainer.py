@@ -1,4 +1,4 @@
-"""The trainer of a run: publishes, dies, and comes back from an older checkpoint."""
+"""The trainer of a run: publishes, dies, and restarts from an older checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,11 @@ from typing import Final
 
 from rose.errors import OutOfMemory
 from rose.transfer import Contributor, Publisher, Version, VersionLog
-from rose.transfer.manifest import Manifest, Signing
+from rose.transfer.manifest import Manifest
 from rose.transfer.publishing.contributor import Encoding
 from rose.transfer.publishing.log import Chunks
 from rose.transfer.publishing.merger import Merger
+from rose.transfer.signing import Signing
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (
     OWNED,

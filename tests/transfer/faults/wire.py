@@ -1,4 +1,4 @@
-"""The link between a receiver and what it pulls from: loses, spoils, repeats, and lies."""
+"""The link between a receiver and its source: loses, damages, repeats and forges messages."""
 
 from collections.abc import Callable, Generator, Sequence
 from random import Random

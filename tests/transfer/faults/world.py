@@ -1,4 +1,4 @@
-"""A trainer, its links and its receivers in virtual time; a script says what happens when."""
+"""A trainer, its links and its receivers in virtual time, driven by a script."""
 
 import re
 from collections import deque

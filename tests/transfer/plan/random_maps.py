@@ -1,4 +1,4 @@
-"""Shard maps that no framework would make: any boxes, any ranks, any strides."""
+"""Shard maps that no framework makes: any boxes, any ranks, any strides."""
 
 from hypothesis import strategies as st
 

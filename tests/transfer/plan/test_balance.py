@@ -1,4 +1,4 @@
-"""Contributors: nobody sends much more than others; landings: few move when a relay does."""
+"""Contributors send about equally much, and few tiles move when a relay leaves."""
 
 from collections import Counter
 

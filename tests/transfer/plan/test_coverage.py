@@ -1,4 +1,4 @@
-"""A shard map says where everything is, once; or it is refused by a sentence."""
+"""A shard map covers every element once, or is refused in one sentence."""
 
 from dataclasses import replace
 from math import prod
@@ -45,7 +45,7 @@ def test_layouts_of_real_engines_cover_checkpoint_and_memory(made):
 
 
 @given(specs().flatmap(lambda tensors: shard_maps(tensors, is_source=False)), st.data())
-def test_what_is_held_and_what_is_not_is_counted_as_sets_count_it(shards, data):
+def test_held_and_missing_elements_are_counted_like_sets(shards, data):
     held = {name: set() for name in shards.tensors}
     for one in shards.pieces:
         held[one.tensor].update(elements_of(one.region))
@@ -121,7 +121,7 @@ def test_interleaved_columns_do_not_overlap():
     assert not coverage.ties
 
 
-def test_a_piece_that_is_listed_twice_is_there_once():
+def test_piece_listed_twice_counts_once():
     one = piece("v", (0,), (4,))
     coverage = check_coverage(map_of(one, one, v=(4,)), is_source=True, storages={(0, "p"): 4})
     assert coverage.shards.pieces == (one,)
@@ -156,7 +156,7 @@ def test_tied_names_collapse_to_one_that_is_known():
     ],
     ids=["shape", "part", "elsewhere"],
 )
-def test_what_is_tied_in_part_is_an_overlap(other):
+def test_partly_tied_tensors_overlap(other):
     with pytest.raises(InvalidArgument, match="share elements of p"):
         check_coverage(other)
 
@@ -183,7 +183,7 @@ def test_silently_uncovered_memory_is_refused_unless_it_is_excused():
     assert coverage.uncovered == {(0, "p"): 2, (0, "cache"): 8}
 
 
-def test_a_source_must_hold_everything_it_does_not_compute():
+def test_source_must_hold_all_tensors_that_it_does_not_compute():
     shards = map_of(piece("v", (0,), (3,)), v=(4,), w=(2,))
     with pytest.raises(InvalidArgument, match=r"holds v\[3:4\], and there is 1 more like it; add"):
         check_coverage(shards, is_source=True)
@@ -191,7 +191,7 @@ def test_a_source_must_hold_everything_it_does_not_compute():
     assert check_coverage(computed, is_source=True).held == 3
 
 
-def test_a_piece_over_the_end_of_its_storage_is_refused():
+def test_piece_beyond_its_storage_is_refused():
     shards = map_of(piece("v", (0, 0), (2, 2), 3, (4, 1)), v=(2, 2))
     assert check_coverage(shards, storages={(0, "p"): 9}, buffers=["p"]).uncovered == {(0, "p"): 5}
     with pytest.raises(InvalidArgument, match="reaches to element 9 of p, which has 8"):
@@ -229,6 +229,6 @@ HUGE = 1 << 50
         (ShardMap({"v": TensorSpec("w", (1,), "int8")}, (), {}), "w is listed under the name v"),
     ],
 )
-def test_a_map_that_is_none_is_refused(shards, says):
+def test_invalid_map_is_refused(shards, says):
     with pytest.raises(InvalidArgument, match=says):
         check_coverage(shards)

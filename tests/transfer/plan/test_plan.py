@@ -1,4 +1,4 @@
-"""A plan carries every element from who has it to all who want it, over slow links once."""
+"""A plan sends every element to all its receivers, and over each slow link once."""
 
 from dataclasses import replace
 from math import prod
@@ -230,7 +230,7 @@ def test_every_part_of_a_way_is_part_of_the_identity(field):
     assert changed.plan_id != plan.plan_id
 
 
-def test_a_plan_does_not_depend_on_the_order_of_tensors_and_pieces():
+def test_plan_does_not_depend_on_the_order_of_tensors_and_pieces():
     made, replicas = PAIRS["experts, EP4"]
     plan = plan_of("experts, EP4")
     shards = made.shards
@@ -244,7 +244,7 @@ def test_a_plan_does_not_depend_on_the_order_of_tensors_and_pieces():
 @pytest.mark.parametrize(
     ("dtype", "tiles"), [("float8_e4m3fn", 4), ("bfloat16", 4), ("float32", 7)]
 )
-def test_a_plan_cuts_as_publishers_and_receivers_do(dtype, tiles):
+def test_plan_cuts_tiles_like_publishers_and_receivers(dtype, tiles):
     """A tile has at most 1 Mi elements and 2 MiB, so wide elements need more of them."""
     shape = (7, 1 << 19)
     plan = make_plan(
@@ -256,7 +256,7 @@ def test_a_plan_cuts_as_publishers_and_receivers_do(dtype, tiles):
     assert [tile.count for tile in plan.cut] == [tile.count for tile in plan.tiles]
 
 
-def test_a_tensor_of_a_dtype_that_nothing_sends_is_refused():
+def test_unsupported_dtype_is_refused():
     odd = ShardMap({"v": TensorSpec("v", (1,), "complex64")}, (piece("v", (0,), (1,)),), {})
     with pytest.raises(InvalidArgument, match="v has the dtype complex64: choose one of bool, "):
         make_plan(SourceRanks("home", odd), [])
@@ -288,7 +288,7 @@ ONCE = map_of(piece("v", (0,), (4,)), piece("w", (0,), (4,)), v=(4,), w=(4,))
     ],
     ids=["tensor", "shape", "nothing", "ties", "dtype", "computed", "source"],
 )
-def test_a_replica_that_wants_what_the_source_has_not_is_refused(source, replica, says):
+def test_replica_with_a_tensor_unknown_to_the_source_is_refused(source, replica, says):
     if says is None:
         assert (
             not make_plan(SourceRanks("home", source), [Replica("r", "c", replica)])
@@ -300,7 +300,7 @@ def test_a_replica_that_wants_what_the_source_has_not_is_refused(source, replica
         make_plan(SourceRanks("home", source), [Replica("r", "c", replica)])
 
 
-def test_a_replica_that_says_that_it_converts_gets_the_dtype_of_the_source():
+def test_converting_replica_gets_the_dtype_of_the_source():
     narrow = map_of(piece("v", (0,), (4,)), dtype="float8_e4m3fn", v=(4,))
     converts = frozenset({("bfloat16", "float8_e4m3fn")})
     plan = make_plan(SourceRanks("home", HALF), [Replica("r", "c", narrow, converts)])
@@ -314,7 +314,7 @@ def test_names_tied_on_one_side_only_reach_both_places():
     assert [view.offset for view, _ in plan.places("r", 0)[0]] == [0, 4]
 
 
-def test_a_tied_replica_may_know_the_tensor_by_its_other_name():
+def test_replica_may_use_either_name_of_a_tied_tensor():
     only = map_of(piece("w", (0,), (4,)), w=(4,))
     plan = make_plan(SourceRanks("home", ONCE), [Replica("r", "c", only)])
     assert [len(tile.receivers) for tile in plan.tiles] == [1]
@@ -322,7 +322,7 @@ def test_a_tied_replica_may_know_the_tensor_by_its_other_name():
     assert [(tile.tensor, len(tile.receivers)) for tile in late.tiles] == [("w", 1)]
 
 
-def test_copies_that_the_trainer_keeps_equal_are_one_tensor_when_it_says_so():
+def test_copies_that_the_trainer_declares_equal_are_one_tensor():
     source = SourceRanks("home", TWICE, {"w": "v"})
     plan = make_plan(source, [Replica("r", "c", ONCE)])
     assert [(tile.tensor, len(tile.receivers)) for tile in plan.tiles] == [("v", 1)]
@@ -331,7 +331,7 @@ def test_copies_that_the_trainer_keeps_equal_are_one_tensor_when_it_says_so():
         make_plan(SourceRanks("home", other, {"w": "v"}), [])
 
 
-def test_a_rank_that_holds_a_tile_twice_has_two_places():
+def test_tile_held_twice_has_two_places():
     twice = map_of(piece("v", (0,), (4,)), piece("v", (0,), (4,), 10), v=(4,))
     plan = make_plan(SourceRanks("home", HALF), [Replica("r", "c", twice)], tile_elements=2)
     assert offsets(plan.places("r", 0)) == {0: [0, 10], 1: [2, 12]}

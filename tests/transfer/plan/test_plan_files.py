@@ -1,4 +1,4 @@
-"""Shard maps and plans as JSON: the way there and back, and what is no file of ours."""
+"""Shard maps and plans as JSON: round trips, and files that are refused."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ FILE = ShardFile(
 )
 
 
-def test_a_shard_map_comes_back_as_it_was():
+def test_shard_map_survives_a_round_trip():
     content = shards_to_json(FILE)
     back = shards_from_json(content, what="x")
     assert back == FILE
@@ -48,7 +48,7 @@ def test_any_shard_map_comes_back_as_it_was(shards):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_plan_comes_back_as_it_was(name):
+def test_plan_survives_a_round_trip(name):
     plan = plan_of(name, tile_elements=30)
     back = plan_from_json(plan_to_json(plan), what="x")
     assert back == plan
@@ -100,7 +100,7 @@ NAME = "model.norm.weight"
         (changed(SHARDS, "storages", to=[[0, "a", 1], [0, "a", 1]]), "lists a storage twice"),
     ],
 )
-def test_what_is_no_shard_map_is_refused_in_one_sentence(content, says):
+def test_invalid_shard_map_is_refused_in_one_sentence(content, says):
     with pytest.raises(InvalidArgument, match=says) as raised:
         shards_from_json(content, what="x.json")
     assert "\n" not in str(raised.value)
@@ -116,7 +116,7 @@ def test_damaged_files_are_read_or_refused(noise, at, behind):
     assert shards_from_json(shards_to_json(back), what="x") == back
 
 
-def test_a_file_that_is_too_large_is_not_looked_at(monkeypatch):
+def test_too_large_file_is_not_read(monkeypatch):
     monkeypatch.setattr(files_module, "FILE_BYTES_MAX", 1 << 20)
     with pytest.raises(InvalidArgument, match="x must have at most 1 MiB, got"):
         shards_from_json(b" " * ((1 << 20) + 1), what="x")
@@ -144,7 +144,7 @@ PLAN = plan_to_json(
         (changed(SHARDS, "format", to=3), InvalidArgument, "x.json cannot be read: "),
     ],
 )
-def test_what_is_no_plan_is_refused(content, kind, says):
+def test_invalid_plan_is_refused(content, kind, says):
     with pytest.raises(kind, match=says):
         plan_from_json(content, what="x.json")
 

@@ -1,4 +1,4 @@
-"""Cells that no region cuts, and their parts of a size."""
+"""Cells that no region divides, and their parts of limited size."""
 
 from itertools import product
 from math import prod
@@ -90,7 +90,7 @@ def test_flat_shards_cut_three_boxes_each_and_not_a_grid():
     assert len(cells(shape, flat(shape, world))) <= 3 * world
 
 
-def test_a_plane_divides_as_few_regions_as_it_can():
+def test_cut_divides_as_few_regions_as_possible():
     """Cut in the middle of the first dimension, the long region would be two cells of five."""
     long, flat_one = Region((0, 1, 1), (2, 1, 1)), Region((0, 0, 0), (1, 2, 1))
     assert len(cells((2, 2, 2), [long, flat_one])) == 4

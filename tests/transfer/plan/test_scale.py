@@ -1,4 +1,4 @@
-"""Plans of real sizes: few tiles, none of them a sliver, and an even load."""
+"""Plans of real sizes: few tiles, no very small ones, and an even load."""
 
 import pytest
 

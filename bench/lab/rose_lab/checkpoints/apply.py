@@ -13,14 +13,15 @@ from rose.checkpoints.checkpoint import (
     Advance,
     Checkpoint,
     open_checkpoint,
+    tiles_of,
     written,
 )
 from rose.checkpoints.live import LiveTiles
-from rose.checkpoints.tiling import Tiling, tiling_of
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
 from rose.transfer.codec.operations import digest
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Chunk
+from rose.transfer.plan.tiling import Tiling
 from rose_lab.checkpoints.delta_file import DeltaFile
 
 
@@ -74,7 +75,7 @@ def apply_delta(
     """
     if out is not None and (out.exists() or out.is_symlink()):
         raise InvalidArgument(f"{out} exists; name a path that does not exist")
-    tiling = tiling_of(checkpoint)
+    tiling = checkpoint.tiling()
     if out is None:
         with LiveTiles(checkpoint, tiling) as tiles:
             _check(checkpoint, tiling, delta, undo=undo, advance=advance)
@@ -96,7 +97,7 @@ def identify(checkpoint: Checkpoint, delta: DeltaFile, *, advance: Advance) -> I
             tensors.
         InvalidArgument: the delta has the STRAT encoding.
     """
-    manifest, tiling = delta.manifest, tiling_of(checkpoint)
+    manifest, tiling = delta.manifest, checkpoint.tiling()
     if not delta.is_for(tiling.tiles):
         return Identity(*(2 * ("it has other tensors",)))
     found = _digests(checkpoint, tiling, advance)
@@ -124,7 +125,7 @@ def identify(checkpoint: Checkpoint, delta: DeltaFile, *, advance: Advance) -> I
 
 def _digests(checkpoint: Checkpoint, tiling: Tiling, advance: Advance) -> TileDigests:
     found = {}
-    for tile, (_, (units,)) in enumerate(tiling.of(checkpoint)):
+    for tile, (_, (units,)) in enumerate(tiles_of(tiling, checkpoint)):
         found[tile] = digest(units, threads=THREADS)
         advance(units.nbytes)
     return TileDigests(found)

@@ -4,9 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from rose.checkpoints.checkpoint import THREADS, Advance, Checkpoint, written
+from rose.checkpoints.checkpoint import THREADS, Advance, Checkpoint, tiles_of, written
 from rose.checkpoints.safetensors_file import mapped
-from rose.checkpoints.tiling import tiling_of
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.codec.operations import delta_pack
@@ -36,8 +35,8 @@ def make_delta_file(old: Checkpoint, new: Checkpoint, path: Path, *, advance: Ad
     """
     if path.exists():
         raise InvalidArgument(f"{path} exists; name a path that does not exist")
-    tiling = tiling_of(new)
-    if tiling_of(old).tiles != tiling.tiles:
+    tiling = new.tiling()
+    if old.tiling().tiles != tiling.tiles:
         here, there = (
             {name: (one.stored.dtype, one.stored.shape) for name, one in side.tensors.items()}
             for side in (old, new)
@@ -51,7 +50,7 @@ def make_delta_file(old: Checkpoint, new: Checkpoint, path: Path, *, advance: Ad
     after: dict[int, Digest] = {}
     chunks: list[Chunk] = []
     with written(path) as partial, tempfile.TemporaryFile(dir=partial.parent) as frames:
-        for tile, (_, (one, other)) in enumerate(tiling.of(old, new)):
+        for tile, (_, (one, other)) in enumerate(tiles_of(tiling, old, new)):
             delta = delta_pack(other, one.copy(), threads=THREADS)
             before[tile], after[tile] = delta.base_digest, delta.digest
             if delta.changed:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rose.checkpoints.safetensors_file import Units
-from rose.checkpoints.tensors import STORED_DTYPES
+from rose.transfer.tensors import STORED_DTYPES
 
 Counts = npt.NDArray[np.int64]
 

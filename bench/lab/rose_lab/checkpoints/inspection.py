@@ -7,15 +7,15 @@ from typing import Final
 
 import numpy as np
 
-from rose.checkpoints.checkpoint import THREADS, Advance, Checkpoint
+from rose.checkpoints.checkpoint import THREADS, Advance, Checkpoint, tiles_of
 from rose.checkpoints.safetensors_file import Units
-from rose.checkpoints.tensors import StoredTensor
-from rose.checkpoints.tiling import plain_tiling
 from rose.errors import InvalidArgument
 from rose.transfer.codec.class_rule import class_rule
 from rose.transfer.codec.delta import ClassRule
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.codec.strat import strat_pack
+from rose.transfer.plan.tiling import plain_tiling
+from rose.transfer.tensors import StoredTensor
 from rose_lab.checkpoints.dtype_counts import Counts, DtypeCounts
 
 DENSE: Final = "dense"
@@ -135,7 +135,7 @@ def inspect(old: Checkpoint, new: Checkpoint, *, advance: Advance) -> Inspection
     rules: dict[str, ClassRule | None] = {}
     changed = dict.fromkeys((one.name for one in stored), 0)
     nbytes = {one.name: {**dict.fromkeys(codecs, 0), DENSE: one.nbytes} for one in stored}
-    for place, (one, other) in plain_tiling(stored).of(old, new):
+    for place, (one, other) in tiles_of(plain_tiling(stored), old, new):
         name, dtype = place.tensor, new.tensors[place.tensor].stored.dtype
         positions = counts[dtype].add(one, other)
         if len(positions):

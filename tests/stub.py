@@ -1,0 +1,229 @@
+"""`make stub`: write `rose/_core.pyi` from the signatures of the bindings.
+
+pybind11-stubgen reads the signatures that pybind11 writes into docstrings. Three things are added
+here, because no C++ type states them: the type of a `py::object` or `py::array`, the values of
+enumerations, and that a parameter whose default is None may be None.
+"""
+
+import argparse
+import ast
+import enum
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+MODULE: Final = "rose._core"
+
+# Names for the types below.
+ALIASES: Final = """
+_Ids: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
+# A sequence of 16-byte keys, or one buffer that holds all keys.
+_Keys: TypeAlias = Sequence[bytes] | bytes | npt.NDArray[Any]
+_Digest: TypeAlias = tuple[int, int]
+"""
+_WORDS: Final = "tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]"
+# By function: the type of each parameter that is a `py::object`, and of such a result.
+TYPES: Final[dict[str, dict[str, str]]] = {
+    "BlockAllocator.alloc": {"return": "list[int] | None"},
+    "BlockAllocator.free": {"ids": "_Ids"},
+    "BlockAllocator.share": {"ids": "_Ids"},
+    "BlockAllocator.set_cache_namespace": {"key": "bytes | tuple[str, int]"},
+    "BlockAllocator.publish": {"ids": "_Ids", "keys": "_Keys"},
+    "BlockAllocator.lookup": {"keys": "_Keys", "return": "list[int]"},
+    "BlockAllocator.acquire": {"keys": "_Keys", "return": "list[int]"},
+    "BlockAllocator.forget": {"ids": "_Ids"},
+    "BlockAllocator.plan_evacuation": {
+        "slabs": "_Ids | None",
+        "return": "tuple[list[int], list[int]]",
+    },
+    "BlockAllocator.finish_evacuation": {
+        "from_ids": "_Ids",
+        "to_ids": "_Ids",
+        "return": "list[int]",
+    },
+    "BlockAllocator.cancel_evacuation": {"from_ids": "_Ids", "to_ids": "_Ids"},
+    "BlockAllocator.commit": {"return": "list[int] | None"},
+    "BlockAllocator.pin": {"ids": "_Ids"},
+    "BlockAllocator.pin_slabs": {"slabs": "Sequence[int]"},
+    "Arbiter.grant": {"return": "Grant | GrantRefusal"},
+    "HostGate.wait_parked": {"return": "float | None"},
+    "ChunkClient.next": {"return": "tuple[int, bytes | None] | None"},
+    "ClusterWorld.run": {
+        "on_progress": "Callable[[float, int], bool] | None",
+        "return": "dict[str, Any]",
+    },
+    "SchedulerCore.step": {
+        "rows": "list[tuple[float, ...]]",
+        "return": "list[tuple[int, ...]]",
+    },
+    "SchedulerCore.stats": {"return": "dict[str, Any]"},
+    "admission_certificate": {"log": "CertificateLog | None"},
+    "delta_pack": {
+        "ages": "npt.NDArray[np.uint8] | None",
+        "return": "tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32], _Digest, _Digest]",
+    },
+    "delta_merge": {"return": _WORDS},
+    "digest": {"return": "_Digest"},
+    "strat_pack": {"return": _WORDS},
+    "strat_unpack": {"return": _WORDS},
+    "topk_threshold": {
+        "new": "npt.NDArray[np.uint16]",
+        "shadow": "npt.NDArray[np.uint16]",
+        "ages": "npt.NDArray[np.uint8] | None",
+    },
+    "wire_pack": {
+        "return": "tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32], _Digest, _Digest, "
+        "npt.NDArray[np.uint64], npt.NDArray[np.uint32]]"
+    },
+    "topk_unpack": {"return": "tuple[npt.NDArray[np.int64], npt.NDArray[Any]]"},
+}
+_SHORTER: Final = (
+    # pybind11 converts any number-like object; rose passes numbers.
+    (r"typing\.SupportsInt \| typing\.SupportsIndex", "int"),
+    (r"typing\.SupportsFloat \| typing\.SupportsIndex", "float"),
+    (r"numpy\.ndarray\b", "npt.NDArray[typing.Any]"),
+    (r"numpy\.typing\.", "npt."),
+    (r"\bnumpy\.", "np."),
+    (r"\btyping_extensions\.", ""),
+    (r"\bcollections\.abc\.", ""),
+    (r"\btyping\.", ""),
+)
+_SOURCES: Final = {
+    "collections.abc": ("Callable", "Iterable", "Iterator", "Mapping", "Sequence"),
+    "typing": ("Any", "ClassVar", "TypeAlias", "final", "overload"),
+    "typing_extensions": ("Buffer", "CapsuleType"),
+}
+_HEAD: Final = """# Written by `make stub`: change the bindings in csrc/bind, or tests/stub.py.
+# The headers under csrc/ describe the contracts and units of these classes and functions.
+"""
+
+
+class Completed(ast.NodeTransformer):
+    """Adds to a stub what C++ types do not say; `missing` are the entries that fit nothing."""
+
+    def __init__(self, module: object, types: dict[str, dict[str, str]]) -> None:
+        self._owners: list[object] = [module]
+        self._types = types
+        self.missing = {(name, part) for name, parts in types.items() for part in parts}
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        owner = getattr(self._owners[-1], node.name)
+        if issubclass(owner, enum.Enum):
+            members = [f"{one.name} = {one.value!r}" for one in owner]
+            node.body = ast.parse("\n".join(members)).body
+            node.decorator_list = [ast.Name("final")]
+            return node
+        self._owners.append(owner)
+        self.generic_visit(node)
+        self._owners.pop()
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        names = [owner.__name__ for owner in self._owners[1:] if isinstance(owner, type)]
+        types = self._types.get(".".join([*names, node.name]), {})
+        arguments = node.args
+        if any(ast.unparse(one).endswith(".setter") for one in node.decorator_list):
+            arguments.args[1].arg = "value"
+        positional = [*arguments.posonlyargs, *arguments.args]
+        without = [None] * (len(positional) - len(arguments.defaults))
+        defaults = [*without, *arguments.defaults, *arguments.kw_defaults]
+        for one, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True):
+            if one.arg in types:
+                one.annotation = self._typed(node.name, names, one.arg)
+            elif ast.unparse(default or ast.Constant(0)) == "None" and one.annotation:
+                text = ast.unparse(one.annotation)
+                if "None" not in text and text != "Any":
+                    one.annotation = ast.parse(f"{text} | None", mode="eval").body
+        if "return" in types:
+            node.returns = self._typed(node.name, names, "return")
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Leave out what `Annotated` adds to a type: the length of an array."""
+        self.generic_visit(node)
+        if ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+            return node.slice.elts[0]
+        return node
+
+    def _typed(self, function: str, names: list[str], part: str) -> ast.expr:
+        key = ".".join([*names, function])
+        self.missing.discard((key, part))
+        return ast.parse(self._types[key][part], mode="eval").body
+
+
+def generated(name: str) -> str:
+    """Return what pybind11-stubgen writes for a module."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pybind11_stubgen", name, "-o", folder, "--exit-code"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"pybind11-stubgen failed:\n{done.stderr}")
+        return Path(folder, *name.split(".")).with_suffix(".pyi").read_text()
+
+
+def shortened(text: str) -> str:
+    """Return a stub with the names of types as rose writes them."""
+    for pattern, short in _SHORTER:
+        text = re.sub(pattern, short, text)
+    return text
+
+
+def stub_of(name: str, types: dict[str, dict[str, str]], aliases: str) -> str:
+    """Return the stub of a module.
+
+    Args:
+        name: module, such as `MODULE`.
+        types: see `TYPES`.
+        aliases: see `ALIASES`.
+
+    Raises:
+        SystemExit: an entry of `types` fits no function, or a parameter has no name.
+    """
+    tree = ast.parse(shortened(generated(name)))
+    tree.body = [
+        node
+        for node in tree.body
+        if not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr)
+        and not (isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "__all__")
+    ]
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign):
+            node.value = None
+    completed = Completed(importlib.import_module(name), types)
+    tree = ast.fix_missing_locations(completed.visit(tree))
+    if completed.missing:
+        raise SystemExit(f"tests/stub.py types what is not there: {sorted(completed.missing)}")
+    body = ast.unparse(tree)
+    if unnamed := re.findall(r"def (\w+)\([^)]*\barg\d", body):
+        raise SystemExit(f"a parameter has no name; add py::arg in csrc/bind: {unnamed}")
+    imports = ["import enum", "import numpy as np", "import numpy.typing as npt"]
+    for source, names in _SOURCES.items():
+        if used := [one for one in names if re.search(rf"\b{one}\b", aliases + body)]:
+            imports.append(f"from {source} import {', '.join(used)}")
+    return formatted("\n".join([_HEAD, *imports, aliases, body, ""]))
+
+
+def formatted(text: str) -> str:
+    """Return the text as ruff writes it."""
+    for command in (["check", "--select=I,F401,PYI009", "--fix-only", "-q"], ["format", "-q"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--stdin-filename=rose/_core.pyi", "-"],
+            cwd=ROOT,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        text = done.stdout
+    return text
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    (ROOT / "rose" / "_core.pyi").write_text(stub_of(MODULE, TYPES, ALIASES))
