@@ -195,11 +195,11 @@ py::list finish_evacuation(BlockAllocator& self, const py::object& from, const p
 }
 
 // Returns the slab of each block, -1 for an id that lies in no slab.
-py::list slabs_of(const BlockAllocator& self, const py::object& ids) {
+std::vector<SlabId> slabs_of(const BlockAllocator& self, const py::object& ids) {
   const Ids blocks{ids};
   std::vector<SlabId> slabs;
   for (const BlockId block : blocks.span()) slabs.push_back(self.grid().slab_at(block));
-  return to_list(slabs);
+  return slabs;
 }
 
 void check_slab(const BlockAllocator& allocator, SlabId slab) {

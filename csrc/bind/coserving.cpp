@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -45,32 +46,36 @@ std::unique_ptr<ServingSteps> create_steps(
                               .creditor = std::move(creditor)});
 }
 
+// lent_ms, from_ns, until_ns, passed, is_blocked
+using Begun = std::tuple<double, Nanoseconds, Nanoseconds, std::uint32_t, bool>;
+
 // If slack is not lent, the call takes less time than a release of the GIL.
 template <typename Call>
-py::tuple lend(const ServingSteps& self, const Call& call) {
+Begun lend(const ServingSteps& self, const Call& call) {
   const StepBegun begun = self.lends_slack() ? unlocked(call) : call();
-  return py::make_tuple(ms_of(begun.lent_ns), begun.from_ns, begun.until_ns, begun.passed,
-                        begun.is_blocked);
+  return {ms_of(begun.lent_ns), begun.from_ns, begun.until_ns, begun.passed, begun.is_blocked};
 }
 
-py::tuple begin_step(ServingSteps& self, const Batch& values, const Slots& slots, bool lends) {
+Begun begin_step(ServingSteps& self, const Batch& values, const Slots& slots, bool lends) {
   const auto batch = batch_of(values, slots);
   return lend(self, [&] { return self.begin(batch, lends); });
 }
 
-py::tuple commit_step(ServingSteps& self, const Batch& values, const Slots& slots) {
+Begun commit_step(ServingSteps& self, const Batch& values, const Slots& slots) {
   const auto batch = batch_of(values, slots);
   return lend(self, [&] { return self.commit(batch); });
 }
 
-py::tuple end_step(ServingSteps& self, const FeatureValues& batch, std::int64_t began_ns,
-                   double lent_ms, double blocked_ms, std::uint32_t passed) {
+// Returns actual_ns and is_short.
+std::pair<Nanoseconds, bool> end_step(ServingSteps& self, const FeatureValues& batch,
+                                      std::int64_t began_ns, double lent_ms, double blocked_ms,
+                                      std::uint32_t passed) {
   const coserving::StepEnded ended = take(self.end({.batch = features_of(batch, "batch"),
                                                     .began_ns = began_ns,
                                                     .lent_ms = lent_ms,
                                                     .blocked_ms = blocked_ms,
                                                     .passed = passed}));
-  return py::make_tuple(ended.actual_ns, ended.is_short);
+  return {ended.actual_ns, ended.is_short};
 }
 
 }  // namespace

@@ -254,6 +254,7 @@ class Listener:
         except RoseError as error:
             with suppress(Unavailable):
                 self._reject(channel, error)
+            tenancy.has_left = True  # The borrower is not to blame.
             self._part()
         return True
 

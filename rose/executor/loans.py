@@ -18,7 +18,7 @@ SERVING_IS_GONE: Final = "serving's process has ended, or has stopped lending"
 
 
 @dataclass(slots=True)
-class Plan:
+class StepPlan:
     """The slabs of a borrower that plans a step.
 
     Args:
@@ -114,10 +114,10 @@ class Loans:
     # ---- reports --------------------------------------------------------------------------------
 
     @contextmanager
-    def planning(self) -> Iterator[Plan]:
+    def planning(self) -> Iterator[StepPlan]:
         """Let the attachment's thread return no slab with blocks in use."""
         leaving, lent = self.attachment.begin_plan()
-        plan = Plan(frozenset(leaving), lent)
+        plan = StepPlan(frozenset(leaving), lent)
         try:
             yield plan
         finally:

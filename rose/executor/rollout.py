@@ -15,7 +15,7 @@ from rose.compute import BorrowerGate, Gpu
 from rose.errors import InvalidArgument, StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor.inputs import is_count, is_size, is_time_ms, require
-from rose.executor.loans import Loans, Plan
+from rose.executor.loans import Loans, StepPlan
 from rose.executor.revocation import OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
@@ -346,7 +346,7 @@ class RolloutLane:
         require(is_count(blocks), _BLOCKS, blocks)
         return self.kv.allocator.alloc(blocks)
 
-    def planning(self) -> AbstractContextManager[Plan]:
+    def planning(self) -> AbstractContextManager[StepPlan]:
         """Keep the data of all blocks while a step is planned, until `pin`.
 
         Use it as `with lane.planning() as plan:`, and only for the milliseconds of planning,

@@ -33,18 +33,18 @@ SUITES: Final = [
 
 
 def test_every_program_has_a_tiny_run() -> None:
-    assert sorted(TINY) == PROGRAMS
+    assert set(TINY) == {name for name, source in PROGRAMS.items() if source.parts[0] == "bench"}
 
 
 @pytest.fixture(scope="module")
 def built() -> Path:
-    done: subprocess.CompletedProcess[str] = build(PROGRAMS, "asan")
+    done: subprocess.CompletedProcess[str] = build(TINY, "asan")
     assert done.returncode == 0, done.stdout
     return folder_of("asan")
 
 
 @pytest.mark.timeout(1800)  # the first test builds rooms of the core
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", TINY)
 def test_a_program_runs_under_sanitizers(built: Path, name: str) -> None:
     arguments, words = TINY[name]
     done = run(built / name, *map(str, arguments))

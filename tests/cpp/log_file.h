@@ -49,9 +49,8 @@ struct LoggedRecord {
   }
 };
 
-// Flushes the log and returns its records, oldest first.
-inline std::vector<LoggedRecord> records_of(slo::CertificateLog& log, const MemoryFile& file) {
-  CHECK(log.flush().ok());
+// Returns the records in a log's file, oldest first.
+inline std::vector<LoggedRecord> records_of(const MemoryFile& file) {
   const std::vector<std::byte> bytes = file.content();
   std::vector<LoggedRecord> records;
   constexpr std::size_t kBytes = slo::CertificateLog::kRecordBytes;
@@ -63,6 +62,12 @@ inline std::vector<LoggedRecord> records_of(slo::CertificateLog& log, const Memo
     records.push_back(std::move(record));
   }
   return records;
+}
+
+// Flushes the log, then reads its file.
+inline std::vector<LoggedRecord> records_of(slo::CertificateLog& log, const MemoryFile& file) {
+  CHECK(log.flush().ok());
+  return records_of(file);
 }
 
 }  // namespace rose::test

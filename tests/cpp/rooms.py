@@ -1,4 +1,4 @@
-"""Build one sanitised program of each room's C++ tests, and the C++ programs of `bench/`.
+"""Build one sanitised program of each room's C++ tests, and those of `bench/` and `examples/`.
 
 Rooms are those of csrc and of the laboratory. A program holds the units of `setup.py` for each room
 that it includes, directly or through these rooms, and no device code: the table that the build
@@ -23,7 +23,12 @@ HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 ROOMS: Final = sorted({path.parent.name for path in HERE.glob("*/*_test.cpp")})
 FOLDERS: Final = (ROOT / "csrc", ROOT / SETUP.LABORATORY / "csrc")
-PROGRAMS: Final = sorted(path.stem for path in (ROOT / "bench").glob("*.cpp"))
+# Source of each program of `bench/` and `examples/`, from the root, by its name.
+PROGRAMS: Final = {
+    path.stem: path.relative_to(ROOT)
+    for folder in ("bench", "examples")
+    for path in sorted((ROOT / folder).glob("*.cpp"))
+}
 SANITIZERS: Final = ("asan", "tsan")
 FLAGS: Final = {
     # -Og takes half as long again to compile, most of it for the checks of UBSan.
@@ -107,8 +112,7 @@ def _ninja_text(kind: str) -> str:
     for room in ROOMS:
         text += [f"build tests/{room}.o: cxx tests/{room}.cpp", f"  room = -I{up}/tests/cpp/{room}"]
         text.append(f"build {room}: link tests/{room}.o {made((HERE / room).rglob('*'))}")
-    for program in PROGRAMS:
-        source = Path("bench", f"{program}.cpp")
+    for program, source in PROGRAMS.items():
         text.append(f"build {program}.o: cxx {up / source}")
         text.append(f"build {program}: link {program}.o {made([ROOT / source])}")
     return "\n".join([*text, ""])

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from rose.engines.transformers import Model
-from rose.executor.loans import Loans, Plan
+from rose.executor.loans import Loans, StepPlan
 from tests.engines.pair import Pair
 from tests.engines.stepper import Stepper
 from tests.engines.test_moves import spread
@@ -29,7 +29,7 @@ def test_every_step_ranks_the_slabs_by_what_their_loss_costs(
     stock = Loans.planning
 
     @contextmanager
-    def planning(loans: Loans) -> Iterator[Plan]:
+    def planning(loans: Loans) -> Iterator[StepPlan]:
         with stock(loans) as plan:
             yield plan
             ranked.append(plan.order)

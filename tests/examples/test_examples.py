@@ -1,6 +1,7 @@
 """The examples run, and what they claim holds."""
 
 import random
+import re
 import runpy
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 import rose
 from rose.cli.verify import verify
+from tests.cpp.rooms import build, folder_of
 from tests.executor.conftest import CALM
 from tests.known_model import confirm
 from tests.load import load
@@ -45,6 +47,20 @@ def test_example_runs(repo) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("10 rollouts beside ")
     assert done.stdout.endswith("gave back: None\n")
+
+
+def test_engine_in_cpp_lends_without_python_and_its_log_verifies(tmp_path: Path) -> None:
+    built = build(["engine"], "asan")
+    assert built.returncode == 0, built.stdout
+    log = tmp_path / "engine.log"
+    program = folder_of("asan") / "engine"
+    done = subprocess.run([program, log], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(
+        r"[1-9]\d* slabs and [1-9]\d* segments lent, [1-9]\d* slabs came back\n", done.stdout
+    )
+    verified = CliRunner().invoke(verify, [str(log)])
+    assert verified.exit_code == 0, verified.output
 
 
 def test_example_of_a_borrower_in_a_process_of_its_own_runs(repo) -> None:

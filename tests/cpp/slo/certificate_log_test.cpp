@@ -42,6 +42,16 @@ TEST(the_checksum_is_that_of_zlib) {
   CHECK_EQ(crc32(bytes + 4, 5, crc32(bytes, 4, 0)), 0xCBF43926U);
 }
 
+TEST(the_checksum_is_the_same_however_many_bytes_are_added_at_once) {
+  std::vector<std::byte> bytes(67);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i + 7);
+  std::uint32_t one_by_one = 0;
+  for (std::size_t count = 1; count <= bytes.size(); ++count) {
+    one_by_one = crc32(bytes.data() + count - 1, 1, one_by_one);
+    CHECK_EQ(crc32(bytes.data(), count, 0), one_by_one);
+  }
+}
+
 TEST(records_lie_where_the_table_says) {
   const MemoryFile file;
   const auto log = make_log(file.path());
