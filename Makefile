@@ -96,7 +96,7 @@ test: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Tests one room, in Python and in C++. Its name is checked before anything is built.
-ROOM_TESTS = $(if $(ROOM),$(patsubst %/.,%,$(wildcard tests/$(ROOM)/. tests/cpp/$(ROOM)/.)))
+ROOM_TESTS = $(if $(ROOM),$(patsubst %/.,%,$(wildcard tests/$(ROOM)/. tests/cpp/$(notdir $(ROOM))/.)))
 check:
 	@test "$(words $(ROOM)) $(if $(ROOM_TESTS),1)" = "1 1" || \
 	  { echo "rose: ROOM='$(ROOM)' must name a folder of tests, as in: make check ROOM=memory" >&2; exit 2; }

@@ -1,5 +1,5 @@
-# Written by `make stub`: change the bindings in csrc/bind, or tests/stub.py.
-# The headers under csrc/ describe the contracts and units of these classes and functions.
+# Written by `make stub`: change the C++ bindings, or tests/stub.py.
+# The C++ headers describe the contracts and units of these classes and functions.
 
 import enum
 from collections.abc import Mapping, Sequence

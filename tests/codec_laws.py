@@ -47,7 +47,8 @@ from tests.vectors.delta_v2 import changed, from_hex, numbers
 
 VECTORS = json.loads(delta_v2.PATH.read_text(encoding="utf-8"))
 TOPK = Case(BLOCK, BLOCK + 6, 0.4, 0.5)
-INNER = slice(DAMAGED_BLOCK * BLOCK, (DAMAGED_BLOCK + 1) * BLOCK)
+# Neighbours of one, and quiet NaNs, beside the special bits of the cases.
+PATTERNS = [*SPECIAL, 0x3F7F, 0x3F81, 0x7FC0, 0xFFC1, 0xFFFE]
 # Two classes share a law, and Hypothesis calls that an error.
 inherited = settings(suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow])
 
@@ -96,7 +97,7 @@ class PlacedTwin(Twin, Protocol):
 
 
 def check_pack(twin: Twin, want: Answer, case: Case, *, threshold: int = 0) -> None:
-    """Delta, shadow and digest of a pack are those of the reference."""
+    """Check that delta, shadow and digest of a pack are those of the reference."""
     shadow = want.old.copy()
     delta, digest = twin.pack(want.new, shadow, block_elements=case.block, threshold=threshold)
     assert delta == want.delta
@@ -115,7 +116,7 @@ def versions(draw: st.DrawFn) -> tuple[Bits, Bits]:
     new, old = changed(rng, count, density=density, steps=steps, width=width)
     if draw(st.booleans()):
         is_special = rng.random(count) < 0.5
-        patterns = np.array(SPECIAL, np.uint32).astype(new.dtype)
+        patterns = np.array(PATTERNS, np.uint32).astype(new.dtype)
         new[is_special] = rng.choice(patterns, int(is_special.sum()))
         old[is_special] = rng.choice(patterns, int(is_special.sum()))
     return new, old

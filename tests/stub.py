@@ -1,4 +1,4 @@
-"""`make stub`: write `rose/_core.pyi` from the signatures of the bindings.
+"""`make stub`: write the stubs of both extensions from the signatures of the bindings.
 
 pybind11-stubgen reads the signatures that pybind11 writes into docstrings. Three things are added
 here, because no C++ type states them: the type of a `py::object` or `py::array`, the values of
@@ -13,11 +13,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-MODULE: Final = "rose._core"
 
 # Names for the types below.
 ALIASES: Final = """
@@ -79,6 +79,39 @@ TYPES: Final[dict[str, dict[str, str]]] = {
     },
     "topk_unpack": {"return": "tuple[npt.NDArray[np.int64], npt.NDArray[Any]]"},
 }
+
+
+@dataclass(frozen=True)
+class Extension:
+    """An extension and its stub.
+
+    Args:
+        module: import name.
+        path: the stub, from the root.
+        types: see `TYPES`.
+        aliases: see `ALIASES`.
+        imports: lines that import the classes of another extension.
+    """
+
+    module: str
+    path: str
+    types: dict[str, dict[str, str]] = field(default_factory=dict)
+    aliases: str = ""
+    imports: tuple[str, ...] = ()
+
+
+CORE: Final = Extension("rose._core", "rose/_core.pyi", TYPES, ALIASES)
+SIMULATOR: Final = Extension(
+    "rose_lab._sim",
+    "bench/lab/rose_lab/_sim.pyi",
+    {
+        "ClusterWorld.run": {
+            "on_progress": "Callable[[float, int], bool] | None",
+            "return": "dict[str, Any]",
+        }
+    },
+    imports=("from rose._core import SchedulerCore",),
+)
 _SHORTER: Final = (
     # pybind11 converts any number-like object; rose passes numbers.
     (r"typing\.SupportsInt \| typing\.SupportsIndex", "int"),
@@ -89,14 +122,15 @@ _SHORTER: Final = (
     (r"\btyping_extensions\.", ""),
     (r"\bcollections\.abc\.", ""),
     (r"\btyping\.", ""),
+    (r"\brose\._core\.", ""),
 )
 _SOURCES: Final = {
     "collections.abc": ("Callable", "Iterable", "Iterator", "Mapping", "Sequence"),
     "typing": ("Any", "ClassVar", "TypeAlias", "final", "overload"),
     "typing_extensions": ("Buffer", "CapsuleType"),
 }
-_HEAD: Final = """# Written by `make stub`: change the bindings in csrc/bind, or tests/stub.py.
-# The headers under csrc/ describe the contracts and units of these classes and functions.
+_HEAD: Final = """# Written by `make stub`: change the C++ bindings, or tests/stub.py.
+# The C++ headers describe the contracts and units of these classes and functions.
 """
 
 
@@ -171,18 +205,13 @@ def shortened(text: str) -> str:
     return text
 
 
-def stub_of(name: str, types: dict[str, dict[str, str]], aliases: str) -> str:
-    """Return the stub of a module.
-
-    Args:
-        name: module, such as `MODULE`.
-        types: see `TYPES`.
-        aliases: see `ALIASES`.
+def stub_of(extension: Extension) -> str:
+    """Return the stub of an extension.
 
     Raises:
         SystemExit: an entry of `types` fits no function, or a parameter has no name.
     """
-    tree = ast.parse(shortened(generated(name)))
+    tree = ast.parse(shortened(generated(extension.module)))
     tree.body = [
         node
         for node in tree.body
@@ -192,7 +221,7 @@ def stub_of(name: str, types: dict[str, dict[str, str]], aliases: str) -> str:
     for node in tree.body:
         if isinstance(node, ast.AnnAssign):
             node.value = None
-    completed = Completed(importlib.import_module(name), types)
+    completed = Completed(importlib.import_module(extension.module), extension.types)
     tree = ast.fix_missing_locations(completed.visit(tree))
     if completed.missing:
         raise SystemExit(f"tests/stub.py types what is not there: {sorted(completed.missing)}")
@@ -201,9 +230,10 @@ def stub_of(name: str, types: dict[str, dict[str, str]], aliases: str) -> str:
         raise SystemExit(f"a parameter has no name; add py::arg in csrc/bind: {unnamed}")
     imports = ["import enum", "import numpy as np", "import numpy.typing as npt"]
     for source, names in _SOURCES.items():
-        if used := [one for one in names if re.search(rf"\b{one}\b", aliases + body)]:
+        if used := [one for one in names if re.search(rf"\b{one}\b", extension.aliases + body)]:
             imports.append(f"from {source} import {', '.join(used)}")
-    return formatted("\n".join([_HEAD, *imports, aliases, body, ""]))
+    imports += extension.imports
+    return formatted("\n".join([_HEAD, *imports, extension.aliases, body, ""]))
 
 
 def formatted(text: str) -> str:
@@ -223,4 +253,5 @@ def formatted(text: str) -> str:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
-    (ROOT / "rose" / "_core.pyi").write_text(stub_of(MODULE, TYPES, ALIASES))
+    for one in (CORE, SIMULATOR):
+        (ROOT / one.path).write_text(stub_of(one))

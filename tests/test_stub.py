@@ -1,20 +1,21 @@
-"""`rose/_core.pyi` is what `make stub` writes."""
+"""The stubs of both extensions are what `make stub` writes."""
 
 import ast
+import dataclasses
 import inspect
-from pathlib import Path
 
 import pytest
 
 from rose import _core
 from tests import stub
 
-WRITTEN = Path(__file__).resolve().parents[1] / "rose" / "_core.pyi"
+WRITTEN = stub.ROOT / stub.CORE.path
 
 
-def test_stub_is_current() -> None:
-    assert WRITTEN.read_text() == stub.stub_of(stub.MODULE, stub.TYPES, stub.ALIASES), (
-        "rose/_core.pyi is out of date: run `make stub`"
+@pytest.mark.parametrize("extension", [stub.CORE, stub.SIMULATOR], ids=lambda one: one.module)
+def test_stub_is_current(extension: stub.Extension) -> None:
+    assert (stub.ROOT / extension.path).read_text() == stub.stub_of(extension), (
+        f"{extension.path} is out of date: run `make stub`"
     )
 
 
@@ -38,7 +39,7 @@ def test_type_for_a_function_that_does_not_exist_is_refused() -> None:
     with pytest.raises(
         SystemExit, match=r"\('Pool.forgotten', 'return'\), \('digest', 'no_such'\)"
     ):
-        stub.stub_of(stub.MODULE, types, stub.ALIASES)
+        stub.stub_of(dataclasses.replace(stub.CORE, types=types))
 
 
 def test_none_is_a_type_where_it_is_a_default() -> None:

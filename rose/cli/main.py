@@ -65,12 +65,13 @@ _COMMANDS: Final = {
 _GROUP: Final = "rose.commands"
 # Commands of the package rose-lab.
 _LABORATORY: Final = frozenset({"compare", "delta", "demo", "plan", "profile", "sim", "transfer"})
-# Import names of optional packages, and the extra that installs them.
-_EXTRAS: Final = {
-    **dict.fromkeys(("psutil", "torch", "transformers"), "transformers"),
-    **dict.fromkeys(("grpc", "msgspec"), "wire"),
-    "prometheus_client": "metrics",
-    **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn"), "serve"),
+# Import names of optional packages, and the requirement that installs them.
+_REQUIREMENTS: Final = {
+    **dict.fromkeys(("psutil", "torch", "transformers"), "rose-rl[transformers]"),
+    **dict.fromkeys(("grpc", "msgspec"), "rose-rl[wire]"),
+    "prometheus_client": "rose-rl[metrics]",
+    **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn"), "rose-rl[serve]"),
+    **dict.fromkeys(("jinja2", "matplotlib", "rose_lab", "yaml"), "rose-lab"),
 }
 
 
@@ -158,9 +159,9 @@ def _run(arguments: list[str]) -> int:
         return _EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if package not in _REQUIREMENTS:
             raise
-        return _refuse(f"{package} is not installed; install rose-rl[{_EXTRAS[package]}]")
+        return _refuse(f"{package} is not installed; install {_REQUIREMENTS[package]}")
     except ImportError as error:
         if not (error.path or "").endswith(".so"):
             raise

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.building.project import ROOT
+from tests.building.project import ROOT, SETUP
 
 UNNAMED = re.compile(r"^namespace \{\n(.*?)^\}  // namespace\n", re.DOTALL | re.MULTILINE)
 ATTRIBUTE = re.compile(r"(?:\[\[.*?\]\]|__attribute__\(\(.*?\)+) *")
@@ -39,7 +39,7 @@ def shared_names(texts: Mapping[str, str]) -> Iterator[str]:
 
 def test_a_name_in_an_unnamed_namespace_is_there_once_in_its_room() -> None:
     rooms: dict[Path, dict[str, str]] = defaultdict(dict)
-    for path in ROOT.glob("csrc/*/*"):
+    for path in (*ROOT.glob("csrc/*/*"), *(ROOT / SETUP.LABORATORY).glob("csrc/*/*")):
         if path.suffix in {".cpp", ".h"}:
             rooms[path.parent][path.name] = path.read_text()
     assert len(rooms) > 5

@@ -188,13 +188,18 @@ def test_interrupt_is_130(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "extra"),
-    [("transformers", "transformers"), ("psutil", "transformers"), ("grpc.aio", "wire")],
+    ("name", "requirement"),
+    [
+        *(("transformers", "rose-rl[transformers]"), ("grpc.aio", "rose-rl[wire]")),
+        *(("jinja2", "rose-lab"), ("rose_lab.cli", "rose-lab")),
+    ],
 )
-def test_a_missing_package_is_one_sentence_that_names_its_extra(capsys, monkeypatch, name, extra):
+def test_a_missing_package_is_one_sentence_that_names_its_requirement(
+    capsys, monkeypatch, name, requirement
+):
     add_command(monkeypatch, raising(ModuleNotFoundError(f"No module named '{name}'", name=name)))
     package = name.partition(".")[0]
-    said = f"rose: {package} is not installed; install rose-rl[{extra}]\n"
+    said = f"rose: {package} is not installed; install {requirement}\n"
     assert run(capsys, "probe") == (2, "", said)
 
 

@@ -163,6 +163,7 @@ def test_harm_is_shown_with_its_budget_its_reason_and_the_pause(
 ) -> None:
     reported = Ledger(
         os.getpid(),
+        "cpu",
         kills=("the borrower, process 7, was killed: serving waited",),
         waited_ms=640.4,
         wait_budget_ms=1000.0,
@@ -171,7 +172,7 @@ def test_harm_is_shown_with_its_budget_its_reason_and_the_pause(
     )
     fd = device.arbiter.share_ledger()
     try:
-        text = text_of(draw(LedgerView.open(fd), reported, clock=BootClock()))
+        text = text_of(draw(LedgerView.open(fd), reported, use=GpuUse(), clock=BootClock()))
     finally:
         os.close(fd)
     assert "waited beyond certificates in 10 min: 640 of 1000 ms" in text

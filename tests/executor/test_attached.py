@@ -21,6 +21,7 @@ from rose._core import HostGate, Process
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import CoServing
 from rose.executor.channel import Channel
+from rose.executor.harm import Readmission
 from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, Rejected, decode, encode
 from rose.whole_file import lock
 from tests.executor.conftest import ROLLOUT_KV, SERVING_KV, SLAB, SLABS, Rig
@@ -89,7 +90,9 @@ class RemoteRig(Rig):
         self.children: list[Child] = []
 
     def attach(self, **settings) -> Child:
+        """Attach a borrower; the pause after the borrowers that this rig has killed is skipped."""
         wait_for(lambda: self.listener.tenancy is None)
+        self.device.lender.readmission = Readmission(self.device.lender.clock)
         self.children.append(Child(self.path, **settings))
         return self.children[-1]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rose._core import CertificateLog, Creditor, HostGate, ManualClock, ServingState
+from rose._core import CertificateLog, CloseReason, Creditor, HostGate, ManualClock, ServingState
 from rose.slo.log_file import read_log
 from rose.slo.verify import Verification, verify_log
 from tests.known_model import known_model
@@ -85,7 +85,7 @@ def test_excess_in_any_ten_minutes_is_within_the_budget(
             device.clock.advance(int(pause_s * 1000) * MS)
             if is_granted:
                 device.creditor.look()
-                device.creditor.close_for_step()
+                device.gate.close(CloseReason.STEP)
             device.wait(is_running=is_running)
         device.log.close()
         verification = verify_log(path)

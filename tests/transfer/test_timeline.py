@@ -1,18 +1,14 @@
-"""Timelines load, their spans nest, and those of several processes can be merged."""
+"""A timeline has the spans of an update, and they nest."""
 
 import json
 import threading
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rose.cli.main import main
-from rose.errors import InvalidArgument
 from rose.transfer.manifest import Subscription, Version
 from rose.transfer.observing.timed import TimedContributor, TimedLog, TimedSource
-from rose.transfer.observing.timeline import Timeline, merged
+from rose.transfer.observing.timeline import Timeline
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
@@ -22,7 +18,7 @@ from tests.transfer.worker import LONG_S, NAMELESS, TILES, changed, weights
 
 
 class SteppingClock:
-    """Goes on by one each time that it is looked at."""
+    """Advances by 1,000 ns at each reading."""
 
     def __init__(self) -> None:
         self._now_ns = 10**15
@@ -34,7 +30,7 @@ class SteppingClock:
             return self._now_ns
 
     def sleep(self, seconds: float) -> None:
-        raise AssertionError("nobody sleeps")
+        raise AssertionError("a timeline must not sleep")
 
 
 def spans_of(content: bytes) -> list[dict]:
@@ -113,63 +109,3 @@ def test_span_that_fails_is_kept_and_the_oldest_are_dropped(
         with timeline.span(name):
             pass
     assert [one.name for one in timeline.spans] == ["b", "c"]
-
-
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=6))
-def test_merged_timelines_keep_every_span_and_tell_processes_apart(pids: list[int]) -> None:
-    contents = []
-    for at, pid in enumerate(pids):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("os.getpid", lambda pid=pid: pid)
-            timeline = Timeline(f"process {at}", clock=SteppingClock())
-        with timeline.span(f"span {at}"):
-            pass
-        contents.append((f"file {at}", timeline.as_json()))
-    events = json.loads(merged(contents))["traceEvents"]
-    assert {one["name"] for one in events if one["ph"] == "X"} == {
-        f"span {at}" for at in range(len(pids))
-    }
-    names = {one["pid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
-    assert sorted(names.values()) == sorted(f"process {at}" for at in range(len(pids)))
-    for one in events:
-        if one["ph"] == "X":
-            assert names[one["pid"]].removeprefix("process ") == one["name"].removeprefix("span ")
-    again = merged([("merged", merged(contents)), contents[0]])
-    assert len(json.loads(again)["traceEvents"]) == 2 * (len(pids) + 1)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"[" * 100_000,
-        b'{"traceEvents": []}',
-        b'{"otherData": {"clock": "CLOCK_BOOTTIME"}}',
-        b'{"otherData": {"clock": "CLOCK_BOOTTIME"}, "traceEvents": [1]}',
-        b'{"otherData": {"clock": "CLOCK_BOOTTIME"}, "traceEvents": [{"ph": "X", "pid": 1}]}',
-        b"\xff",
-    ],
-)
-def test_invalid_timeline_file_gives_one_sentence(content: bytes) -> None:
-    with pytest.raises(InvalidArgument, match="a file"):
-        merged([("a file", content)])
-
-
-def test_timelines_are_merged_on_the_command_line(tmp_path, capsys) -> None:
-    for name in "ab":
-        timeline = Timeline(name, clock=SteppingClock())
-        with timeline.span("work"):
-            pass
-        (tmp_path / f"{name}.json").write_bytes(timeline.as_json())
-    files = [str(tmp_path / f"{name}.json") for name in "ab"]
-    assert main(["transfer", "timeline", *files, "-o", str(tmp_path / "out.json")]) == 0
-    assert len(spans_of((tmp_path / "out.json").read_bytes())) == 2
-    for arguments in (
-        [str(tmp_path / "no.json"), "-o", str(tmp_path / "x")],
-        [*files, "-o", str(tmp_path / "no" / "out")],
-    ):
-        capsys.readouterr()
-        assert main(["transfer", "timeline", *arguments]) == 2
-        assert capsys.readouterr().err.count("\n") == 1

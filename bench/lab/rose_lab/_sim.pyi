@@ -1,7 +1,9 @@
+# Written by `make stub`: change the C++ bindings, or tests/stub.py.
+# The C++ headers describe the contracts and units of these classes and functions.
+
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from rose._core import SchedulerCore
@@ -20,6 +22,21 @@ class ClusterWorld:
         is_stepwise: bool,
         is_logged: bool,
     ) -> None: ...
+    def add_job(
+        self,
+        *,
+        job: int,
+        first_turn: npt.ArrayLike,
+        input_tokens: npt.ArrayLike,
+        output_tokens: npt.ArrayLike,
+        tool_ms: npt.ArrayLike,
+        group: npt.ArrayLike,
+        mode: int,
+        batch: int,
+        train_ms: float,
+        max_staleness: int,
+        weight: float,
+    ) -> None: ...
     def add_worker(
         self,
         *,
@@ -36,27 +53,10 @@ class ClusterWorld:
         start_up_ms: float,
         update_ms: float,
         pause_ms: float,
-        at_ms: npt.NDArray[np.float64],
-        share: npt.NDArray[np.float64],
-        lent_kv_tokens: npt.NDArray[np.int64],
-    ) -> None: ...
-    def add_job(
-        self,
-        *,
-        job: int,
-        first_turn: npt.NDArray[np.int64],
-        input_tokens: npt.NDArray[np.int64],
-        output_tokens: npt.NDArray[np.int64],
-        tool_ms: npt.NDArray[np.float64],
-        group: npt.NDArray[np.int64],
-        mode: int,
-        batch: int,
-        train_ms: float,
-        max_staleness: int,
-        weight: float,
+        at_ms: npt.ArrayLike,
+        share: npt.ArrayLike,
+        lent_kv_tokens: npt.ArrayLike,
     ) -> None: ...
     def run(
-        self,
-        core: SchedulerCore,
-        on_progress: Callable[[float, int], bool] | None = None,
+        self, core: SchedulerCore, on_progress: Callable[[float, int], bool] | None = None
     ) -> dict[str, Any]: ...

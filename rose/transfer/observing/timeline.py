@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rose.clock import BootClock, Clock
-from rose.errors import InvalidArgument
 
 SPANS_MAX: Final = 1 << 16
-FILE_BYTES_MAX: Final = 1 << 28
-_CLOCK: Final = "CLOCK_BOOTTIME"
+CLOCK: Final = "CLOCK_BOOTTIME"
 _NS_PER_US: Final = 1000
 
 
@@ -92,70 +90,18 @@ class Timeline:
             }
             for one in self.spans
         ]
-        return _trace([*names, *events])
-
-
-def merged(contents: Sequence[tuple[str, bytes]]) -> bytes:
-    """Merge traces of several processes of one machine.
-
-    Two processes may have the same pid, if one ran after the other or in another container. Then
-    every process but the first gets a new pid.
-
-    Args:
-        contents: (name for messages, content) of each file.
-
-    Raises:
-        InvalidArgument: a file is not a timeline of rose.
-    """
-    events: list[dict[str, Any]] = []
-    taken: set[int] = set()
-    for where, content in contents:
-        its = _events(where, content)
-        renamed: dict[int, int] = {}
-        for pid in sorted({event["pid"] for event in its}):
-            fresh = pid
-            while fresh in taken:
-                fresh += 1 << 22  # above any pid of Linux
-            renamed[pid] = fresh
-            taken.add(fresh)
-        events += [{**event, "pid": renamed[event["pid"]]} for event in its]
-    return _trace(events)
-
-
-def _events(where: str, content: bytes) -> list[dict[str, Any]]:
-    if len(content) > FILE_BYTES_MAX:
-        raise InvalidArgument(
-            f"{where} must have at most {FILE_BYTES_MAX} bytes, got {len(content)}"
-        )
-    try:
-        trace = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{where} is not JSON: {error}") from None
-    other = trace.get("otherData") if isinstance(trace, dict) else None
-    if not isinstance(other, dict) or other.get("clock") != _CLOCK:
-        raise InvalidArgument(f"{where} is not a timeline of rose")
-    events = trace.get("traceEvents")
-    if not isinstance(events, list) or not all(map(_is_event, events)):
-        raise InvalidArgument(f"{where} has an event that rose does not write")
-    return events
-
-
-def _is_event(event: Any) -> bool:
-    if not isinstance(event, dict) or not isinstance(event.get("pid"), int):
-        return False
-    return event.get("ph") == "M" or all(
-        isinstance(event.get(name), (int, float)) for name in ("ts", "dur")
-    )
+        return trace_of([*names, *events])
 
 
 def _meta(what: str, pid: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": thread, "args": {"name": name}}
 
 
-def _trace(events: Sequence[dict[str, Any]]) -> bytes:
+def trace_of(events: Sequence[dict[str, Any]]) -> bytes:
+    """Return the content of a file with these events."""
     trace = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"clock": _CLOCK},
+        "otherData": {"clock": CLOCK},
     }
     return json.dumps(trace, separators=(",", ":"), default=str).encode() + b"\n"

@@ -70,6 +70,7 @@ class World:
         rollout = self.rig.rollout
         while isinstance(self.rig.device.lender.grow(SLABS * BLOCKS), Grant):
             pass
+        rollout.slabs()  # Admits the granted slabs.
         self.rig.held += rollout.kv.allocator.alloc(rollout.kv.allocator.free_blocks) or []
 
     def ebb(self, slabs: int, *, flows: bool = True) -> Decision:
@@ -284,7 +285,7 @@ def test_what_fails_in_the_loop_makes_its_devices_give_everything_back(open_worl
     loop.close()
 
 
-def test_what_makes_no_loop_is_refused(open_world) -> None:
+def test_invalid_settings_of_the_loop_are_refused(open_world) -> None:
     world = open_world()
     device = BrokeredDevice("d0", world.rig.device)
     with pytest.raises(InvalidArgument, match="different names"):

@@ -107,7 +107,7 @@ def test_names_are_escaped_in_the_page_and_on_the_terminal(capsys, tmp_path):
     assert "&lt;b&gt;[red]x" in page.read_text()
 
 
-def test_what_cannot_be_compared_is_named(capsys, tmp_path):
+def test_tensors_that_cannot_be_compared_are_named(capsys, tmp_path):
     row = ("BF16", np.arange(9, dtype=np.uint16))
     wide = ("F32", np.arange(9, dtype=np.uint32))
     gone = {f"gone.{i}": row for i in range(7)}

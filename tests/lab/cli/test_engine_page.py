@@ -45,7 +45,7 @@ def test_a_page_is_fetched_from_the_path_of_engines_or_the_one_that_is_named():
      "http://localhost:99999", "http://name:secret@localhost", "http://localhost/a b",
      "http://localhost/\r\nX: y", "http://[::1", "file:///etc/passwd"],
 )  # fmt: skip
-def test_what_is_no_url_is_refused(url):
+def test_an_invalid_url_is_refused(url):
     with pytest.raises(InvalidArgument):
         endpoint_of(url)
 
@@ -73,7 +73,7 @@ def test_a_server_that_never_ends_is_left_in_time(page, monkeypatch):
         fetched(server.url, BootClock())
 
 
-def test_nobody_there_is_one_sentence_and_no_thread_is_left():
+def test_a_closed_port_is_one_sentence_and_leaves_no_thread():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -158,7 +158,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_left_behind(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_url_is_one_sentence(capsys, tmp_path):
+def test_an_invalid_url_is_one_sentence(capsys, tmp_path):
     status, text, error = run(capsys, "trace.csv", "--out", tmp_path / "out")
     assert (status, text) == (2, "")
     assert "'trace.csv' must be a URL" in error

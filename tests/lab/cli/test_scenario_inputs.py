@@ -42,7 +42,7 @@ def test_rates_shape_the_traffic(tmp_path: Path) -> None:
         ("model,t_s,rate_rps\n", "a rate above 0 for each model"),
     ],
 )
-def test_rates_that_are_none_are_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_rates_are_refused(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "rates.csv").write_text(text, encoding="utf-8")
     one = with_traffic(kind="daily", rates="rates.csv", model="m", load=0.3)
     with pytest.raises(InvalidArgument, match=says):

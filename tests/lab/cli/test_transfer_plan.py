@@ -111,7 +111,7 @@ def test_it_names_ties_computed_tensors_buffers_and_what_is_not_received(capsys,
     ("content", "says"),
     [(None, "cannot read "), (b"{", "cannot be read: "), (b'{"format": 9}', "has format 9")],
 )
-def test_a_file_that_is_none_is_refused(capsys, tmp_path, write, content, says):
+def test_an_invalid_file_is_refused_with_its_name(capsys, tmp_path, write, content, says):
     path = tmp_path / "bad.json"
     if content is not None:
         path.write_bytes(content)

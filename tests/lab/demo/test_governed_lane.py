@@ -183,7 +183,7 @@ def test_a_borrower_that_does_not_want_is_not_lent_to() -> None:
     assert rule.lends == 1
 
 
-def test_serving_goes_on_when_a_piece_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_continues_when_a_piece_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(governed_lane, "_WAIT_MS_MAX", 20.0)
     rule = Rule()
     rule.allows = True

@@ -387,7 +387,7 @@ def test_ids_of_the_figures_do_not_collide(page):
     assert len(set.union(*clips)) == sum(map(len, clips))
 
 
-def test_page_says_what_the_run_said(page):
+def test_the_page_has_the_figures_of_the_run(page):
     record = tiny_record(rl_loop=tiny_rl_loop(), broker=tiny_broker())
     assert summarise(record)["verdict"]["sentence"] in page
     for text in (

@@ -54,7 +54,7 @@ def test_cpu_time_of_our_pinned_threads_is_not_foreign() -> None:
     assert why_foreign(BEFORE, CoreUse(110.0, 58.0, 1.0, own_s)) is None
 
 
-def test_foreign_time_and_steal_are_told_with_their_share() -> None:
+def test_foreign_time_and_steal_are_reported_with_their_share() -> None:
     assert why_foreign(BEFORE, CoreUse(110.0, 59.0, 1.0, {7: 21.0})) == (
         "other threads used 80 % of the device's cores"
     )

@@ -47,7 +47,7 @@ def test_half_a_device_takes_twice_as_long() -> None:
     assert found.busy_ms_by_worker == pytest.approx([TURN_MS])
 
 
-def test_a_revoked_turn_goes_on_elsewhere_with_every_token() -> None:
+def test_a_revoked_turn_resumes_on_another_worker_with_every_token() -> None:
     lent = lending([(0, 1.0, ROOM), (204, 1.0, 0)])
     # The slow one is only second choice.
     slow = replace(worker(1), times=replace(worker(1).times, decode_step_ms=99.0))

@@ -112,7 +112,7 @@ def test_the_gate_is_closed_when_a_step_begins_however_late_that_is_noticed(slow
 # ---- what serving feels
 
 
-def test_who_arrives_behind_a_committed_batch_is_in_the_step_after_it() -> None:
+def test_a_request_that_arrives_behind_a_committed_batch_is_in_the_step_after_it() -> None:
     """It arrives while rollouts go first: 1 ms after a token, with a target of 50 ms."""
     first_ms = 20.0
     at_once = dataclasses.replace(DEVICE, host_lead_ms=0.0)
@@ -199,7 +199,7 @@ def test_a_silent_host_stops_rollouts_within_a_heartbeat_and_a_quantum(slowdown)
 BUSY = [Request(17.0 * n, 30 + 53 * n % 250, 8 + 7 * n % 30) for n in range(60)]
 
 
-def test_without_the_next_request_in_mind_running_ones_miss() -> None:
+def test_without_the_hypothetical_request_running_ones_miss() -> None:
     """Where the engine plans its step late, so that an arrival can join it."""
     slo = SLO(ttft_ms=500.0, tpot_ms=9.0)
     late = dataclasses.replace(DEVICE, commits_batch=False)

@@ -115,7 +115,7 @@ def test_what_shares_the_device_is_slowed_down_as_the_model_says() -> None:
 
 @settings(max_examples=15)
 @given(requests=traces(), noise=st.sampled_from([0.0, 0.2]), tpot_ms=st.sampled_from([20.0, 50.0]))
-def test_who_knows_the_future_harms_nobody(requests, noise, tpot_ms) -> None:
+def test_the_clairvoyant_harms_no_request(requests, noise, tpot_ms) -> None:
     device = dataclasses.replace(DEVICE, noise=noise)
     slo = SLO(ttft_ms=60.0, tpot_ms=tpot_ms)
     alone = simulate(requests, device, "alone", slo=slo, seed=3)
@@ -168,7 +168,7 @@ def test_idle_harvest_opens_after_twice_the_longest_gap() -> None:
         ([Request(0.0, 0, 1)], "must have a prompt and an output"),
     ],
 )
-def test_what_is_no_trace_is_refused(requests, sentence) -> None:
+def test_a_file_that_is_no_trace_is_refused(requests, sentence) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
         run(requests, "alone")
 

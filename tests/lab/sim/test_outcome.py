@@ -36,7 +36,7 @@ def test_a_request_is_missed_for_its_first_token_or_one_long_gap() -> None:
     assert missed(outcome, slo=TARGETS) == {1, 2, 3}
 
 
-def test_what_serving_alone_misses_is_nobodys_excess() -> None:
+def test_requests_that_serving_alone_misses_are_no_excess() -> None:
     alone = arm(request(1.0, 1.0), request(200.0, 1.0), request(1.0, 20.0))
     beside = arm(request(200.0, 1.0), request(300.0, 1.0), request(1.0, 5.0))
     assert excess_misses(beside, alone, slo=TARGETS) == {0}

@@ -132,7 +132,7 @@ def test_ratios_are_within_seeds_and_only_of_those_that_both_have(runs: Sequence
     assert under.ratios == (1.0, 2.0)
 
 
-def test_an_arm_that_came_to_nothing_is_no_ratio(runs: Sequence[ArmRun]) -> None:
+def test_an_arm_without_throughput_gives_no_ratio(runs: Sequence[ArmRun]) -> None:
     like = runs[0].figures
     figures = [
         figures_like("rose", 1, 20.0, 5.0, like),
@@ -142,7 +142,7 @@ def test_an_arm_that_came_to_nothing_is_no_ratio(runs: Sequence[ArmRun]) -> None
     assert rollout_time_under(figures, "rose", "elastic") is None
 
 
-def test_a_subject_that_came_to_nothing_has_a_factor_of_nothing(runs: Sequence[ArmRun]) -> None:
+def test_a_subject_without_throughput_has_a_factor_of_zero(runs: Sequence[ArmRun]) -> None:
     like = runs[0].figures
     figures = [
         figures_like("rose", 1, 0.0, 5.0, like),

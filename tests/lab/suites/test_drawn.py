@@ -72,7 +72,7 @@ def test_rose_is_held_against_the_best_baseline_of_each_scenario() -> None:
     assert mlfq.geometric_mean == pytest.approx((1.25 * 5 * 0.8) ** (1 / 3))
 
 
-def test_a_scenario_in_which_rose_came_to_nothing_counts_and_another_s_does_not() -> None:
+def test_a_scenario_with_no_throughput_counts_for_rose_but_not_for_a_baseline() -> None:
     assert Against("mlfq", {1: 2.0, 2: 0.0}).geometric_mean == 0.0
     assert Against("mlfq", {1: 2.0, 2: float("inf")}).geometric_mean == pytest.approx(2.0)
     assert Against("mlfq", {1: float("inf")}).geometric_mean == float("inf")

@@ -81,7 +81,7 @@ def test_the_ends_of_the_ranges_are_reached(scenarios: list[Scenario]) -> None:
 
 
 @pytest.mark.parametrize("line", ["-1", "1.5", "one", "7", "\N{DEVANAGARI DIGIT ONE}"])
-def test_a_line_that_is_no_seed_is_named(tmp_path: Path, line: str) -> None:
+def test_a_line_without_a_seed_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "seeds.txt"
     path.write_text(f"# said\n7\n{line}\n", encoding="utf-8")
     with pytest.raises(InvalidArgument, match="line 3"):

@@ -78,7 +78,7 @@ def test_the_capacity_is_the_last_rate_that_keeps_the_targets() -> None:
 @pytest.mark.parametrize(
     ("tpot_ms", "slowdown"), [(0.0, 0.0), (0.0, 0.1), (12.0, 0.0), (18.0, 0.0)]
 )
-def test_who_knows_the_future_keeps_every_request_within_its_limits(
+def test_the_clairvoyant_keeps_every_request_within_its_limits(
     tpot_ms: float, slowdown: float
 ) -> None:
     requests = poisson(2, 25)(4.0)
@@ -96,7 +96,7 @@ def test_who_knows_the_future_keeps_every_request_within_its_limits(
     assert found.harvest > least
 
 
-def test_who_overshoots_is_held_to_less_and_the_closest_try_counts(
+def test_a_clairvoyant_over_its_limit_gets_a_lower_one_and_the_closest_try_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held: list[tuple[float, float]] = []
@@ -121,7 +121,7 @@ def test_who_overshoots_is_held_to_less_and_the_closest_try_counts(
 # ---- priority
 
 
-def test_what_is_queued_at_an_arrival_runs_on_or_is_overtaken() -> None:
+def test_launches_queued_at_an_arrival_run_or_are_overtaken() -> None:
     requests = [Request(1000.0, 100, 4)]
     alone, queued, overtaking = (
         govern(requests, KERNELS, rule(), slo=TARGETS, seed=0).requests[0].ttft_ms
@@ -272,7 +272,7 @@ def whole(factors: tuple[float, ...] = (1.0, 1.3, 0.8)) -> list[Slice]:
     ]
 
 
-def test_what_all_arms_of_a_round_share_is_not_chance() -> None:
+def test_drift_that_all_arms_of_a_round_share_widens_no_interval() -> None:
     rounds = Rounds(record_of(*whole()), 0.3)
     assert rounds.numbers == [0, 1, 2]
     control = rounds.estimate(rounds.times_alone("alone_again", "ttft", 95))

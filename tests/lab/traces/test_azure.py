@@ -89,7 +89,7 @@ def test_bad_line_is_named_by_number_and_value(tmp_path, line, says):
 
 
 @pytest.mark.parametrize("first_line", ["a,b,c", "", "\0", '"a', "TIMESTAMP,ContextTokens"])
-def test_unknown_format_is_told_the_four(tmp_path, first_line):
+def test_an_unknown_format_is_refused_with_the_four_known_ones(tmp_path, first_line):
     path = tmp_path / "other.csv"
     path.write_text(first_line + "\n1,2,3\n")
     text = message(path)

@@ -10,7 +10,6 @@ from rich.console import Console
 from rose.cli.ranges import FiniteRange
 from rose.cli.runs import read_named, write_output
 from rose.errors import InvalidArgument
-from rose.transfer.observing.timeline import FILE_BYTES_MAX, merged
 from rose.transfer.plan import (
     Coverage,
     RelayNode,
@@ -22,6 +21,7 @@ from rose.transfer.plan import (
 )
 from rose.transfer.plan.coverage import renamed
 from rose.transfer.tiles import TILE_ELEMENTS
+from rose_lab.cli.timeline import FILE_BYTES_MAX, merged
 from rose_lab.cli.transfer_plan import Planned, print_planned
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ class Slow(Background):
         assert self.may_end.wait(LONG_S)
 
 
-def test_a_thread_that_does_not_end_is_said_until_it_has(monkeypatch) -> None:
+def test_a_thread_that_does_not_end_is_reported_until_it_ends(monkeypatch) -> None:
     monkeypatch.setattr(background, "_JOIN_S", 0.01)
     with no_thread_is_left():
         slow = Slow()

@@ -29,7 +29,7 @@ def assert_equal(one: TrainerState, other: TrainerState) -> None:
         assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
 
 
-def test_a_trainer_that_died_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_restarted_trainer_continues_bit_for_bit(tmp_path: Path) -> None:
     told = [trajectory(n, [70 + n, 1], reward=float(n), group=0) for n in range(2)]
     settings = TrainerSettings(lr=1e-3)
     whole, first, second = (PolicyTrainer(micro_model(seed), settings) for seed in (0, 0, 1))
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_another_time_is_refused(tmp_path: Path, monkeypatch) ->
         load_checkpoint(tmp_path)
 
 
-def test_what_a_killed_trainer_had_begun_is_cleared_by_the_next_save(tmp_path: Path) -> None:
+def test_the_next_save_deletes_the_unfinished_files_of_a_killed_trainer(tmp_path: Path) -> None:
     begun, other = tmp_path / ".c.0123456789abcdef", tmp_path / ".d.0123456789abcdef"
     for one in (begun, other):
         one.write_bytes(b"half")

@@ -300,7 +300,7 @@ def said(**values) -> TrainerStatus:
     return TrainerStatus(**values)
 
 
-def test_versions_are_told_once_and_never_back() -> None:
+def test_versions_are_reported_once_and_never_decrease() -> None:
     with watching() as on:
         on.follow([said(version=n) for n in (0, 1, 1, 4)])
         on.follow([said(version=n) for n in (2, 4, 5)])  # It went back to its checkpoint.
@@ -363,7 +363,7 @@ def test_versions_are_counted_over_incarnations() -> None:
     assert on.watch.published == 5
 
 
-def test_what_a_trainer_says_after_it_was_left_is_not_heard() -> None:
+def test_a_late_answer_of_a_trainer_that_was_left_is_ignored() -> None:
     is_asked, may_answer = threading.Event(), threading.Event()
 
     def ask(_trajectories: Sequence[Trajectory]) -> Reply:

@@ -250,7 +250,7 @@ def test_a_lost_worker_ends_its_parts_and_no_other() -> None:
     assert [part.end_s for part in history.turns()] == [4, 101, 5]
 
 
-def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:
+def test_the_sum_continues_when_a_relay_restarts_empty() -> None:
     moved = RelayedBytes()
     moved.begin()
     moved.receive('{"crossing_bytes": 10, "sent_bytes": 20}')

@@ -49,7 +49,7 @@ def test_a_wild_logprob_gives_a_finite_loss() -> None:
     st.lists(st.tuples(st.integers(1, 9), st.sampled_from([-1.0, 0.0, 2.0])), max_size=12),
     st.integers(1, 60),
 )
-def test_every_token_that_was_said_is_learned_once(plays, tokens_max: int) -> None:
+def test_every_generated_token_is_learned_once(plays, tokens_max: int) -> None:
     """Numbers stand in for tokens and logprobs, so each can be found again."""
     trajectories = [
         trajectory(

@@ -51,7 +51,7 @@ def group(number: int, version: int):
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_trainer_goes_on_as_a_higher_incarnation(
+def test_a_killed_trainer_restarts_with_a_higher_incarnation(
     warm: Start, model: Path, tmp_path: Path, one_thread
 ) -> None:
     """Numbers to learn: after 4 versions, one checkpoint (before version 3) has 3 groups in it."""

@@ -18,7 +18,7 @@ def intake(**changes) -> Intake:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=60), st.integers(1, 3))
-def test_whole_groups_come_out_once_whatever_is_sent_twice(calls, group_size: int) -> None:
+def test_a_group_is_delivered_once_and_whole_whatever_is_sent_twice(calls, group_size: int) -> None:
     gate = intake(group_size=group_size)
     sent, taken = set(), []
     for number, is_taken in calls:

@@ -103,7 +103,7 @@ class Rig:
         return found[0].masters, found[1]
 
 
-def test_what_was_learned_is_published_when_it_is_due(tmp_path: Path) -> None:
+def test_learned_weights_are_published_when_they_are_due(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.turn(after_s=10.0)
     assert rig.weights.version == 0  # nothing was learned yet
@@ -183,7 +183,7 @@ def test_the_status_counts_every_trajectory(tmp_path: Path) -> None:
     assert (status.bytes_sent, status.dense_bytes) == (3, 7)
 
 
-def test_a_running_trainer_learns_what_is_sent_and_stops_when_told(tmp_path: Path) -> None:
+def test_a_running_trainer_learns_sent_trajectories_and_stops_on_request(tmp_path: Path) -> None:
     rig = Rig(tmp_path, publish_every_s=0.0)
     stop, published = threading.Event(), threading.Event()
     publish = rig.weights.publish

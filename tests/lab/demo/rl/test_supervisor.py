@@ -102,7 +102,7 @@ def test_a_program_in_the_background_runs_in_spare_time(start) -> None:
     assert one.ready == [{"is_idle": True}]
 
 
-def test_a_death_is_noticed_and_told_with_its_last_words(start) -> None:
+def test_the_death_of_a_program_is_reported_with_its_last_lines(start) -> None:
     one = start(READY, "print('first', 'last words', sep='\\n', file=sys.stderr)", "os.abort()")
     wait_for(lambda: one.ends)
     assert "SIGABRT" in one.ends[0]
@@ -117,7 +117,7 @@ def test_each_line_is_handed_on(start) -> None:
     assert one.lines == [str(n) for n in range(100_000)]
 
 
-def test_what_a_program_started_goes_with_it(start) -> None:
+def test_the_children_of_a_program_end_with_it(start) -> None:
     """Also when it is the program's own doing that it ends, and its own child holds the pipes."""
     one = start(
         "import subprocess",
@@ -292,7 +292,7 @@ def test_a_program_is_stopped_before_it_is_ready(supervise, story) -> None:
     assert story.reasons == story.ready == []
 
 
-def test_a_program_that_cannot_be_stopped_is_said_each_time(story, monkeypatch) -> None:
+def test_a_program_that_cannot_be_stopped_is_reported_each_time(story, monkeypatch) -> None:
     monkeypatch.setattr(supervisor_module, "_STOP_S", 0.1)
     is_called, may_return = threading.Event(), threading.Event()
 

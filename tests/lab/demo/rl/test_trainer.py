@@ -128,7 +128,7 @@ def test_tied_weights_come_once_and_in_the_order_of_their_names(is_tied: bool) -
     assert [name for name, _ in model.named_parameters()] == names
 
 
-def test_the_ratio_is_one_for_the_weights_that_said_it() -> None:
+def test_the_ratio_is_one_for_the_weights_that_generated_the_tokens() -> None:
     """Recorded logprobs of the served weights make the loss -mean(A): nothing is off by one."""
     model = micro_model()
     trainer = PolicyTrainer(model, SETTINGS)
@@ -164,7 +164,7 @@ def rows(trainer: PolicyTrainer):
     return state.masters, state.exp_avg, state.exp_avg_sq, trainer.bits()
 
 
-def test_what_is_too_stale_is_dropped_and_counted() -> None:
+def test_trajectories_that_are_too_stale_are_dropped_and_counted() -> None:
     settings = replace(SETTINGS, max_staleness=2)
     fresh, stale = four(version=3)[:2], four(version=2)[2:]
     trainer, other = (PolicyTrainer(micro_model(), settings) for _ in range(2))
@@ -230,7 +230,7 @@ def test_a_gradient_that_is_no_number_changes_nothing() -> None:
     assert trainer.step(four(), published=0).is_changed  # and nothing of it is left
 
 
-def test_what_cannot_be_learned_from_is_refused() -> None:
+def test_newer_trajectories_and_bf16_weights_are_refused() -> None:
     trainer = PolicyTrainer(micro_model(), SETTINGS)
     with pytest.raises(InternalError, match="newer than version 2, the newest"):
         trainer.step(four(version=3), published=2)

@@ -42,7 +42,7 @@ def fed() -> Iterator[Fed]:
     made.close()
 
 
-def test_trajectories_go_on_turn_by_turn_and_none_is_lost(fed: Fed) -> None:
+def test_trajectories_continue_turn_by_turn_and_none_is_lost(fed: Fed) -> None:
     fed.feeder.resume()
     wait_for(lambda: fed.feeder._rollouts.counts().finished >= 15)
     fed.close()
