@@ -29,6 +29,8 @@ using coserving::SupplyWatch;
 namespace {
 
 using Slots = std::vector<std::uint32_t>;
+// The fields of StepBegun, with lent_ns in milliseconds.
+using Begun = std::tuple<double, Nanoseconds, Nanoseconds, std::uint32_t, bool>;
 
 std::unique_ptr<ServingSteps> create_steps(
     std::shared_ptr<compute::HostGate> gate, std::shared_ptr<slo::ServingState> state,
@@ -45,9 +47,6 @@ std::unique_ptr<ServingSteps> create_steps(
                               .supply = std::move(supply),
                               .creditor = std::move(creditor)});
 }
-
-// lent_ms, from_ns, until_ns, passed, is_blocked
-using Begun = std::tuple<double, Nanoseconds, Nanoseconds, std::uint32_t, bool>;
 
 // If slack is not lent, the call takes less time than a release of the GIL.
 template <typename Call>
@@ -66,7 +65,6 @@ Begun commit_step(ServingSteps& self, const Batch& values, const Slots& slots) {
   return lend(self, [&] { return self.commit(batch); });
 }
 
-// Returns actual_ns and is_short.
 std::pair<Nanoseconds, bool> end_step(ServingSteps& self, const FeatureValues& batch,
                                       std::int64_t began_ns, double lent_ms, double blocked_ms,
                                       std::uint32_t passed) {

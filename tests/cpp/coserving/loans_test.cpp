@@ -70,7 +70,7 @@ TEST(admissions_of_many_threads_are_recorded_under_the_arbiters_lock) {
     for (int round = 0; round < 100; ++round) {
       (void)loans.lend(1);
       const std::uint32_t slot = loans.scene.state->arrived(10);
-      CHECK(loans.arbiter->give_idle(loans.rollout).ok());
+      CHECK(loans.arbiter->revoke(loans.rollout, 1, kTtl, kNobody).ok());
       CHECK(loans.scene.state->finished(slot));
     }
   });
