@@ -102,13 +102,13 @@ def _wait_sentences(waits: WaitTotals) -> Iterator[str]:
     worst_ms = waits.worst_ns / NS_PER_MS
     verdict = "within" if waits.worst_ns <= waits.budget_ns else "BEYOND"
     yield (
-        f"Serving waited {waits.count} times for segments; beyond their certificates at most "
+        f"Serving's waits for segments: {waits.count}; beyond their certificates at most "
         f"{worst_ms:.1f} ms in ten minutes, {verdict} the budget of {budget_ms:g} ms."
     )
     for began_ns, sum_ns, count in waits.windows:
         yield (
-            f"From {began_ns / NS_PER_S:.1f} s: {sum_ns / NS_PER_MS:.1f} ms in ten minutes, in "
-            f"{count} waits."
+            f"From {began_ns / NS_PER_S:.1f} s: {sum_ns / NS_PER_MS:.1f} ms in ten minutes (waits: "
+            f"{count})."
         )
     if waits.evicted:
         yield f"Borrowers removed: {waits.evicted}."

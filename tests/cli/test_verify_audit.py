@@ -126,11 +126,11 @@ def test_audit_shows_the_waits_beyond_certificates_of_each_ten_minutes(verify):
     status, out, _ = verify(log, "--audit")
     assert status == 0
     assert (
-        "Serving waited 2 times for segments; beyond their certificates at most 900.0 ms in ten "
+        "Serving's waits for segments: 2; beyond their certificates at most 900.0 ms in ten "
         "minutes, within the budget of 1000 ms."
     ) in out
-    assert "From 1.0 s: 100.0 ms in ten minutes, in 1 waits." in out
-    assert "From 701.0 s: 900.0 ms in ten minutes, in 1 waits." in out
+    assert "From 1.0 s: 100.0 ms in ten minutes (waits: 1)." in out
+    assert "From 701.0 s: 900.0 ms in ten minutes (waits: 1)." in out
 
 
 def test_audit_says_that_waits_exceeded_the_budget(verify):
