@@ -34,7 +34,7 @@ struct TwoParties {
                                                 : Attachment::create(pool_again(), parts()))
                                            .take();
   BlockAllocator* blocks = tenant->add_allocator({kBlock, kShape.slab_bytes, 0}).take();
-  std::vector<BlockId> held;
+  std::vector<BlockId> held{};
   RevocationId revocation{0};
 
   Pool pool_again() const {
