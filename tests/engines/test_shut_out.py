@@ -8,7 +8,7 @@ from rose._core import CloseReason
 from rose.engines.transformers import Model, Sampling
 from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.engines.transformers.shut_out import ShutOut
-from rose.events import Reason
+from rose.events import Reason, Refusal
 from rose.scheduler.worker import TurnEnd
 from rose.units import NS_PER_MS, NS_PER_S
 from tests.engines.borrowed import Borrowed
@@ -82,7 +82,7 @@ class Gate:
         self._patch = monkeypatch
 
     def shut(self, reason: Reason = Reason.SLO_AT_RISK) -> None:
-        self._patch.setattr(self._device._rollout, "why_refused", lambda: reason)
+        self._patch.setattr(self._device._rollout, "why_refused", lambda: Refusal(reason))
         self._device._parts.creditor.stop()
         self._device.gate.close(CloseReason.STEP)
 

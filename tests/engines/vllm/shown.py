@@ -63,6 +63,11 @@ SETTINGS: Final = (
             ),
             Shown("a second borrower is refused", _LIVE, ("a_second_borrower_is_refused",)),
             Shown(
+                "`--isolation mapped`",
+                _LIVE,
+                ("a_borrower_that_maps_only_its_loans_generates_the_same_tokens",),
+            ),
+            Shown(
                 "SIGTERM and Ctrl-C end the certificate log",
                 _LIVE,
                 ("a_signal_ends_the_log_and_the_socket",),

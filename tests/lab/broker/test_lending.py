@@ -70,6 +70,7 @@ class World:
         rollout = self.rig.rollout
         while isinstance(self.rig.device.lender.grow(SLABS * BLOCKS), Grant):
             pass
+        rollout.slabs()  # Admits the granted slabs.
         self.rig.held += rollout.kv.allocator.alloc(rollout.kv.allocator.free_blocks) or []
 
     def ebb(self, slabs: int, *, flows: bool = True) -> Decision:
