@@ -27,12 +27,14 @@ struct Query : CostQuery {
   std::optional<std::size_t> avoid{};  // slot that may not run the turn now
   double restart_tokens{0};            // tokens of the prompt if the turn ran before, else 0
   double burst_tokens{0};              // token limit of a worker's concurrent restarted prompts
-  bool is_urgent{false};               // the trajectory is close to the limit of staleness
+  bool is_urgent{false};
   // If true, the turn takes only room that no cache uses, except at its warm home.
   bool spares_caches{false};
   // A worker other than the warm home must lend this many tokens per resident (turn or cache), this
   // turn included; 0 for no condition.
   double resident_tokens{0};
+  bool may_wait{false};                     // the turn may wait until a worker commits new weights
+  double since_published_s{0};              // age of the job's newest version
   const ExposureTable* exposures{nullptr};  // limits the turn's borrowed domains; null: no limit
 };
 
@@ -42,7 +44,8 @@ struct Query : CostQuery {
 // JOINT takes the lowest cost_s().
 class Placement {
  public:
-  explicit Placement(PlacementPolicy policy) noexcept : policy_{policy} {}
+  Placement(const Settings& settings, PlacementPolicy policy) noexcept
+      : settings_{settings}, policy_{policy} {}
 
   // True if the worker could take the turn now if its job were not barred there.
   static bool could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
@@ -50,6 +53,9 @@ class Placement {
   // The slot of the best worker that can take the turn now; none if the turn must wait.
   // Every call must pass the same table.
   std::optional<std::size_t> choose(WorkerTable& workers, const Query& query);
+  // After choose() found nothing: time until the commit of a worker that will then be the best; 0
+  // if there is no such worker.
+  double wait_s() const noexcept { return wait_s_; }
 
  private:
   // Here `prefers_dedicated` excludes borrowed workers.
@@ -63,16 +69,20 @@ class Placement {
   std::optional<std::size_t> cheapest_able(const WorkerColumns& workers,
                                            const Query& query) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);
+  // Time until the commit of a worker that will then cost less than `cost_s`; 0 without one.
+  double soon_s(const WorkerColumns& workers, const Query& query, double cost_s) const noexcept;
   std::optional<std::size_t> rose_published(const WorkerColumns& workers,
                                             const Query& query) const noexcept;
   std::optional<std::size_t> least_loaded_sticky(const WorkerColumns& workers,
                                                  const Query& query) const noexcept;
 
+  Settings settings_;
   PlacementPolicy policy_;
   Lineup lineup_;
   CostQuery priced_;             // query of costs_s_
   std::vector<double> costs_s_;  // by row of the lineup
   Leasts leasts_;                // of costs_s_
+  double wait_s_{0};
 };
 
 }  // namespace rose::scheduler

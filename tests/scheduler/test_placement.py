@@ -26,34 +26,38 @@ from rose.scheduler.events import (
 from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind
 from rose.units import NS_PER_MS
 from tests.reference.outlook import PlainMean, PlainOutlook
-from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose
+from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose, urgency
 from tests.scheduler.tuned import tuned, values_of
 
 
 @dataclass
 class Plain:
-    """State of a trajectory in the reference."""
+    """A trajectory as the reference knows it."""
 
     number: int
     group: int
+    started_ms: int
     version_min: int
+    said: int = 0
+    turn_ms: int = 0
     turn_left: float = 0.0
+    life_s: float = 0.0
     turn: int = 0
     context: int = 0
     max_new: int = 0
     known: int = 0
     on: int | None = None
     run_version: int = 0
-    run_ms: int = 0  # start of the current run
-    run_known: int = 0  # its tokens at that time
-    foreseen_s: tuple[float, float] = (0.0, 0.0)  # predicted wait there, and time per token
+    run_ms: int = 0  # when it began there
+    run_known: int = 0  # tokens that it had then
+    foreseen_s: tuple[float, float] = (0.0, 0.0)  # until its first token then, and for each
     home: tuple[int, int, int, int] | None = None  # worker, epoch, version, cached tokens
-    is_computed: bool = False  # whether its worker has computed the context of `home`
+    is_computed: bool = False  # whether the worker where it runs has what home says
     avoid: tuple[int, int, int] | None = None  # worker, epoch, until
 
 
 class Twins:
-    """The core and the reference, with the same events; at most one turn waits at a time."""
+    """The core and the reference, told the same; never more than one turn waits."""
 
     def __init__(self, seed: int, policy: PlacementPolicy) -> None:
         self.rng = random.Random(seed)
@@ -66,7 +70,15 @@ class Twins:
             retry_ms=50.0,
             stall_ms=1e9,
             wait_max_ms=1e9,
+            tail_seats=self.rng.choice([0.5, 1.0, 4.0]),
+            urgent_time_weight=self.rng.choice([0.0, 1.0, 3.0]),
+            urgent_risk_weight=self.rng.choice([0.0, 1.0, 3.0]),
+            staleness_s_per_version=self.rng.choice([0.0, 0.5]),
+            leave_home_margin_s=self.rng.choice([0.0, 0.1, 1.0]),
+            hazard_per_s=self.rng.choice([0.0, 0.02, 1.0]),
+            hazard_prior_s=1e9,  # what is seen does not count: the reference knows no time
             hold_min_ms=0.0,
+            requeue_ms=self.rng.choice([0.0, 500.0]),
             turn_tokens_prior=20.0,
             turns_prior=2.0,
             job_weight=self.rng.choice([0.5, 2.0]),
@@ -83,6 +95,7 @@ class Twins:
         self.core = SchedulerCore(settings, policy)
         self.now_ms = 1
         self.published = 0
+        self.published_ms = 0
         self.workers: dict[int, PlainWorker] = {}
         self.live: dict[int, Plain] = {}
         self.next = 0
@@ -101,7 +114,7 @@ class Twins:
             rng.choice(list(WorkerKind)),
             seats=rng.randint(1, 6),
             prefill_tokens_per_s=rng.choice([500.0, 1000.0, 3000.0]),
-            # No two are equal, so that no tie depends on rounding.
+            # No two alike: leases that ended say a billionth of something, which breaks a tie.
             decode_step_ms=rng.choice([5.0, 20.0]) + number / 1000,
             decode_ms_per_sequence=rng.choice([0.0, 1.0, 4.0]),
             decode_ms_per_context_token=rng.choice([0.0, 0.01, 0.1]),
@@ -119,7 +132,7 @@ class Twins:
             self.change_lease(worker)
 
     def change_lease(self, worker: PlainWorker) -> None:
-        """Resize the grant, or renew it under a new epoch if no turn runs there."""
+        """Resize it, or renew it under a new epoch when nothing runs there."""
         if not worker.needs and (worker.epoch == 0 or self.rng.random() < 0.3):
             worker.epoch += 1
             worker.caches.clear()
@@ -129,7 +142,7 @@ class Twins:
         worker.forget()
         assert not self.step(GrantChanged(worker.number, worker.epoch, worker.kv_tokens, 0.0))
 
-    # ---- one turn that needs a worker
+    # ---- one turn that wants a worker
 
     def expected(self, plain: Plain) -> int | None:
         home, epoch, version, cached = plain.home or (None, 0, 0, 0)
@@ -145,10 +158,22 @@ class Twins:
             number, at_epoch, until_ms = plain.avoid
             is_same = self.workers[number].epoch == at_epoch
             avoid = number if self.now_ms < until_ms and is_same else None
+        lag = self.outlook.lag(plain.life_s)
         turn = PlainTurn(
             need_tokens=plain.context + plain.max_new,
             prompt_tokens=prompt,
             expected_tokens=min(plain.max_new - plain.known, plain.turn_left),
+            urgency=urgency(
+                lag=lag,
+                versions_old=self.published - plain.version_min,
+                live=len(self.live),
+                free_seats=sum(
+                    worker.seats - len(worker.needs)
+                    for worker in self.workers.values()
+                    if worker.kv_tokens > 0
+                ),
+                settings=self.settings,
+            ),
             version_min=plain.version_min,
             home=home,
             cached_tokens=min(cached, prompt) if is_warm else 0,
@@ -161,13 +186,14 @@ class Twins:
             list(self.workers.values()),
             turn,
             published=self.published,
+            since_published_s=(self.now_ms - self.published_ms) / 1000,
             settings=self.settings,
         )
 
     def place(self, number: int, event: Event) -> None:
-        """Give the core an event that queues a turn, and compare the choices."""
+        """Tell the core what makes a turn want a worker, and compare the choices."""
         plain = self.live[number]
-        plain.turn_left = self.outlook.turn_left(plain.group, plain.known)
+        self.expect(plain)
         due = self.expected(plain)
         actions = self.step(event)
         starts = [action for action in actions if isinstance(action, Start)]
@@ -177,6 +203,7 @@ class Twins:
             self.leave_cache(plain)
             del self.live[number]
             self.step(TrajectoryEnded(number))
+            self.outlook.set_life(number, None)
             self.outlook.leave(plain.group)
             return
         worker = self.workers[due]
@@ -191,8 +218,18 @@ class Twins:
         plain.run_ms, plain.run_known = self.now_ms, plain.known
         plain.foreseen_s = worker.foreseen_s()
 
+    def expect(self, plain: Plain) -> None:
+        plain.turn_left, left_s = self.outlook.forecast(
+            plain.group, known=plain.known, said=plain.said, turns=plain.turn
+        )
+        plain.life_s = (self.now_ms - plain.started_ms) / 1000 + left_s
+        self.outlook.set_life(plain.number, plain.life_s)
+
     def ready(self, number: int) -> None:
         plain = self.live[number]
+        if plain.turn > 0:
+            self.outlook.observe("tool_ms", plain.group, self.now_ms - plain.turn_ms)
+        plain.turn_ms = self.now_ms
         plain.context += self.rng.randint(0, 200)
         plain.max_new, plain.known, plain.avoid = self.rng.randint(1, 60), 0, None
         self.place(number, TurnReady(number, plain.turn, plain.context, plain.max_new))
@@ -211,7 +248,7 @@ class Twins:
             self.workers[plain.home[0]].caches.pop(plain.number, None)
 
     def note_pace(self, plain: Plain, worker: PlainWorker) -> None:
-        """Learn the worker's pace from an ended turn, if it generated tokens there."""
+        """A turn that ends teaches how fast its worker is, if it said anything there."""
         said = plain.known - plain.run_known
         wait_s, token_s = plain.foreseen_s
         if said > 0:
@@ -219,14 +256,15 @@ class Twins:
             foreseen_s = wait_s + said * token_s
             worker.observe_pace(took_s, foreseen_s, self.settings.pace_rate, self.mean_pace)
 
-    # ---- events
+    # ---- what may happen
 
     def create(self) -> None:
         number, self.next = self.next, self.next + 1
         group = self.rng.randrange(3)
         assert self.step(TrajectoryCreated(number, group)) == [Admit(number)]
-        self.live[number] = Plain(number, group, self.published)
+        self.live[number] = Plain(number, group, self.now_ms, self.published)
         self.outlook.enter(group)
+        self.expect(self.live[number])
         self.ready(number)
 
     def progress(self, number: int) -> None:
@@ -241,6 +279,7 @@ class Twins:
         )
         assert len(self.step(event)) == 1
         plain.known += news
+        plain.said += news
         plain.version_min = min(plain.version_min, version)
         worker.backlog.pop(number, None)
         plain.home = (
@@ -256,7 +295,9 @@ class Twins:
         assert self.step(end)[-1] == TurnDone(number, plain.turn)
         self.note_pace(plain, worker)
         self.leave(plain, number)
-        self.outlook.observe_turn(plain.group, plain.known)
+        seconds = (self.now_ms - plain.turn_ms) / 1000
+        self.outlook.observe_turn(plain.group, plain.known, seconds)
+        plain.turn_ms = self.now_ms
         plain.context += plain.known
         plain.turn += 1
 
@@ -265,6 +306,9 @@ class Twins:
         self.leave_cache(plain)
         self.contexts.observe(plain.context)
         self.step(TrajectoryEnded(number))
+        self.outlook.observe("tokens", plain.group, plain.said)
+        self.outlook.observe("turns", plain.group, plain.turn)
+        self.outlook.set_life(number, None)
         self.outlook.leave(plain.group)
 
     def interrupt(self, number: int) -> None:
@@ -277,6 +321,7 @@ class Twins:
 
     def publish(self) -> None:
         self.published += 1
+        self.published_ms = self.now_ms
         assert not self.step(VersionPublished(self.published))
 
     def commit(self, worker: PlainWorker) -> None:
@@ -284,6 +329,8 @@ class Twins:
         before, worker.version = worker.version, version
         if version != before:
             worker.caches.clear()
+        if before < version == self.published:
+            worker.commit_s = (self.now_ms - self.published_ms) / 1000
         assert not self.step(VersionCommitted(worker.number, worker.version, True, 0.0))
 
     def happen(self) -> None:
@@ -314,7 +361,7 @@ def test_choice_is_the_plain_argmin(policy: PlacementPolicy, seed: int) -> None:
         twins.happen()
 
 
-def test_the_states_offer_several_choices() -> None:
+def test_the_states_leave_something_to_choose() -> None:
     choices: list[int | None] = []
     for seed in range(10):
         twins = Twins(seed, PlacementPolicy.JOINT)
