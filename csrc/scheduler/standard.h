@@ -45,14 +45,9 @@ inline constexpr Settings kStandard{
     // A turn that waits longer comes before all others, and room is kept for it. Turns take
     // seconds, so such a turn was passed over many times.
     .wait_max_ns = 30 * kSeconds,
-    // With more than this many free seats per live trajectory, all turns have urgency 1: two seats
-    // leave each turn a choice. 0: always, 1e9: never.
-    .tail_seats = 2,
     // Extra weights of an urgent turn's own time and revocation risk, which otherwise weigh 1.
     .urgent_time_weight = 1,
     .urgent_risk_weight = 1,
-    // Cost in seconds per version that a worker is behind.
-    .staleness_s_per_version = 0.5,
     // A turn leaves its cache only for a gain above this many seconds. Predictions have errors of
     // this size, and a moved prompt is computed again.
     .leave_home_margin_s = 0.3,

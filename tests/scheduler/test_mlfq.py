@@ -1,4 +1,4 @@
-"""Who was served least goes first, a tool's return lifts by a level, and nobody starves."""
+"""MLFQ: least served first, a level up after a tool, and no turn starves."""
 
 import hypothesis.strategies as st
 from hypothesis import given
@@ -13,14 +13,14 @@ BLOCKER = 1000
 
 
 class OneSeat(Rig):
-    """A worker with a seat, and turns that wait for it."""
+    """A worker with one seat, and turns that wait for it."""
 
     def __init__(self, policy: PlacementPolicy = PlacementPolicy.MLFQ) -> None:
         super().__init__(policy, mlfq_quantum_tokens=QUANTUM, longest_first=0.0)
         self.join(0, seats=1)
 
     def serve(self, trajectory: int, tokens: int) -> None:
-        """Let its first turn say `tokens`; a tool has it then."""
+        """Run its first turn with `tokens` output tokens; a tool runs next."""
         self.end(self.run(trajectory, max_new=400), tokens)
 
     def end(self, start: Start, tokens: int = 1) -> list[Start]:
@@ -33,7 +33,7 @@ class OneSeat(Rig):
         assert not any(isinstance(one, Start) for one in self.ready(trajectory, turn=turn))
 
     def order(self, blocker: Start) -> list[int]:
-        """End the turn that has the seat, and whatever gets it then; return who did, in order."""
+        """End the turn on the seat and each of its successors; return these in order."""
         order = []
         starts = self.end(blocker)
         while starts:
@@ -43,7 +43,7 @@ class OneSeat(Rig):
         return order
 
 
-def test_whoever_has_waited_for_too_long_goes_before_all_levels() -> None:
+def test_a_starved_turn_goes_before_all_levels() -> None:
     rig = OneSeat()
     rig.serve(1, 40 * QUANTUM)
     blocker = rig.run(BLOCKER)
@@ -55,7 +55,7 @@ def test_whoever_has_waited_for_too_long_goes_before_all_levels() -> None:
 
 @st.composite
 def _waiting(draw: st.DrawFn) -> list[int]:
-    """Return what each trajectory was served, in the order of their turns; 0: it begins."""
+    """Draw the output of each trajectory so far, in the order of their turns; 0 for a new one."""
     tokens = st.one_of(st.just(0), st.integers(1, 399))
     return draw(st.lists(tokens, min_size=1, max_size=12))
 
@@ -63,7 +63,7 @@ def _waiting(draw: st.DrawFn) -> list[int]:
 @given(served=_waiting())
 def test_order_is_by_level_and_then_by_arrival(served: list[int]) -> None:
     rig = OneSeat()
-    # Numbers against the order of arrival: it is not they that decide.
+    # Numbers descend in the order of arrival, so the order cannot follow from them.
     numbers = [len(served) - place for place in range(len(served))]
     for number, tokens in zip(numbers, served, strict=True):
         if tokens:

@@ -1,4 +1,4 @@
-"""Revocations: how many to expect, what they may cost at most, and how turns come back from one."""
+"""Revocations: their rate, holds after flapping, limits of exposure, and how turns come back."""
 
 import math
 import random
@@ -13,12 +13,12 @@ from tests.reference.hazard import PlainRate, hazard_per_s
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, progress
 
 PRIOR_PER_S = 0.02
-# As far as what is shown may be from the estimate, and what is shown of the domain beneath it.
+# Largest deviation of a shown hazard: that of the worker times that of its domain.
 MATERIAL = (1 + 1 / 16) ** 2
 
 
 def starts(actions: list[Action]) -> dict[int, int]:
-    """Return the worker of each trajectory that was started."""
+    """Return the worker of each started trajectory."""
     return {one.trajectory: one.worker for one in actions if isinstance(one, Start)}
 
 
@@ -26,7 +26,7 @@ def starts(actions: list[Action]) -> dict[int, int]:
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-def test_hazards_are_the_plain_estimate_of_what_was_seen(seed: int) -> None:
+def test_hazards_are_the_plain_estimate_of_the_observations(seed: int) -> None:
     rng = random.Random(seed)
     prior_s = rng.choice([5.0, 60.0, 1000.0])
     rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=prior_s, hazard_window_s=1e6)
@@ -67,7 +67,7 @@ def test_hazards_are_the_plain_estimate_of_what_was_seen(seed: int) -> None:
             rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
         else:
             rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
-        for one in live:  # every one is looked at when it renews
+        for one in live:  # an estimate is updated when the worker renews
             rig.step(GrantChanged(one, epochs[one], 10_000, 0.0))
         shown = rig.core.stats().hazards_per_s
         for one in live:
@@ -77,7 +77,7 @@ def test_hazards_are_the_plain_estimate_of_what_was_seen(seed: int) -> None:
             assert plain / MATERIAL <= shown[one] <= plain * MATERIAL
 
 
-def test_what_is_lost_or_runs_out_was_revoked() -> None:
+def test_a_lost_or_expired_grant_counts_as_revoked() -> None:
     rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0)
     rig.join(0, BORROWED, ttl_ms=50.0)
     rig.join(1, BORROWED)
@@ -95,25 +95,25 @@ def test_what_is_lost_or_runs_out_was_revoked() -> None:
     assert shown[2] == before
 
 
-def test_our_own_stop_is_no_revocation() -> None:
+def test_a_recall_by_the_scheduler_is_no_revocation() -> None:
     rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0, stall_ms=100.0)
     rig.join(0, BORROWED)
     rig.run(1)
     rig.join(1, BORROWED, domain=1)
-    assert rig.step(after_ms=1000) != []  # it has stalled, and is taken elsewhere
+    assert rig.step(after_ms=1000) != []  # the stalled turn is recalled
     assert rig.core.stats().recalls == 1
     rig.step(GrantChanged(0, 1, 10_000, 0.0))
     assert rig.core.stats().hazards_per_s[0] <= PRIOR_PER_S
 
 
-def test_lease_that_breathes_is_not_revoked() -> None:
+def test_small_changes_of_a_grant_are_no_revocation() -> None:
     rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0)
     rig.join(0, BORROWED, kv_tokens=10_000)
     rig.run(1)
     for kv_tokens in (9000, 6000, 10_000, 5000):
         rig.step(GrantChanged(0, 1, kv_tokens, 0.0))
     assert rig.core.stats().hazards_per_s[0] == PRIOR_PER_S
-    rig.step(GrantChanged(0, 1, 20, 0.0))  # what runs does not fit
+    rig.step(GrantChanged(0, 1, 20, 0.0))  # the running turn does not fit
     assert rig.core.stats().hazards_per_s[0] > PRIOR_PER_S
 
 
@@ -125,7 +125,7 @@ def flap(rig: Rig, worker: int, epoch: int) -> None:
     rig.step(GrantChanged(worker, epoch + 1, 10_000, 0.0))
 
 
-def test_hold_doubles_with_each_revocation_up_to_the_most() -> None:
+def test_a_hold_doubles_with_each_revocation_up_to_the_maximum() -> None:
     rig = Rig(hold_min_ms=100.0, hold_max_ms=350.0, flap_window_ms=1000.0)
     rig.join(0, BORROWED)
     held_ms = []
@@ -140,7 +140,7 @@ def test_hold_doubles_with_each_revocation_up_to_the_most() -> None:
     assert held_ms == [0, 100, 200, 350, 350, 350]
 
 
-def test_revocations_that_are_far_apart_are_no_flapping() -> None:
+def test_revocations_far_apart_cause_no_hold() -> None:
     rig = Rig(hold_min_ms=100.0, flap_window_ms=1000.0)
     rig.join(0, BORROWED)
     for epoch in range(1, 5):
@@ -154,7 +154,7 @@ def test_revocations_that_are_far_apart_are_no_flapping() -> None:
 
 
 def exposed(rig: Rig, context: int, count: int, first: int = 0) -> list[int | None]:
-    """Return where each of so many turns starts."""
+    """Return the worker of each of `count` turns; None for a turn that does not start."""
     answers = []
     for trajectory in range(first, first + count):
         where = starts(rig.ready(trajectory, context=context))
@@ -162,7 +162,7 @@ def exposed(rig: Rig, context: int, count: int, first: int = 0) -> list[int | No
     return answers
 
 
-def test_domain_gets_no_more_than_its_survivors_can_compute_again_in_time() -> None:
+def test_a_domain_gets_at_most_what_its_survivors_can_recompute_in_time() -> None:
     # The survivor computes 1000 tokens a second, and has no seat: 0.5 s are 500 tokens.
     rig = Rig(exposure_max_s=0.5)
     for number in range(2):
@@ -173,7 +173,7 @@ def test_domain_gets_no_more_than_its_survivors_can_compute_again_in_time() -> N
     assert rig.core.stats().exposure_s == pytest.approx(0.5)
 
 
-def test_tokens_that_are_said_are_exposed_too() -> None:
+def test_generated_tokens_are_exposed_too() -> None:
     rig = Rig(exposure_max_s=0.5)
     rig.join(0, BORROWED)
     rig.join(1, DEDICATED, kv_tokens=1, domain=1)
@@ -184,14 +184,14 @@ def test_tokens_that_are_said_are_exposed_too() -> None:
     assert starts(rig.step(ended(start, TurnEnd.FINISHED, 50))) == {1: 0}
 
 
-def test_turn_that_alone_exceeds_the_cap_may_run_where_nobody_else_is() -> None:
+def test_a_turn_above_the_limit_may_run_in_an_empty_domain() -> None:
     rig = Rig(exposure_max_s=0.1)
     rig.join(0, BORROWED)
     rig.join(1, DEDICATED, kv_tokens=1, domain=1)
     assert exposed(rig, 5000, 2) == [0, None]
 
 
-def test_without_survivors_there_is_nowhere_else_to_be() -> None:
+def test_without_survivors_there_is_no_limit() -> None:
     rig = Rig(exposure_max_s=0.1)
     for number in range(2):
         rig.join(number, BORROWED)
@@ -199,17 +199,17 @@ def test_without_survivors_there_is_nowhere_else_to_be() -> None:
     assert rig.core.stats().exposure_s == 0
 
 
-def test_workers_of_another_job_are_no_survivors() -> None:
+def test_workers_of_another_job_are_not_survivors() -> None:
     rig = Rig(exposure_max_s=0.1)
     rig.join(0, BORROWED)
     rig.join(1, DEDICATED, domain=1, job=1)
     assert None not in exposed(rig, 500, 4)
 
 
-# ---- pace
+# ---- restarts
 
 
-def test_prompts_come_back_a_few_at_a_time() -> None:
+def test_revoked_prompts_restart_a_few_at_a_time() -> None:
     rig = Rig(burst_prefill_tokens=250, recall_grace_ms=0.0)
     rig.join(0, BORROWED)
     for trajectory in range(6):
@@ -218,7 +218,7 @@ def test_prompts_come_back_a_few_at_a_time() -> None:
     again = rig.step(GrantChanged(0, 1, 0, 0.0))
     moved = [one for one in again if isinstance(one, Start)]
     assert len(moved) == 2
-    more = rig.step(progress(moved[0], 0, 1))  # one prompt is computed: the next may come
+    more = rig.step(progress(moved[0], 0, 1))  # one prompt is computed, so the next restarts
     assert len(starts(more)) == 1
     assert rig.core.stats().queued == 3
 
@@ -231,21 +231,21 @@ def test_fresh_turns_are_not_paced() -> None:
     assert rig.core.stats().running == 6
 
 
-# ---- what all of it may cost
+# ---- bound of the recovery
 
 
-def test_recovery_takes_the_prompts_on_what_is_ours() -> None:
+def test_dedicated_workers_recompute_all_prompts() -> None:
     rig = Rig(recall_grace_ms=100.0)
     rig.join(0, BORROWED)
     assert rig.core.stats().recovery_bound_s == 0
     rig.run(0, context=500)
     assert rig.core.stats().recovery_bound_s == math.inf
     rig.join(1, DEDICATED)
-    # The grace, 500 tokens at 1000 a second, and as many again: the longest may come last.
+    # The grace period, 500 tokens at 1000 per second, and again 500 for the longest prompt.
     assert rig.core.stats().recovery_bound_s == pytest.approx(0.1 + 0.5 + 0.5)
 
 
-def test_recovery_waits_for_seats() -> None:
+def test_without_free_seats_the_recovery_takes_several_rounds() -> None:
     rig = Rig(recall_grace_ms=100.0)
     rig.join(0, BORROWED, seats=8)
     for trajectory in range(5):
@@ -255,6 +255,6 @@ def test_recovery_waits_for_seats() -> None:
     )
     rig.step(slow, GrantChanged(1, 1, 10_000, 0.0))
     prompts_s = 0.1 + 0.5 + 0.1
-    # Two in a step, and all the context that fits.
+    # A step has two turns and all the context that fits.
     rounds, step_s = 1 + math.ceil(5 / 2), 0.010 + 2 * 0.001 + 0.010
     assert rig.core.stats().recovery_bound_s == pytest.approx(prompts_s + rounds * 100 * step_s)
