@@ -105,6 +105,26 @@ TEST(arrival_between_decision_and_opening_fails_the_opening) {
   CHECK(!scene.gate->is_open());
 }
 
+TEST(frozen_host_stops_rollouts_within_a_quantum) {
+  LogHeader header = kIdleOnly;
+  header.heartbeat_ttl_ns = 100 * kMs;
+  const auto clock = std::make_shared<ManualClock>();
+  Scene scene{header, clock};
+  scene.gate->begin_step();
+  (void)scene.certified->creditor().look();
+  clock->advance(101 * kMs);
+  std::uint32_t started = 0;
+  while (scene.gate->pass(0) == Verdict::kPassed) {
+    ++started;
+    (void)scene.certified->creditor().look();
+  }
+  CHECK_EQ(started, header.max_segments);
+  CHECK_EQ(scene.certified->certifier().last_refusal(), QuantumRefusal::kNoHeartbeat);
+  scene.state->beat();
+  (void)scene.certified->creditor().look();
+  CHECK_EQ(scene.gate->pass(0), Verdict::kPassed);
+}
+
 TEST(no_segment_starts_while_a_request_is_live) {
   Scene scene{kIdleOnly, std::make_shared<BootClock>()};
   CHECK(scene.certified->start().ok());

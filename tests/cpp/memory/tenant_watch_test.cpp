@@ -1,7 +1,6 @@
 // The watch of a tenant in a real process: rings, deadlines and deaths.
 #include "memory/tenant_watch.h"
 
-
 #include <csignal>
 #include <thread>
 
