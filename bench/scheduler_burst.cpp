@@ -94,8 +94,11 @@ Measured measure(const Burst& burst, std::uint64_t seed) {
   std::mt19937_64 random{seed};
   Settings settings;
   settings.batch_trajectories = 1 << 20;
+  settings.hazard_per_s = 1.0 / 60;
+  settings.hazard_prior_s = 300;
   settings.exposure_max_s = 30;
   settings.urgent_share_max = 0.75;
+  settings.requeue_s = 0.1;
   settings.turn_tokens_prior = 128;
   settings.wait_max_ns = 30'000 * kMs;
   settings.stall_ns = 2000 * kMs;

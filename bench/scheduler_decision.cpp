@@ -20,7 +20,7 @@ constexpr std::int64_t kNeed = 1000;
 
 // Eight workers fail together; all have the same job, and something is exposed everywhere.
 WorkerTable table_of(std::int64_t workers, ExposureTable& exposures, std::mt19937_64& random) {
-  WorkerTable table;
+  WorkerTable table{1.0 / 60};
   for (WorkerId number = 0; number < workers; ++number) {
     const auto kind = number % 3 == 0 ? WorkerKind::kDedicated : WorkerKind::kBorrowed;
     const double speed = 1 + static_cast<double>(random() % 4);
@@ -41,21 +41,23 @@ int main(int argc, char** argv) {
   std::mt19937_64 random{7};
   Settings settings;
   settings.exposure_max_s = 30;
+  settings.requeue_s = 0.1;
   settings.turn_tokens_prior = 128;
   ExposureTable exposures{settings};
   WorkerTable table = table_of(workers, exposures, random);
-  Placement placement{PlacementPolicy::kJoint};
+  Placement placement{settings, PlacementPolicy::kJoint};
   std::vector<std::int64_t> samples;
   for (std::int64_t round = 0; round < rounds; ++round) {
     Query query;
     query.need_tokens = kNeed;
     query.prompt_tokens = static_cast<double>(random() % 900);
     query.expected_tokens = 128;
+    query.urgency = static_cast<double>(random() % 100) / 100;
     query.home = random() % static_cast<std::uint64_t>(workers);
     query.hit_tokens = query.prompt_tokens / 2;
     query.restart_tokens = round % 2 == 0 ? query.prompt_tokens : 0;
     query.burst_tokens = 32'768;
-    query.is_urgent = random() % 2 == 0;
+    query.is_urgent = query.urgency > 0.5;
     query.exposures = &exposures;
     query.spares_caches = true;
     query.resident_tokens = 2 * query.prompt_tokens;

@@ -48,9 +48,6 @@ std::unique_ptr<ServingSteps> create_steps(
                               .creditor = std::move(creditor)});
 }
 
-// lent_ms, from_ns, until_ns, passed, is_blocked
-using Begun = std::tuple<double, Nanoseconds, Nanoseconds, std::uint32_t, bool>;
-
 // If slack is not lent, the call takes less time than a release of the GIL.
 template <typename Call>
 Begun lend(const ServingSteps& self, const Call& call) {

@@ -161,6 +161,7 @@ py::dict stats_of(const Core& core) {
                                             job.consumed, job.stale, job.length_bias);
   }
   out["jobs"] = jobs;
+  out["hazards_per_s"] = stats.hazards_per_s;
   out["exposure_s"] = stats.exposure_s;
   out["recovery_bound_s"] = stats.recovery_bound_s;
   return out;

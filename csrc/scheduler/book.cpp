@@ -22,7 +22,12 @@ constexpr std::int64_t kNoEpoch = -1;
 }  // namespace
 
 Book::Book(const Settings& settings_, PlacementPolicy policy_) noexcept
-    : settings{settings_}, policy{policy_}, jobs{settings_}, risk{settings_}, fairness{settings_} {}
+    : settings{settings_},
+      policy{policy_},
+      jobs{settings_},
+      workers{settings_.hazard_per_s},
+      risk{settings_},
+      fairness{settings_} {}
 
 void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
   now_ns = now;
@@ -44,7 +49,7 @@ void Book::admit(Trajectory& trajectory) {
   move(trajectory, TrajectoryState::kEnv);
   trajectory.version_min = job.published;
   trajectory.place_in_line = job.admitted - job.dropped_admitted;
-  job.outlook.admit(trajectory);
+  job.outlook.admit(trajectory, now_ns);
   ++counters.admitted;
   ++job.admitted;
   act(Admit{trajectory.id});
@@ -323,7 +328,9 @@ std::vector<TrajectoryId> Book::take_overdue() {
 bool Book::is_in_bounds() {
   const std::size_t domains = risk.exposures.domains();
   const auto is_trajectory = [&](const Trajectory& each) {
+    const bool is_waiting = each.state == TrajectoryState::kWaiting;
     return each.job < jobs.size() &&
+           (is_waiting || jobs[each.job].outlook.has_life(each.life_number)) &&
            (!each.run.is_held || (each.run.slot < workers.size() && each.run.domain < domains));
   };
   const auto is_queued = [&](const QueueKey& key) {
@@ -355,11 +362,11 @@ std::int64_t Book::live_max(std::size_t place) const noexcept {
   return std::max(least, static_cast<std::int64_t>(std::llround(fit)));
 }
 
-double Book::lag(const Trajectory& trajectory) const noexcept {
+double Book::lag(const Trajectory& trajectory) const {
   const Job& job = jobs[trajectory.job];
-  return std::clamp(static_cast<double>(job.published - trajectory.version_min) /
-                        static_cast<double>(job.max_staleness + 1),
-                    0.0, 1.0);
+  const double by_version = static_cast<double>(job.published - trajectory.version_min) /
+                            static_cast<double>(job.max_staleness + 1);
+  return std::clamp(std::max(job.outlook.lag(trajectory, now_ns), by_version), 0.0, 1.0);
 }
 
 Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
@@ -401,7 +408,7 @@ QueueKey Book::queue_key(const Trajectory& trajectory, QueueRank rank) const {
   }
   return {.rank = rank,
           .level = 0,
-          .order_ns = now_ns,
+          .order_ns = jobs[trajectory.job].outlook.order_ns(trajectory, now_ns),
           .trajectory = trajectory.id,
           .job = trajectory.job};
 }

@@ -77,8 +77,9 @@ class Book {
   // Limit of a job's live trajectories. If memory cannot hold their final contexts, they evict one
   // another's caches and compute the same contexts repeatedly.
   std::int64_t live_max(std::size_t job) const noexcept;
-  // Progress towards the limit of staleness, from 0 to 1: age of the oldest tokens in versions.
-  double lag(const Trajectory& trajectory) const noexcept;
+  // Urgency from 0 to 1: the lag behind other trajectories or the progress towards the limit of
+  // staleness, whichever is larger.
+  double lag(const Trajectory& trajectory) const;
   Freshness freshness(const Trajectory& trajectory) const noexcept;
   // Oldest worker version that may run a turn of the trajectory: output of older weights would be
   // stale when the trainer uses it.

@@ -24,6 +24,7 @@ Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector
   book_.begin_step(now_ns, actions);
   rules_.apply(events);
   expire();
+  book_.risk.settle(book_.workers);
   admit();
   dispatch_.place();
   dispatch_.rescue();
@@ -64,6 +65,7 @@ Stats Core::stats() const {
               .running = trajectories.count(TrajectoryState::kRunning),
               .recalled = trajectories.count(TrajectoryState::kRecalled),
               .used_tokens = {},
+              .hazards_per_s = {},
               .jobs = {},
               .exposure_s = book_.risk.exposure_s(book_.jobs.size()),
               .recovery_bound_s =
@@ -72,6 +74,7 @@ Stats Core::stats() const {
     const Worker& worker = book_.workers[slot];
     if (worker.number != kNobody) {
       stats.used_tokens[worker.number] = worker.used_tokens;
+      stats.hazards_per_s[worker.number] = book_.workers.columns().hazard_per_s[slot];
     }
   }
   for (std::size_t place = 0; place < book_.jobs.size(); ++place) {

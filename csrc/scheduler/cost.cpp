@@ -8,17 +8,25 @@ namespace {
 
 // Terms that are the same for all workers.
 struct Turn {
+  double prompt_tokens;
   double missing_tokens;
   double expected_tokens;
   double context_steps;  // tokens of the turn's context, summed over its steps
+  double own_weight;
+  double risk_weight;
+  double requeue_s;
 };
 
-Turn turn_of(const CostQuery& query, double cached_tokens) noexcept {
+Turn turn_of(const Settings& settings, const CostQuery& query, double cached_tokens) noexcept {
   // The context grows: on average it contains the prompt and half of the expected tokens.
   const double context = query.prompt_tokens + query.expected_tokens / 2;
-  return {.missing_tokens = query.prompt_tokens - cached_tokens,
+  return {.prompt_tokens = query.prompt_tokens,
+          .missing_tokens = query.prompt_tokens - cached_tokens,
           .expected_tokens = query.expected_tokens,
-          .context_steps = query.expected_tokens * context};
+          .context_steps = query.expected_tokens * context,
+          .own_weight = 1 + settings.urgent_time_weight * query.urgency,
+          .risk_weight = 1 + settings.urgent_risk_weight * query.urgency,
+          .requeue_s = settings.requeue_s};
 }
 
 WorkerRates<double> rates_of(const WorkerColumns& workers, std::size_t slot) noexcept {
@@ -34,7 +42,9 @@ WorkerRates<double> rates_of(const WorkerColumns& workers, std::size_t slot) noe
           .per_token_s = slowness * step_s,
           .per_context_token_s = slowness * context_s,
           .others_per_token_s = slowness * turns * sequence_s,
-          .turns = turns};
+          .turns = turns,
+          .hazard_per_s = workers.hazard_per_s[slot],
+          .redo_per_token_s = prefill_s};
 }
 
 // The cost on one worker or on several. Always inlined, so that each caller compiles it for its own
@@ -49,7 +59,11 @@ template <typename Number>
   // The other turns wait while this prompt is computed, and their steps also read this context.
   const Number others_s =
       worker.turns * own_work_s + turn.expected_tokens * worker.others_per_token_s;
-  cost_s = own_s + others_s;
+  // x / (1 + x) instead of 1 - exp(-x): nearly equal for small and large x, and exp is too slow.
+  const Number revocations = worker.hazard_per_s * own_s;
+  const Number redo_s = turn.prompt_tokens * worker.redo_per_token_s + turn.requeue_s;
+  const Number risk_s = revocations / (1 + revocations) * redo_s;
+  cost_s = turn.own_weight * own_s + others_s + turn.risk_weight * risk_s;
 }
 
 [[gnu::always_inline]] inline void scan_lanes(const Turn& same,
@@ -75,10 +89,10 @@ template <typename Number>
 
 }  // namespace
 
-double cost_s(const WorkerColumns& workers, std::size_t slot, const CostQuery& query,
-              double cached_tokens) noexcept {
+double cost_s(const Settings& settings, const WorkerColumns& workers, std::size_t slot,
+              const CostQuery& query, double cached_tokens) noexcept {
   double cost_s = 0;
-  put_cost(turn_of(query, cached_tokens), rates_of(workers, slot), cost_s);
+  put_cost(turn_of(settings, query, cached_tokens), rates_of(workers, slot), cost_s);
   return cost_s;
 }
 
@@ -87,9 +101,10 @@ void CostTable::set(std::size_t row, const WorkerColumns& workers, std::size_t s
                             [&](Lanes& mine, double rate) { mine[row % kLanes] = rate; });
 }
 
-void CostTable::scan(const CostQuery& query, std::vector<double>& costs_s) const {
+void CostTable::scan(const Settings& settings, const CostQuery& query,
+                     std::vector<double>& costs_s) const {
   costs_s.resize(lanes_.size() * kLanes);
-  const Turn turn = turn_of(query, 0);
+  const Turn turn = turn_of(settings, query, 0);
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) return scan_avx2(turn, lanes_, costs_s.data());
 #endif

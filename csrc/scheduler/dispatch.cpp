@@ -239,6 +239,7 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
                             book_.freshness(trajectory) == Freshness::kAtRisk;
   query.prompt_tokens = static_cast<double>(trajectory.prompt_tokens());
   query.expected_tokens = std::min(static_cast<double>(left), trajectory.forecast.turn_tokens_left);
+  query.urgency = book_.lag(trajectory);
   query.job = trajectory.job;
   query.version_floor = static_cast<double>(has_starved ? book_.version_floor(trajectory.job)
                                                         : book_.version_floor(trajectory));
@@ -247,7 +248,7 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   // Limits on restarts and on exposure make turns wait. A starved turn is exempt from them.
   query.restart_tokens = !has_starved && trajectory.tries > 0 ? query.prompt_tokens : 0;
   query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
-  query.is_urgent = book_.lag(trajectory) > kUrgentLag;
+  query.is_urgent = query.urgency > kUrgentLag;
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
   const bool is_joint = book_.policy == PlacementPolicy::kJoint;
   const Nanoseconds waited_ns = book_.now_ns - trajectory.queued_ns;

@@ -21,7 +21,7 @@ namespace rose::scheduler {
 // that room.
 class Dispatch {
  public:
-  explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.policy} {}
+  explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
 
   // Starts turns in queue order. Smaller turns may pass a turn that does not fit, until it starves.
   void place();

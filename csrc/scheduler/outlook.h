@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "scheduler/fates.h"
 #include "scheduler/freshness.h"
+#include "scheduler/life_line.h"
 #include "scheduler/overcommit.h"
 #include "scheduler/predictor.h"
 #include "scheduler/settings.h"
@@ -20,7 +21,7 @@ class Outlook {
   explicit Outlook(const Settings& settings = {}) noexcept;
 
   void create(const Trajectory& trajectory);
-  void admit(Trajectory& trajectory);
+  void admit(Trajectory& trajectory, Nanoseconds now_ns);
   void queue(Trajectory& trajectory, Nanoseconds now_ns);
   void finish(Trajectory& trajectory, Nanoseconds now_ns);
   // The trajectory is done or dropped; called before its state changes.
@@ -34,6 +35,12 @@ class Outlook {
   // `ahead_tokens` beyond its output so far, and at most its token limit.
   std::int64_t reserve_tokens(const Trajectory& trajectory,
                               std::int64_t ahead_tokens) const noexcept;
+  // Rank of the trajectory's predicted lifetime, from start to end: 0 up to the median of live
+  // trajectories, 1 from the 95th percentile on. A rank by predicted end time would be wrong: it
+  // would make the older of two batches less urgent, although the trainer waits for that batch.
+  double lag(const Trajectory& trajectory, Nanoseconds now_ns) const;
+  // Position in the queue of a turn that is queued now: the current time minus the turn's credit.
+  Nanoseconds order_ns(const Trajectory& trajectory, Nanoseconds now_ns) const;
   // `versions_left`: as in freshness().
   Freshness freshness(const Trajectory& trajectory, std::int64_t versions_left,
                       Nanoseconds now_ns) const noexcept;
@@ -45,23 +52,24 @@ class Outlook {
   }
   // Mean final length of a context; 0 before the first trajectory is over.
   double end_tokens() const noexcept { return contexts_.mean(); }
-  std::int64_t live() const noexcept { return live_; }
+  std::int64_t live() const noexcept { return static_cast<std::int64_t>(lives_.size()); }
   const Fates& fates() const noexcept { return fates_; }
 
   template <typename Image>
   void image(Image& image) {
-    image(settings_, predictor_, contexts_, overcommit_, live_, clock_, fates_);
+    image(settings_, predictor_, contexts_, overcommit_, lives_, clock_, fates_);
   }
-  bool is_in_bounds() const noexcept { return predictor_.is_in_bounds(); }
+  bool is_in_bounds() const noexcept { return predictor_.is_in_bounds() && lives_.is_in_bounds(); }
+  bool has_life(std::size_t number) const noexcept { return lives_.has(number); }
 
  private:
-  void expect(Trajectory& trajectory) const noexcept;
+  void expect(Trajectory& trajectory, Nanoseconds now_ns) const noexcept;
 
   Settings settings_;
   Predictor predictor_;
   WindowMean contexts_;  // final lengths
   Overcommit overcommit_;
-  std::int64_t live_{0};
+  LifeLine lives_;
   TrainerClock clock_;
   Fates fates_;
 };

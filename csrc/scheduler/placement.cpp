@@ -142,15 +142,17 @@ std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const 
   price(workers, query);
   const std::optional<std::size_t> row = cheapest(workers, query);
   if (query.hit_tokens > 0 && can_home_take(workers, query)) {
-    const double home_s = cost_s(workers, *query.home, query, query.hit_tokens);
-    if (!row || home_s <= costs_s_[*row]) return query.home;
+    const double home_s = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
+    // A turn leaves a home with a warm cache only for a clear gain, because otherwise noise would
+    // move turns back and forth.
+    if (!row || home_s - costs_s_[*row] <= settings_.leave_home_margin_s) return query.home;
   }
   return row ? std::optional{lineup_.slot(*row)} : std::nullopt;
 }
 
 void Placement::price(const WorkerColumns& workers, const CostQuery& query) {
   if (query != priced_) {
-    lineup_.costs().scan(query, costs_s_);
+    lineup_.costs().scan(settings_, query, costs_s_);
     leasts_.touch_all();
     priced_ = query;
     return;
@@ -160,7 +162,7 @@ void Placement::price(const WorkerColumns& workers, const CostQuery& query) {
   for (const std::size_t slot : lineup_.changed()) {
     const std::size_t row = lineup_.row(slot);
     if (row == Lineup::kNoRow) continue;
-    costs_s_[row] = cost_s(workers, slot, query, 0);
+    costs_s_[row] = cost_s(settings_, workers, slot, query, 0);
     leasts_.touch(row);
   }
 }

@@ -27,7 +27,7 @@ struct Query : CostQuery {
   std::optional<std::size_t> avoid{};  // slot that may not run the turn now
   double restart_tokens{0};            // tokens of the prompt if the turn ran before, else 0
   double burst_tokens{0};              // token limit of a worker's concurrent restarted prompts
-  bool is_urgent{false};               // the trajectory is close to the limit of staleness
+  bool is_urgent{false};
   // If true, the turn takes only room that no cache uses, except at its warm home.
   bool spares_caches{false};
   // A worker other than the warm home must lend this many tokens per resident (turn or cache), this
@@ -42,7 +42,8 @@ struct Query : CostQuery {
 // JOINT takes the lowest cost_s().
 class Placement {
  public:
-  explicit Placement(PlacementPolicy policy) noexcept : policy_{policy} {}
+  Placement(const Settings& settings, PlacementPolicy policy) noexcept
+      : settings_{settings}, policy_{policy} {}
 
   // True if the worker could take the turn now if its job were not barred there.
   static bool could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
@@ -68,6 +69,7 @@ class Placement {
   std::optional<std::size_t> least_loaded_sticky(const WorkerColumns& workers,
                                                  const Query& query) const noexcept;
 
+  Settings settings_;
   PlacementPolicy policy_;
   Lineup lineup_;
   CostQuery priced_;             // query of costs_s_

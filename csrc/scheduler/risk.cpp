@@ -8,6 +8,13 @@ namespace rose::scheduler {
 
 namespace {
 
+// Smallest relative change of an estimate for which the columns are updated.
+constexpr double kMaterial = 1.0 / 16;
+
+bool differs(double now, double shown) noexcept {
+  return std::abs(now - shown) > kMaterial * shown;
+}
+
 // The needs of one job after a revocation, and its resources.
 struct Recovery {
   double borrowed_tokens{0};
@@ -72,7 +79,10 @@ struct Recovery {
 void Risk::begin(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
   const Worker& worker = workers[slot];
   exposures.add(worker.job, worker.domain, speed_of(worker));
-  if (worker.kind == WorkerKind::kBorrowed) hold_off(workers, slot, now_ns);
+  if (worker.kind != WorkerKind::kBorrowed) return;
+  hazards_.begin(worker.number, worker.domain, now_ns);
+  workers.hold_off(slot, hazards_.hold_until_ns(worker.number, now_ns), now_ns);
+  show(workers, slot);
 }
 
 void Risk::go_on(WorkerTable& workers, std::size_t slot, const Share& was, Nanoseconds now_ns) {
@@ -80,19 +90,54 @@ void Risk::go_on(WorkerTable& workers, std::size_t slot, const Share& was, Nanos
   const std::int64_t grant_tokens = worker.grant.kv_tokens;
   if (worker.kind != WorkerKind::kBorrowed) return;
   const bool is_revoked = grant_tokens < was.used_tokens || 2 * grant_tokens < was.kv_tokens;
-  if (!is_revoked) return;
-  flaps_.revoke(worker.number, now_ns);
-  hold_off(workers, slot, now_ns);
+  if (is_revoked) {
+    revoke(workers, slot, now_ns);
+    workers.hold_off(slot, hazards_.hold_until_ns(worker.number, now_ns), now_ns);
+  } else {
+    hazards_.expose(worker.number, worker.domain, now_ns);
+  }
+  is_dirty_ = true;
+  show(workers, slot);
 }
 
-void Risk::end(const WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
+void Risk::end(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
   const Worker& worker = workers[slot];
   exposures.remove(worker.job, worker.domain, speed_of(worker));
-  if (worker.kind == WorkerKind::kBorrowed) flaps_.revoke(worker.number, now_ns);
+  if (worker.kind != WorkerKind::kBorrowed) return;
+  revoke(workers, slot, now_ns);
+  hazards_.end(worker.number);
 }
 
-void Risk::hold_off(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
-  workers.hold_off(slot, flaps_.hold_until_ns(workers[slot].number, now_ns), now_ns);
+void Risk::revoke(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
+  hazards_.revoke(workers[slot].number, workers[slot].domain, now_ns);
+  is_dirty_ = true;
+}
+
+void Risk::settle(WorkerTable& workers) {
+  if (!is_dirty_) return;
+  is_dirty_ = false;
+  const std::size_t domains = exposures.domains();
+  shown_per_s_.resize(domains, 0);
+  std::vector<bool> has_moved(domains);
+  bool has_any = false;
+  for (std::size_t domain = 0; domain < domains; ++domain) {
+    const double per_s = hazards_.domain_per_s(domain);
+    if (!differs(per_s, shown_per_s_[domain])) continue;
+    shown_per_s_[domain] = per_s;
+    has_moved[domain] = has_any = true;
+  }
+  if (!has_any) return;
+  for (std::size_t slot = 0; slot < workers.size(); ++slot) {
+    const Worker& worker = workers[slot];
+    const bool is_one = worker.number != kNobody && worker.kind == WorkerKind::kBorrowed;
+    if (is_one && has_moved[worker.domain]) show(workers, slot);
+  }
+}
+
+void Risk::show(WorkerTable& workers, std::size_t slot) {
+  const Worker& worker = workers[slot];
+  const double per_s = hazards_.per_s(worker.number, worker.domain);
+  if (differs(per_s, workers.columns().hazard_per_s[slot])) workers.set_hazard(slot, per_s);
 }
 
 void Risk::run(Trajectory& trajectory, const Worker& worker, bool is_urgent) {

@@ -1,4 +1,4 @@
-// Revocations of grants: workers that flap, and how much the next revocations would cost.
+// Expected revocations, and how much the next ones would cost.
 #pragma once
 
 #include <cstddef>
@@ -6,28 +6,30 @@
 
 #include "base/clock.h"
 #include "scheduler/exposure.h"
-#include "scheduler/flapping.h"
+#include "scheduler/hazard.h"
 #include "scheduler/settings.h"
 #include "scheduler/trajectory_table.h"
 #include "scheduler/worker_table.h"
 
 namespace rose::scheduler {
 
-// Holds workers off that flap, and maintains the exposure of every domain.
+// Maintains hazards and holds in the workers' columns, and the exposure of every domain.
 //
 // A revocation is the early end of a borrowed worker's grant, for any reason, or a shrink of the
 // grant that evicts turns or leaves less than half of it. Smaller changes of a grant harm no turn
 // and do not count.
 class Risk {
  public:
-  explicit Risk(const Settings& settings) noexcept : flaps_{settings}, exposures{settings} {}
+  explicit Risk(const Settings& settings) noexcept : hazards_{settings}, exposures{settings} {}
 
   // The worker has a new live grant.
   void begin(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
   // The grant was renewed or resized; `was` is the device's share before.
   void go_on(WorkerTable& workers, std::size_t slot, const Share& was, Nanoseconds now_ns);
   // The live grant is about to end.
-  void end(const WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
+  void end(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
+  // Writes the hazards of changed domains to the columns.
+  void settle(WorkerTable& workers);
 
   // A turn starts on the worker, generates tokens, or leaves.
   void run(Trajectory& trajectory, const Worker& worker, bool is_urgent);
@@ -38,17 +40,20 @@ class Risk {
   double exposure_s(std::size_t jobs) const noexcept;
 
  private:
-  void hold_off(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
+  void revoke(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
+  void show(WorkerTable& workers, std::size_t slot);
   Exposed speed_of(const Worker& worker) const noexcept;
 
-  FlapTable flaps_;
+  HazardTable hazards_;
+  std::vector<double> shown_per_s_;  // by domain: hazard in its workers' columns
+  bool is_dirty_{false};
 
  public:
   ExposureTable exposures;
 
   template <typename Image>
   void image(Image& image) {
-    image(flaps_, exposures);
+    image(hazards_, shown_per_s_, is_dirty_, exposures);
   }
 };
 

@@ -45,6 +45,20 @@ inline constexpr Settings kStandard{
     // A turn that waits longer comes before all others, and room is kept for it. Turns take
     // seconds, so such a turn was passed over many times.
     .wait_max_ns = 30 * kSeconds,
+    // Extra weights of an urgent turn's own time and revocation risk, which otherwise weigh 1.
+    .urgent_time_weight = 1,
+    .urgent_risk_weight = 1,
+    // A turn leaves its cache only for a gain above this many seconds. Predictions have errors of
+    // this size, and a moved prompt is computed again.
+    .leave_home_margin_s = 0.3,
+    // Prior revocation rate of a borrowed grant.
+    .hazard_per_s = 1.0 / 60,
+    // Weight of a prior, in seconds of observed grants. hazard_per_s is the prior of a domain, and
+    // a domain's estimate is the prior of its workers. With five minutes, estimates follow a change
+    // of load and smooth out a single burst.
+    .hazard_prior_s = 300,
+    // Older observations fade, since load changes with the hours of the day.
+    .hazard_window_s = 3600,
     // Hold time: after the second revocation within the flap window, a worker gets no turns for the
     // minimum time. Each further revocation doubles this time, up to the maximum. A prompt that is
     // computed and lost costs more than the wait.
@@ -56,8 +70,8 @@ inline constexpr Settings kStandard{
     // of a borrowed domain. A domain with turns gets no turn that would exceed the limit. Half a
     // minute is a small part of a trainer's time per version.
     .exposure_max_s = 30,
-    // Maximum share, in (0, 1], of a job's urgent turns in one borrowed domain. A turn is urgent if
-    // its trajectory is close to the limit of staleness.
+    // Maximum share, in (0, 1], of a job's urgent turns in one borrowed domain. The trainer waits
+    // for urgent turns.
     .urgent_share_max = 0.75,
     // Maximum tokens of restarted prompts that a worker computes at once, so that decodes continue:
     // about a second of an 8B model on one device. A single prompt may exceed the maximum.
@@ -65,6 +79,9 @@ inline constexpr Settings kStandard{
     // Maximum lead of a job over another job that waits for the same device, in tokens per unit of
     // weight. A larger value keeps more turns at their caches; a smaller value shares more evenly.
     .fair_lead_tokens = 16'384,
+    // Expected delay of a revoked turn until its next worker starts its prompt: the report takes
+    // milliseconds, and a busy engine starts the turn after a step or two.
+    .requeue_s = 0.1,
     // Prior means of tokens per turn and turns per trajectory; each counts as one observation, so a
     // wrong guess is soon corrected.
     .turn_tokens_prior = 128,
@@ -88,6 +105,10 @@ inline constexpr Settings kStandard{
     // Tokens by which a reservation stays ahead of a turn's known output: more than the turn
     // generates until another turn's Stop frees room. 64 steps take more than a second.
     .reserve_ahead_tokens = 64,
+    // Queue credit in seconds of waiting per second of a trajectory's remaining time, doubled for
+    // the most urgent. With 1 the longest trajectories start first, and a short one waits at most
+    // for the duration of the longest. 0 is first come, first served.
+    .longest_first = 1,
     // Learning rate of a worker's pace, in [0, 1). A turn that takes longer than the worker's
     // figures predict makes the worker count as slower; a shorter turn makes it count as faster.
     // That covers interference by serving and all other errors of the figures. 0 trusts the

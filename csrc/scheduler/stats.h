@@ -50,6 +50,7 @@ struct Stats {
   std::int64_t running{0};
   std::int64_t recalled{0};
   std::map<WorkerId, std::int64_t> used_tokens;
+  std::map<WorkerId, double> hazards_per_s;
   std::map<JobId, JobStats> jobs;
   double exposure_s{0};
   double recovery_bound_s{0};

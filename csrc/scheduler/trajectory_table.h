@@ -92,6 +92,8 @@ struct Trajectory {
   Nanoseconds started_ns{0};  // time of admission
   std::int64_t version_min{0};
   std::int64_t said_tokens{0};  // delivered, in all turns
+  std::size_t life_number{0};   // in LifeLine, from admission on
+  double life_s{0};             // predicted when its last turn was queued
   Nanoseconds turn_ns{0};       // start of the current turn; in ENV, end of the last one
 
   // The current turn, or in ENV the next one.
@@ -127,9 +129,9 @@ struct Trajectory {
   template <typename Image>
   void image(Image& image) {
     image(id, group, ticket, place_in_line, job, state, started_ns, version_min, said_tokens,
-          turn_ns, turn, context_tokens, max_new_tokens, known_tokens, tries, attempts,
-          computed_tokens, forecast, queue_key, queued_ns, was_displaced, run, home, avoided,
-          recalled_until_ns, awaited_tokens, awaited_end);
+          life_number, life_s, turn_ns, turn, context_tokens, max_new_tokens, known_tokens, tries,
+          attempts, computed_tokens, forecast, queue_key, queued_ns, was_displaced, run, home,
+          avoided, recalled_until_ns, awaited_tokens, awaited_end);
   }
 };
 

@@ -23,12 +23,14 @@ struct EnumSize<QueueRank> {
   static constexpr std::size_t value = 3;
 };
 
-// Within a rank the turn that was queued first comes first. The policy MLFQ orders by level before
-// that.
+// Within a rank the turn with the earliest order_ns comes first. The more time its trajectory still
+// needs, and the more urgent the trajectory is, the earlier is order_ns. So the longest trajectory
+// goes first, and a waiting turn gains on all later ones although its key stays the same. The
+// policy MLFQ orders by level first, then by arrival.
 struct QueueKey {
   QueueRank rank{QueueRank::kFresh};
   std::int64_t level{0};
-  Nanoseconds order_ns{0};  // time of queueing
+  Nanoseconds order_ns{0};
   TrajectoryId trajectory{0};
   std::size_t job{0};  // index of the job; never decides the order, as trajectories are unique
 

@@ -52,6 +52,7 @@ void WorkerTable::join(const WorkerJoined& event, std::size_t job, std::size_t d
   columns_.step_s_per_sequence[slot] = event.decode_ms_per_sequence / kMsPerS;
   columns_.step_s_per_context_token[slot] = event.decode_ms_per_context_token / kMsPerS;
   columns_.slowness[slot] = 1;
+  columns_.hazard_per_s[slot] = event.kind == WorkerKind::kBorrowed ? hazard_per_s_ : 0;
   slots_[event.worker] = slot;
   settle(slot);
   refresh(slot);

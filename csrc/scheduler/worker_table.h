@@ -99,6 +99,7 @@ struct WorkerColumns {
   std::vector<double> step_s_per_sequence;
   std::vector<double> step_s_per_context_token;
   std::vector<double> slowness;  // measured over predicted duration of its turns
+  std::vector<double> hazard_per_s;
 
   std::size_t size() const noexcept { return number.size(); }
 
@@ -106,7 +107,7 @@ struct WorkerColumns {
   void each(Column&& column) {
     column(number, kind, job, domain, room_tokens, spare_tokens, grant_tokens, turns, residents,
            backlog_tokens, context_tokens, restart_tokens, is_barred, version, prefill_s_per_token,
-           step_s, step_s_per_sequence, step_s_per_context_token, slowness);
+           step_s, step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s);
   }
   template <typename Image>
   void image(Image& image) {
@@ -139,6 +140,9 @@ struct Share {
 //   3. The columns equal the records.
 class WorkerTable {
  public:
+  // `hazard_per_s`: initial revocation rate of a borrowed worker.
+  explicit WorkerTable(double hazard_per_s) noexcept : hazard_per_s_{hazard_per_s} {}
+
   std::optional<std::size_t> find(WorkerId number) const noexcept;
   std::size_t size() const noexcept { return workers_.size(); }
   const Worker& operator[](std::size_t slot) const noexcept { return workers_[slot]; }
@@ -183,6 +187,10 @@ class WorkerTable {
   // recall turns until the others fit.
   void grow(std::size_t slot, std::int64_t tokens) noexcept;
 
+  void set_hazard(std::size_t slot, double per_s) noexcept {
+    columns_.hazard_per_s[slot] = per_s;
+    note_change(slot);
+  }
   void set_barred(std::size_t slot, bool is_barred) noexcept {
     columns_.is_barred[slot] = is_barred ? 1 : 0;
     note_change(slot);
@@ -221,6 +229,7 @@ class WorkerTable {
   // Recomputes the columns of all workers on the slot's device.
   void refresh(std::size_t slot) noexcept;
 
+  double hazard_per_s_;
   std::vector<Worker> workers_;
   WorkerColumns columns_;
   std::vector<std::size_t> free_slots_;

@@ -281,6 +281,7 @@ class SchedulerStats:
         length_bias: mean tokens of dropped and stale trajectories, divided by the mean tokens of
             all other done trajectories; 1 if none was dropped or stale.
         jobs: statistics by job.
+        hazards_per_s: expected revocations per second, by worker; 0 for dedicated workers.
         exposure_s: largest loss of work that the failure of one domain would cause to one job now,
             as the time that the workers of all other domains would need to compute it again.
         recovery_bound_s: time within which each turn of a borrowed worker would run again if all
@@ -309,5 +310,6 @@ class SchedulerStats:
     lengths_by_fate: Mapping[TrajectoryFate, tuple[int, ...]]
     length_bias: float
     jobs: Mapping[int, JobStats]
+    hazards_per_s: Mapping[int, float]
     exposure_s: float
     recovery_bound_s: float

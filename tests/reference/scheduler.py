@@ -70,6 +70,7 @@ class PlainTurn:
     need_tokens: int
     prompt_tokens: int
     expected_tokens: float
+    urgency: float
     version_min: int = 0  # the oldest weights that gave a token of the trajectory
     home: int | None = None  # the worker that had the trajectory last
     cached_tokens: int = 0  # of the prompt, by home; 0 when it has forgotten them
@@ -113,11 +114,11 @@ def choose(
     if policy is PlacementPolicy.JOINT:
 
         def cost(worker: PlainWorker) -> float:
-            return cost_s(worker, turn)
+            return cost_s(worker, turn, settings=settings)
 
         best = first_least(able, cost)
         is_warm = home is not None and best is not None and turn.cached_tokens > 0
-        if is_warm and cost(home) <= cost(best):
+        if is_warm and cost(home) - cost(best) <= settings.leave_home_margin_s:
             best = home
     elif policy is PlacementPolicy.ROSE_PUBLISHED:
         dedicated = [worker for worker in able if worker.kind is WorkerKind.DEDICATED]
@@ -162,9 +163,9 @@ def first_least(
     return min(workers, key=cost, default=None)
 
 
-def cost_s(worker: PlainWorker, turn: PlainTurn) -> float:
+def cost_s(worker: PlainWorker, turn: PlainTurn, *, settings: SimpleNamespace) -> float:
     """Return the cost in seconds that JOINT minimises."""
-    n = len(worker.needs)
+    n, u = len(worker.needs), turn.urgency
     prefill_s = 1 / worker.prefill_tokens_per_s
     sequence_s = worker.decode_ms_per_sequence / 1000
     missing = turn.prompt_tokens - (turn.cached_tokens if worker.number == turn.home else 0)
@@ -180,4 +181,17 @@ def cost_s(worker: PlainWorker, turn: PlainTurn) -> float:
     )
     slower_s = (sequence_s + context_s * context) * turn.expected_tokens
     others = worker.slowness * n * (slower_s + missing * prefill_s)
-    return own + others
+    is_borrowed = worker.kind is WorkerKind.BORROWED
+    revocations = settings.hazard_per_s * own if is_borrowed else 0.0
+    redo = turn.prompt_tokens * prefill_s + settings.requeue_ms / 1000
+    risk = revocations / (1 + revocations) * redo
+    return (
+        (1 + settings.urgent_time_weight * u) * own
+        + others
+        + (1 + settings.urgent_risk_weight * u) * risk
+    )
+
+
+def urgency(*, lag: float, versions_old: int, settings: SimpleNamespace) -> float:
+    """Return 0 in bulk and 1 for the last to end, or for tokens about to be stale."""
+    return min(1.0, max(0.0, lag, versions_old / (settings.max_staleness + 1)))

@@ -16,7 +16,7 @@ class OneSeat(Rig):
     """A worker with one seat, and turns that wait for it."""
 
     def __init__(self, policy: PlacementPolicy = PlacementPolicy.MLFQ) -> None:
-        super().__init__(policy, mlfq_quantum_tokens=QUANTUM)
+        super().__init__(policy, mlfq_quantum_tokens=QUANTUM, longest_first=0.0)
         self.join(0, seats=1)
 
     def serve(self, trajectory: int, tokens: int) -> None:

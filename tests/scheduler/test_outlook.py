@@ -1,4 +1,4 @@
-"""Predictions of the core and their use: reservations, freshness, and outcomes by length."""
+"""Predictions of the core and their use: order, reservations, freshness, and outcomes by length."""
 
 from typing import Any
 
@@ -57,6 +57,17 @@ def starts(actions: list[Any]) -> list[int]:
     return [action.trajectory for action in actions if isinstance(action, Start)]
 
 
+# ---- the queue
+
+
+def test_a_short_turn_that_waited_as_long_as_a_long_one_takes_goes_first() -> None:
+    rig = taught(wait_max_ms=1e8)
+    queue(rig, 1, SHORT)
+    rig.step(after_ms=100_000.0)  # more than twice the 20 seconds that a long turn takes
+    queue(rig, 2, LONG)
+    assert starts(rig.join(0, kv_tokens=50_000)) == [1, 2]
+
+
 # ---- reservations
 
 
@@ -66,8 +77,8 @@ def reserved(rig: Rig, worker: int) -> int:
 
 def test_a_turn_reserves_the_length_of_most_turns_of_its_group() -> None:
     rig = taught(reserve_ahead_tokens=4)
-    queue(rig, 1, LONG)
-    queue(rig, 2, SHORT)
+    queue(rig, 1, SHORT)
+    queue(rig, 2, LONG)
     rig.join(0, seats=1, kv_tokens=50_000)
     assert 2010 <= reserved(rig, 0) <= 2010 + 2000 / 8
     rig.join(7, seats=1, kv_tokens=50_000)

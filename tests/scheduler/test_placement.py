@@ -26,7 +26,7 @@ from rose.scheduler.events import (
 from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind
 from rose.units import NS_PER_MS
 from tests.reference.outlook import PlainMean, PlainOutlook
-from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose
+from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose, urgency
 from tests.scheduler.tuned import tuned, values_of
 
 
@@ -36,8 +36,12 @@ class Plain:
 
     number: int
     group: int
+    started_ms: int
     version_min: int
+    said: int = 0
+    turn_ms: int = 0
     turn_left: float = 0.0
+    life_s: float = 0.0
     turn: int = 0
     context: int = 0
     max_new: int = 0
@@ -66,7 +70,13 @@ class Twins:
             retry_ms=50.0,
             stall_ms=1e9,
             wait_max_ms=1e9,
+            urgent_time_weight=self.rng.choice([0.0, 1.0, 3.0]),
+            urgent_risk_weight=self.rng.choice([0.0, 1.0, 3.0]),
+            leave_home_margin_s=self.rng.choice([0.0, 0.1, 1.0]),
+            hazard_per_s=self.rng.choice([0.0, 0.02, 1.0]),
+            hazard_prior_s=1e9,  # observations do not count: the reference has no clock
             hold_min_ms=0.0,
+            requeue_ms=self.rng.choice([0.0, 500.0]),
             turn_tokens_prior=20.0,
             turns_prior=2.0,
             job_weight=self.rng.choice([0.5, 2.0]),
@@ -145,10 +155,16 @@ class Twins:
             number, at_epoch, until_ms = plain.avoid
             is_same = self.workers[number].epoch == at_epoch
             avoid = number if self.now_ms < until_ms and is_same else None
+        lag = self.outlook.lag(plain.life_s)
         turn = PlainTurn(
             need_tokens=plain.context + plain.max_new,
             prompt_tokens=prompt,
             expected_tokens=min(plain.max_new - plain.known, plain.turn_left),
+            urgency=urgency(
+                lag=lag,
+                versions_old=self.published - plain.version_min,
+                settings=self.settings,
+            ),
             version_min=plain.version_min,
             home=home,
             cached_tokens=min(cached, prompt) if is_warm else 0,
@@ -167,7 +183,7 @@ class Twins:
     def place(self, number: int, event: Event) -> None:
         """Give the core an event that queues a turn, and compare the choices."""
         plain = self.live[number]
-        plain.turn_left = self.outlook.turn_left(plain.group, plain.known)
+        self.expect(plain)
         due = self.expected(plain)
         actions = self.step(event)
         starts = [action for action in actions if isinstance(action, Start)]
@@ -177,6 +193,7 @@ class Twins:
             self.leave_cache(plain)
             del self.live[number]
             self.step(TrajectoryEnded(number))
+            self.outlook.set_life(number, None)
             self.outlook.leave(plain.group)
             return
         worker = self.workers[due]
@@ -191,8 +208,18 @@ class Twins:
         plain.run_ms, plain.run_known = self.now_ms, plain.known
         plain.foreseen_s = worker.foreseen_s()
 
+    def expect(self, plain: Plain) -> None:
+        plain.turn_left, left_s = self.outlook.forecast(
+            plain.group, known=plain.known, said=plain.said, turns=plain.turn
+        )
+        plain.life_s = (self.now_ms - plain.started_ms) / 1000 + left_s
+        self.outlook.set_life(plain.number, plain.life_s)
+
     def ready(self, number: int) -> None:
         plain = self.live[number]
+        if plain.turn > 0:
+            self.outlook.observe("tool_ms", plain.group, self.now_ms - plain.turn_ms)
+        plain.turn_ms = self.now_ms
         plain.context += self.rng.randint(0, 200)
         plain.max_new, plain.known, plain.avoid = self.rng.randint(1, 60), 0, None
         self.place(number, TurnReady(number, plain.turn, plain.context, plain.max_new))
@@ -225,8 +252,9 @@ class Twins:
         number, self.next = self.next, self.next + 1
         group = self.rng.randrange(3)
         assert self.step(TrajectoryCreated(number, group)) == [Admit(number)]
-        self.live[number] = Plain(number, group, self.published)
+        self.live[number] = Plain(number, group, self.now_ms, self.published)
         self.outlook.enter(group)
+        self.expect(self.live[number])
         self.ready(number)
 
     def progress(self, number: int) -> None:
@@ -241,6 +269,7 @@ class Twins:
         )
         assert len(self.step(event)) == 1
         plain.known += news
+        plain.said += news
         plain.version_min = min(plain.version_min, version)
         worker.backlog.pop(number, None)
         plain.home = (
@@ -256,7 +285,9 @@ class Twins:
         assert self.step(end)[-1] == TurnDone(number, plain.turn)
         self.note_pace(plain, worker)
         self.leave(plain, number)
-        self.outlook.observe_turn(plain.group, plain.known)
+        seconds = (self.now_ms - plain.turn_ms) / 1000
+        self.outlook.observe_turn(plain.group, plain.known, seconds)
+        plain.turn_ms = self.now_ms
         plain.context += plain.known
         plain.turn += 1
 
@@ -265,6 +296,9 @@ class Twins:
         self.leave_cache(plain)
         self.contexts.observe(plain.context)
         self.step(TrajectoryEnded(number))
+        self.outlook.observe("tokens", plain.group, plain.said)
+        self.outlook.observe("turns", plain.group, plain.turn)
+        self.outlook.set_life(number, None)
         self.outlook.leave(plain.group)
 
     def interrupt(self, number: int) -> None:

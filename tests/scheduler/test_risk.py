@@ -1,17 +1,120 @@
-"""Revocations: holds of workers that flap, limits of exposure, and how turns come back."""
+"""Revocations: their rate, holds after flapping, limits of exposure, and how turns come back."""
 
 import math
+import random
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from rose.scheduler.events import Action, Start, WorkerJoined
-from rose.scheduler.worker import GrantChanged, TurnEnd
+from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
+from tests.reference.hazard import PlainRate, hazard_per_s
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, progress
+
+PRIOR_PER_S = 0.02
+# Largest deviation of a shown hazard: that of the worker times that of its domain.
+MATERIAL = (1 + 1 / 16) ** 2
 
 
 def starts(actions: list[Action]) -> dict[int, int]:
     """Return the worker of each started trajectory."""
     return {one.trajectory: one.worker for one in actions if isinstance(one, Start)}
+
+
+# ---- hazard
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_hazards_are_the_plain_estimate_of_the_observations(seed: int) -> None:
+    rng = random.Random(seed)
+    prior_s = rng.choice([5.0, 60.0, 1000.0])
+    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=prior_s, hazard_window_s=1e6)
+    domain_of = {number: rng.randint(0, 1) for number in range(4)}
+    epochs, live = dict.fromkeys(domain_of, 1), set(domain_of)
+    workers = {number: PlainRate() for number in domain_of}
+    domains = {domain: PlainRate() for domain in (0, 1)}
+    for number, domain in domain_of.items():
+        rig.join(number, BORROWED, domain=domain)
+
+    def count(number: int) -> None:
+        workers[number].revocations += 1
+        domains[domain_of[number]].revocations += 1
+
+    for _ in range(60):
+        passed_s = rng.choice([0.0, 0.5, 3.0, 20.0])
+        rig.step(after_ms=1000 * passed_s)
+        for number in live:
+            workers[number].exposed_s += passed_s
+            domains[domain_of[number]].exposed_s += passed_s
+        number = rng.choice(list(domain_of))
+        what = rng.choice(["renew", "revoke", "shrink", "grow", "supersede"])
+        if number not in live:
+            epochs[number] += 1
+            live.add(number)
+            rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
+        elif what == "revoke":
+            live.remove(number)
+            count(number)
+            rig.step(GrantChanged(number, epochs[number], 0, 0.0))
+        elif what == "supersede":
+            epochs[number] += 1
+            count(number)
+            rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
+        elif what == "shrink":
+            count(number)
+            rig.step(GrantChanged(number, epochs[number], 4000, 0.0))
+            rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
+        else:
+            rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
+        for one in live:  # an estimate is updated when the worker renews
+            rig.step(GrantChanged(one, epochs[one], 10_000, 0.0))
+        shown = rig.core.stats().hazards_per_s
+        for one in live:
+            plain = hazard_per_s(
+                workers[one], domains[domain_of[one]], prior_per_s=PRIOR_PER_S, prior_s=prior_s
+            )
+            assert plain / MATERIAL <= shown[one] <= plain * MATERIAL
+
+
+def test_a_lost_or_expired_grant_counts_as_revoked() -> None:
+    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0)
+    rig.join(0, BORROWED, ttl_ms=50.0)
+    rig.join(1, BORROWED)
+    rig.join(2, BORROWED, domain=1)
+    before = rig.core.stats().hazards_per_s[2]
+    rig.step(after_ms=60)
+    rig.step(WorkerLost(1, "gone"))
+    rig.join(1, BORROWED, epoch=2)
+    rig.step(GrantChanged(0, 2, 10_000, 0.0))
+    shown = rig.core.stats().hazards_per_s
+    plain = PlainRate(2, 0.12).per_s(PRIOR_PER_S, 10.0)
+    both = PlainRate(1, 0.06).per_s(plain, 10.0)
+    assert shown[0] == pytest.approx(both, rel=0.1)
+    assert shown[1] == pytest.approx(both, rel=0.1)
+    assert shown[2] == before
+
+
+def test_a_recall_by_the_scheduler_is_no_revocation() -> None:
+    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0, stall_ms=100.0)
+    rig.join(0, BORROWED)
+    rig.run(1)
+    rig.join(1, BORROWED, domain=1)
+    assert rig.step(after_ms=1000) != []  # the stalled turn is recalled
+    assert rig.core.stats().recalls == 1
+    rig.step(GrantChanged(0, 1, 10_000, 0.0))
+    assert rig.core.stats().hazards_per_s[0] <= PRIOR_PER_S
+
+
+def test_small_changes_of_a_grant_are_no_revocation() -> None:
+    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0)
+    rig.join(0, BORROWED, kv_tokens=10_000)
+    rig.run(1)
+    for kv_tokens in (9000, 6000, 10_000, 5000):
+        rig.step(GrantChanged(0, 1, kv_tokens, 0.0))
+    assert rig.core.stats().hazards_per_s[0] == PRIOR_PER_S
+    rig.step(GrantChanged(0, 1, 20, 0.0))  # the running turn does not fit
+    assert rig.core.stats().hazards_per_s[0] > PRIOR_PER_S
 
 
 # ---- flapping

@@ -42,6 +42,7 @@ SETTINGS = tuned(
     stall_ms=200.0,
     wait_max_ms=300.0,
     cache_wait_ms=500.0,
+    hazard_prior_s=2.0,
     hold_min_ms=20.0,
     hold_max_ms=200.0,
     flap_window_ms=400.0,

@@ -24,6 +24,7 @@ constexpr Settings kSettings{.max_staleness = 1,
                              .attempts_max = 3,
                              .stall_ns = 100 * kMs,
                              .wait_max_ns = 200 * kMs,
+                             .hazard_per_s = 0.1,
                              .turn_tokens_prior = 10,
                              .turns_prior = 2,
                              .token_s_prior = 0.01,
@@ -32,7 +33,8 @@ constexpr Settings kSettings{.max_staleness = 1,
                              .turn_window = 16,
                              .version_window = 4,
                              .reserve_quantile = 0.9,
-                             .reserve_ahead_tokens = 4};
+                             .reserve_ahead_tokens = 4,
+                             .longest_first = 1};
 
 WorkerJoined joined(WorkerId worker, WorkerKind kind) {
   return {worker, kind, 4, 1000.0, 10.0, 1.0, 0};
@@ -90,7 +92,7 @@ TEST(starved_turns_come_first_and_leave_the_queue_like_others) {
 }
 
 TEST(a_lost_workers_slot_is_reused_and_its_epochs_are_remembered) {
-  WorkerTable workers;
+  WorkerTable workers{0.0};
   workers.join(joined(7, WorkerKind::kDedicated));
   const std::size_t slot = *workers.find(7);
   workers.set_grant(slot, {7, 3, 100, 0}, 1);
@@ -110,12 +112,12 @@ TEST(among_equals_the_smaller_number_wins) {
   for (const PlacementPolicy policy :
        {PlacementPolicy::kJoint, PlacementPolicy::kRosePublished,
         PlacementPolicy::kLeastLoadedSticky, PlacementPolicy::kMlfq}) {
-    WorkerTable workers;
+    WorkerTable workers{0.0};
     for (const WorkerId number : {5, 2, 9}) {
       workers.join(joined(number, WorkerKind::kBorrowed));
       workers.set_grant(*workers.find(number), {number, 1, 100, 0}, 1);
     }
-    Placement placement{policy};
+    Placement placement{kSettings, policy};
     Query query;
     query.need_tokens = 100;
     CHECK_EQ(workers.columns().number[*placement.choose(workers, query)], 2);
@@ -130,7 +132,7 @@ TEST(a_scan_equals_the_cost_of_each_row_bit_for_bit) {
     return static_cast<double>(random() % static_cast<unsigned>(n));
   };
   for (const int count : {0, 1, 3, 4, 5, 31, 32, 33}) {
-    WorkerTable workers;
+    WorkerTable workers{0.3};
     for (WorkerId number = 0; number < count; ++number) {
       const auto kind = static_cast<WorkerKind>(random() % 2);
       workers.join({.worker = number,
@@ -149,16 +151,17 @@ TEST(a_scan_equals_the_cost_of_each_row_bit_for_bit) {
     CostQuery query;
     query.prompt_tokens = below(900);
     query.expected_tokens = below(300) / 7;
+    query.urgency = below(100) / 100;
     CostTable table;
     table.resize(workers.size());
     for (std::size_t slot = 0; slot < workers.size(); ++slot) {
       table.set(slot, workers.columns(), slot);
     }
     std::vector<double> costs_s;
-    table.scan(query, costs_s);
+    table.scan(kSettings, query, costs_s);
     CHECK_EQ(costs_s.size(), CostTable::padded(workers.size()));
     for (std::size_t slot = 0; slot < workers.size(); ++slot) {
-      CHECK_EQ(costs_s[slot], cost_s(workers.columns(), slot, query, 0));
+      CHECK_EQ(costs_s[slot], cost_s(kSettings, workers.columns(), slot, query, 0));
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "check.h"
 #include "scheduler/fates.h"
 #include "scheduler/freshness.h"
+#include "scheduler/life_line.h"
 #include "scheduler/predictor.h"
 
 using namespace rose;
@@ -28,30 +29,11 @@ Settings settings() {
   made.turn_window = 64;
   made.version_window = 4;
   made.reserve_quantile = 0.9;
+  made.longest_first = 1;
   return made;
 }
 
 // ---- Predictor
-
-TEST(remaining_tools_and_turns_count_in_the_remaining_time) {
-  Predictor predictor{settings()};
-  predictor.enter(1);
-  for (int i = 0; i < 60; ++i) predictor.observe_trajectory(1, 10, 10);
-  const double before_s = predictor.forecast(1, {}).left_s;
-  for (int i = 0; i < 600; ++i) predictor.observe_tool(1, 60);
-  const double after_s = predictor.forecast(1, {}).left_s;
-  CHECK(after_s > before_s + 400);
-  CHECK(after_s < before_s + 600);
-  CHECK(predictor.forecast(1, {.turns = 9}).left_s < 10);
-}
-
-TEST(the_time_per_token_is_that_of_all_turns_together) {
-  Predictor predictor{settings()};
-  for (int i = 0; i < 1000; ++i) predictor.observe_turn(1, i % 2 == 0 ? 10 : 1990, i % 2);
-  const LengthForecast forecast = predictor.forecast(1, {});
-  // 1000 tokens per turn at half a second each; four turns of 100 tokens remain.
-  CHECK(forecast.left_s < 0.0006 * 4000 + 4);
-}
 
 TEST(a_group_is_forgotten_with_its_last_live_member) {
   Predictor predictor{settings()};
@@ -79,6 +61,53 @@ TEST(forecasts_are_finite_after_any_observations) {
     CHECK(got.left_s_high >= got.left_s);
     CHECK(got.turn_tokens_left > 0);
     CHECK(got.turn_tokens_high > static_cast<double>(tokens));
+  }
+}
+
+// ---- LifeLine
+
+double exact(std::vector<double> lives_s, std::size_t percent) {
+  std::sort(lives_s.begin(), lives_s.end());
+  return lives_s[((lives_s.size() - 1) * percent + (percent == 50 ? 0 : 99)) / 100];
+}
+
+TEST(equal_lifetimes_have_no_lag) {
+  LifeLine line;
+  for (int i = 0; i < 9; ++i) line.enter(3);
+  CHECK_EQ(line.lag(3), 0.0);
+  CHECK_EQ(line.lag(4), 0.0);
+}
+
+TEST(quantiles_are_those_of_the_live_trajectories) {
+  std::mt19937_64 random{4};
+  LifeLine line;
+  std::vector<std::pair<std::size_t, double>> live;
+  for (int i = 0; i < 4000; ++i) {
+    const auto life_s = static_cast<double>(random() % 1000);
+    const std::size_t which = live.empty() ? 0 : random() % live.size();
+    switch (live.empty() ? 0 : random() % 3) {
+      case 0:
+        live.emplace_back(line.enter(life_s), life_s);
+        break;
+      case 1:
+        line.change(live[which].first, life_s);
+        live[which].second = life_s;
+        break;
+      default:
+        line.leave(live[which].first);
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
+    }
+    CHECK_EQ(line.size(), live.size());
+    if (live.empty()) continue;
+    // After as many changes as lives the quantiles are computed again.
+    for (const auto& [number, each_s] : live) line.change(number, each_s);
+    std::vector<double> lives_s;
+    for (const auto& [number, each_s] : live) lives_s.push_back(each_s);
+    const double median_s = exact(lives_s, 50);
+    const double high_s = exact(lives_s, 95);
+    CHECK_EQ(line.lag(median_s), 0.0);
+    if (high_s > median_s) CHECK_EQ(line.lag(high_s), 1.0);
+    if (high_s > median_s) CHECK(line.lag((median_s + high_s) / 2) < 1);
   }
 }
 

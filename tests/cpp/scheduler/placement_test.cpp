@@ -12,6 +12,8 @@ using namespace rose::scheduler;
 
 namespace {
 
+constexpr Settings kSettings{.leave_home_margin_s = 0.05, .hazard_per_s = 0.1, .requeue_s = 0.1};
+
 struct Held {
   std::size_t slot;
   TrajectoryId trajectory;
@@ -26,7 +28,7 @@ class Shift {
     for (std::uint64_t joined = 0; seed % 2 == 0 && joined < 200; ++joined) join();
   }
 
-  WorkerTable workers;
+  WorkerTable workers{kSettings.hazard_per_s};
 
   std::int64_t below(std::int64_t n) {
     return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(n));
@@ -45,7 +47,7 @@ class Shift {
       case 3:
         return slot && !held_.empty() ? release() : join();
       case 4:
-        if (slot) workers.set_barred(*slot, false);
+        if (slot) workers.set_hazard(*slot, static_cast<double>(below(9)) / 7);
         return;
       case 5:
         if (slot) workers.set_version(*slot, below(3));
@@ -118,7 +120,7 @@ class Shift {
 std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& query) {
   std::optional<std::size_t> best;
   const auto cost = [&](std::size_t slot) {
-    return cost_s(workers, slot, query, query.home == slot ? query.hit_tokens : 0);
+    return cost_s(kSettings, workers, slot, query, query.home == slot ? query.hit_tokens : 0);
   };
   const auto can_take = [&](std::size_t slot) {
     const bool is_warm = query.home == slot && query.hit_tokens > 0;
@@ -135,7 +137,7 @@ std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& q
     if (is_better) best = slot;
   }
   const bool stays = query.home && query.hit_tokens > 0 && can_take(*query.home) &&
-                     cost(*query.home) <= cost(*best);
+                     cost(*query.home) - cost(*best) <= kSettings.leave_home_margin_s;
   return stays ? query.home : best;
 }
 
@@ -147,6 +149,7 @@ Query any_query(Shift& shift) {
   query.spares_caches = shift.below(2) == 0;
   query.most_tokens = 50;
   query.expected_tokens = 10;
+  query.urgency = shift.below(4) == 0 ? 1 : 0;
   query.version_floor = static_cast<double>(shift.below(2));
   if (shift.workers.size() > 0 && shift.below(3) == 0) {
     query.home = static_cast<std::size_t>(shift.below(std::ssize(shift.workers.columns().number)));
@@ -160,7 +163,7 @@ TEST(the_choice_is_the_cheapest_of_all_workers_after_any_changes) {
   int lost = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Shift shift{seed};
-    Placement placement{PlacementPolicy::kJoint};
+    Placement placement{kSettings, PlacementPolicy::kJoint};
     for (int round = 0; round < 800; ++round) {
       for (std::int64_t changes = shift.below(4); changes > 0; --changes) shift.change();
       const Query query = any_query(shift);
@@ -188,10 +191,10 @@ void join(WorkerTable& workers, WorkerId number, double speed) {
 
 TEST(among_equals_the_smallest_number_wins_in_any_row) {
   constexpr auto kWorkers = static_cast<WorkerId>(3 * kBlock);
-  WorkerTable workers;
+  WorkerTable workers{kSettings.hazard_per_s};
   join(workers, kWorkers, 2);
   for (WorkerId number = kWorkers - 1; number >= 0; --number) join(workers, number, 1);
-  Placement placement{PlacementPolicy::kJoint};
+  Placement placement{kSettings, PlacementPolicy::kJoint};
   Query query;
   query.prompt_tokens = 20;
   query.need_tokens = 30;
@@ -213,7 +216,7 @@ TEST(the_lineup_has_the_workers_with_room_and_their_columns) {
       const WorkerColumns& all = shift.workers.columns();
       const Query query = any_query(shift);
       std::vector<double> costs_s;
-      lineup.costs().scan(query, costs_s);
+      lineup.costs().scan(kSettings, query, costs_s);
       std::size_t rows = 0;
       for (std::size_t slot = 0; slot < all.size(); ++slot) {
         CHECK_EQ(lineup.row(slot) != Lineup::kNoRow, all.room_tokens[slot] >= 0);
@@ -223,7 +226,7 @@ TEST(the_lineup_has_the_workers_with_room_and_their_columns) {
         CHECK_EQ(lineup.tokens(false)[lineup.row(slot)], all.room_tokens[slot]);
         CHECK_EQ(lineup.tokens(true)[lineup.row(slot)], all.spare_tokens[slot]);
         CHECK_EQ(lineup.numbers()[lineup.row(slot)], static_cast<double>(all.number[slot]));
-        CHECK_EQ(costs_s[lineup.row(slot)], cost_s(all, slot, query, 0));
+        CHECK_EQ(costs_s[lineup.row(slot)], cost_s(kSettings, all, slot, query, 0));
       }
       CHECK_EQ(lineup.size(), rows);
       for (std::size_t row = rows; row < CostTable::padded(rows); ++row) {

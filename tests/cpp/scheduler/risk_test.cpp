@@ -13,6 +13,13 @@ namespace {
 
 constexpr Settings kSettings{.exposure_max_s = 2, .urgent_share_max = 0.5};
 
+TEST(old_observations_fade) {
+  Revocations seen{.count = 100, .exposed_s = 100};
+  for (int i = 0; i < 1000; ++i) seen.expose(1, 100);
+  CHECK_EQ(seen.exposed_s, 100.0);
+  CHECK(seen.count < 0.1);
+}
+
 TEST(exposure_of_a_job_is_the_sum_over_its_domains) {
   std::mt19937_64 random{2};
   ExposureTable table{kSettings};

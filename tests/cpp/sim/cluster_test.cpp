@@ -18,6 +18,7 @@ constexpr scheduler::Settings kSettings{.max_staleness = 1,
                                         .retry_ns = 500 * kMs,
                                         .stall_ns = 2000 * kMs,
                                         .wait_max_ns = 5000 * kMs,
+                                        .hazard_per_s = 0.1,
                                         .turn_tokens_prior = 50,
                                         .turn_window = 64};
 
