@@ -49,10 +49,11 @@ int main(int, char** arguments) {
   compute::HostGate& gate = device->gate();
   const auto step = [&](const slo::Features& batch) {
     const auto begun = device->steps().begin(std::nullopt, true);
-    const double blocked_ms = static_cast<double>(gate.wait_parked(1000 * kMs).value_or(0)) / kMs;
+    const Nanoseconds blocked_ns = begun.is_blocked ? device->wait_parked().waited_ns : 0;
     const Nanoseconds began_ns = BootClock{}.now_ns();
     work();
-    must(device->steps().end({batch, began_ns, 0, blocked_ms, begun.passed}));
+    must(device->steps().end(
+        {batch, began_ns, 0, static_cast<double>(blocked_ns) / kMs, begun.passed}));
   };
   for (const slo::Features& shape : {decode, prefill}) {  // evidence before promises
     while (must(device->model().evidence(shape)).missing > 0) step(shape);

@@ -108,10 +108,22 @@ Status LendingDevice::start() noexcept {
 
 Status LendingDevice::close() noexcept {
   if (steps_ == nullptr) return {};  // create() failed
+  end_lending();
+  return parts_.log->close();
+}
+
+void LendingDevice::end_lending() noexcept {
   steps_->set_lending(false);
   parts_.creditor->stop();
   parts_.gate->shut_down();
-  return parts_.log->close();
+}
+
+SegmentWait LendingDevice::wait_parked() noexcept {
+  // The segment that spent the budget may run for ever.
+  if (parts_.gate->is_shut_down()) return {.has_ended = false};
+  const SegmentWait wait = parts_.creditor->segments().wait(borrower_);
+  if (wait.is_spent) end_lending();
+  return wait;
 }
 
 Result<memory::GrantAnswer> LendingDevice::lend(std::int32_t slabs, Nanoseconds ttl_ns) noexcept {

@@ -35,7 +35,9 @@ struct LendingConfig {
 // object has no thread that beats for it. The borrower passes gate() before each segment.
 //
 // 1. Slabs are lent only under an ADMISSION, and segments start only under a QUANTUM.
-// 2. After close(), or the destructor, no segment starts and the log is complete.
+// 2. Serving waits for segments beyond their certificates at most for the log's wait budget. When
+//    it is spent, lending ends for good, and steps() goes on without it.
+// 3. After close(), or the destructor, no segment starts and the log is complete.
 //
 // Thread rule: any thread; see the parts for theirs.
 class LendingDevice {
@@ -53,6 +55,9 @@ class LendingDevice {
   Status start() noexcept;
   Status close() noexcept;
 
+  // Waits for the segment that still runs if StepBegun::is_blocked, at most for its certified
+  // length and what is left of the wait budget. Serving's thread calls it.
+  SegmentWait wait_parked() noexcept;
   // As Arbiter::grant(), under a certificate.
   Result<memory::GrantAnswer> lend(std::int32_t slabs, Nanoseconds ttl_ns) noexcept;
   // Takes back up to `slabs` slabs for serving, and waits up to `timeout_ns` until they are free.
@@ -70,6 +75,7 @@ class LendingDevice {
  private:
   LendingDevice() = default;
   Status join(memory::Pool pool, const LendingConfig& config);
+  void end_lending() noexcept;
 
   ServingParts parts_;
   std::shared_ptr<memory::Arbiter> arbiter_;

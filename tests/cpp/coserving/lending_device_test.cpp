@@ -15,6 +15,7 @@ using rose::test::records_of;
 namespace {
 
 constexpr Nanoseconds kMs = 1'000'000;
+constexpr Nanoseconds kBudgetNs = 20 * kMs;
 
 LendingConfig config(const std::string& path = "") {
   return {.targets = {.ttft_ms = 60'000,
@@ -23,7 +24,9 @@ LendingConfig config(const std::string& path = "") {
                       .blocking_ms = 60'000,
                       .heartbeat_ttl_ns = 600'000 * kMs,
                       .max_segments = 4,
-                      .revoke_ms = 10},
+                      .revoke_ms = 10,
+                      .wait_budget_ns = kBudgetNs,
+                      .park_wait_ms = 10},
           .log_path = path,
           .reserve_slabs = 2,
           .serving_block_bytes = 1024,
@@ -68,6 +71,25 @@ TEST(slabs_and_segments_are_lent_under_recorded_certificates_and_come_back) {
   CHECK_EQ(counts[static_cast<std::size_t>(slo::RecordKind::kAdmission)], 1);
   CHECK_EQ(counts[static_cast<std::size_t>(slo::RecordKind::kRevokeBegun)], 1);
   CHECK(counts[static_cast<std::size_t>(slo::RecordKind::kQuantum)] > 0);
+}
+
+TEST(lending_ends_when_a_stuck_segment_has_spent_the_wait_budget_and_steps_go_on) {
+  const auto device = started();
+  device->gate().begin_step();
+  CHECK_EQ(device->gate().pass(60'000 * kMs), compute::Verdict::kPassed);
+  Nanoseconds excess_ns = 0;
+  for (bool is_spent = false; !is_spent;) {
+    CHECK(device->steps().begin(std::nullopt, true).is_blocked);
+    const SegmentWait wait = device->wait_parked();
+    is_spent = wait.is_spent;
+    excess_ns += wait.excess_ns;
+    CHECK(device->steps().end({.batch = {1, 64, 0}}).ok());
+  }
+  CHECK_EQ(excess_ns, kBudgetNs);
+  CHECK(device->gate().is_shut_down());
+  CHECK(device->steps().begin(std::nullopt, true).is_blocked);
+  CHECK_EQ(device->wait_parked().waited_ns, 0);
+  CHECK(device->steps().end({.batch = {1, 64, 0}}).ok());
 }
 
 TEST(after_close_no_segment_starts) {
