@@ -154,8 +154,8 @@ class BlockAllocator final : public SlabHolder {
 
   // ---- numbers
 
-  // Includes cached blocks, since alloc() can get them.
-  std::int64_t free_blocks() const noexcept;
+  // Includes cached blocks, since alloc() can get them, and no blocks of revoked slabs.
+  std::int64_t free_blocks() noexcept;
   std::int64_t cached_blocks() const noexcept;
   std::int64_t used_blocks() const noexcept;
   std::int64_t capacity_blocks() const noexcept;

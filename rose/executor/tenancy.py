@@ -110,8 +110,6 @@ class Tenancy:
         revocation.begin()
         if revocation.settled_ns == 0:
             self.ring()
-        else:  # The engine has nothing to do, but its attachment must count its free blocks anew.
-            self.tenant.ring()
 
     def note_room(self) -> None:
         """Notify the tenant that slabs are free."""
