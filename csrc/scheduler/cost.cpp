@@ -14,7 +14,9 @@ struct Turn {
   double context_steps;  // tokens of the turn's context, summed over its steps
   double own_weight;
   double risk_weight;
+  double gap_weight_s;
   double requeue_s;
+  double published;
 };
 
 Turn turn_of(const Settings& settings, const CostQuery& query, double cached_tokens) noexcept {
@@ -26,7 +28,9 @@ Turn turn_of(const Settings& settings, const CostQuery& query, double cached_tok
           .context_steps = query.expected_tokens * context,
           .own_weight = 1 + settings.urgent_time_weight * query.urgency,
           .risk_weight = 1 + settings.urgent_risk_weight * query.urgency,
-          .requeue_s = settings.requeue_s};
+          .gap_weight_s = settings.staleness_s_per_version,
+          .requeue_s = settings.requeue_s,
+          .published = query.published};
 }
 
 WorkerRates<double> rates_of(const WorkerColumns& workers, std::size_t slot) noexcept {
@@ -44,7 +48,8 @@ WorkerRates<double> rates_of(const WorkerColumns& workers, std::size_t slot) noe
           .others_per_token_s = slowness * turns * sequence_s,
           .turns = turns,
           .hazard_per_s = workers.hazard_per_s[slot],
-          .redo_per_token_s = prefill_s};
+          .redo_per_token_s = prefill_s,
+          .version = workers.version[slot]};
 }
 
 // The cost on one worker or on several. Always inlined, so that each caller compiles it for its own
@@ -63,7 +68,8 @@ template <typename Number>
   const Number revocations = worker.hazard_per_s * own_s;
   const Number redo_s = turn.prompt_tokens * worker.redo_per_token_s + turn.requeue_s;
   const Number risk_s = revocations / (1 + revocations) * redo_s;
-  cost_s = turn.own_weight * own_s + others_s + turn.risk_weight * risk_s;
+  cost_s = turn.own_weight * own_s + others_s + turn.risk_weight * risk_s +
+           turn.gap_weight_s * (turn.published - worker.version);
 }
 
 [[gnu::always_inline]] inline void scan_lanes(const Turn& same,

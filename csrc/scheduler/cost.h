@@ -9,22 +9,25 @@
 
 namespace rose::scheduler {
 
-// The properties of a turn that its cost depends on. Token counts are doubles, as in the columns.
+// The properties of a turn that its cost depends on. Token counts and versions are doubles, as in
+// the columns.
 struct CostQuery {
   double prompt_tokens{0};    // to compute if nothing is cached
   double expected_tokens{0};  // still to be generated
   double urgency{0};          // 0 in bulk, 1 in the tail
+  double published{0};        // the newest version
 
   bool operator==(const CostQuery&) const = default;
 };
 
 // Returns the cost. It is
-//   (1 + a u) own + others + (1 + b u) risk
+//   (1 + a u) own + others + (1 + b u) risk + c gap
 //   u       the turn's urgency
-//   a, b    the settings urgent_time_weight and urgent_risk_weight
+//   a, b, c the settings urgent_time_weight, urgent_risk_weight and staleness_s_per_version
 //   own     time for the worker's backlog, the prompt less `cached_tokens`, the expected tokens
 //   others  delay of the worker's other turns: slower steps, and steps that wait for this prompt
 //   risk    probability of a revocation within `own`, times the time to queue and recompute
+//   gap     versions that the worker is behind; negative if it is ahead
 double cost_s(const Settings& settings, const WorkerColumns& workers, std::size_t slot,
               const CostQuery& query, double cached_tokens) noexcept;
 
@@ -49,6 +52,7 @@ struct alignas(sizeof(Number)) WorkerRates {
   Number turns;
   Number hazard_per_s;
   Number redo_per_token_s;  // prefill on another worker; assumes this worker's nominal speed
+  Number version;
 
   template <typename Rate>
   void each(const WorkerRates<double>& other, Rate&& rate) {
@@ -60,6 +64,7 @@ struct alignas(sizeof(Number)) WorkerRates {
     rate(turns, other.turns);
     rate(hazard_per_s, other.hazard_per_s);
     rate(redo_per_token_s, other.redo_per_token_s);
+    rate(version, other.version);
   }
 };
 

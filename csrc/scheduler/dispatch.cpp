@@ -241,6 +241,7 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.expected_tokens = std::min(static_cast<double>(left), trajectory.forecast.turn_tokens_left);
   query.urgency = book_.lag(trajectory);
   query.job = trajectory.job;
+  query.published = static_cast<double>(book_.jobs[trajectory.job].published);
   query.version_floor = static_cast<double>(has_starved ? book_.version_floor(trajectory.job)
                                                         : book_.version_floor(trajectory));
   query.home = workers.find(trajectory.home.worker);

@@ -13,7 +13,7 @@ namespace rose::scheduler {
 // order. The home of a turn is the worker whose cache has the context of its trajectory; the home
 // is warm while that cache is valid.
 enum class PlacementPolicy : std::uint8_t {
-  kJoint = 0,          // own time + externality + risk, weighted by urgency
+  kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // warm home, else least loaded dedicated, else least loaded borrowed
   kLeastLoadedSticky,  // home while it has room and few more turns, else the least loaded
   kMlfq,               // places like kLeastLoadedSticky; least served first, see mlfq.h
@@ -35,6 +35,7 @@ struct Settings {
   Nanoseconds wait_max_ns{0};
   double urgent_time_weight{1};
   double urgent_risk_weight{1};
+  double staleness_s_per_version{0};
   double leave_home_margin_s{0};
   double hazard_per_s{0};
   double hazard_prior_s{1e9};
@@ -67,12 +68,12 @@ struct Settings {
   void image(Image& image) {
     image(max_staleness, batch_trajectories, worker_lag_max, recall_grace_ns, retry_ns,
           attempts_max, stall_ns, wait_max_ns, urgent_time_weight, urgent_risk_weight,
-          leave_home_margin_s, hazard_per_s, hazard_prior_s, hazard_window_s, hold_min_ns,
-          hold_max_ns, flap_window_ns, exposure_max_s, urgent_share_max, burst_prefill_tokens,
-          fair_lead_tokens, requeue_s, turn_tokens_prior, turns_prior, token_s_prior, tool_s_prior,
-          job_weight, turn_window, version_window, reserve_quantile, reserve_ahead_tokens,
-          longest_first, pace_rate, displaced_share, cache_wait_ns, move_contexts,
-          mlfq_quantum_tokens);
+          staleness_s_per_version, leave_home_margin_s, hazard_per_s, hazard_prior_s,
+          hazard_window_s, hold_min_ns, hold_max_ns, flap_window_ns, exposure_max_s,
+          urgent_share_max, burst_prefill_tokens, fair_lead_tokens, requeue_s, turn_tokens_prior,
+          turns_prior, token_s_prior, tool_s_prior, job_weight, turn_window, version_window,
+          reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, displaced_share,
+          cache_wait_ns, move_contexts, mlfq_quantum_tokens);
   }
 };
 

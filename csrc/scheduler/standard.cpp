@@ -38,6 +38,7 @@ constexpr std::array kKnobs{
     Knob{"wait_max_ms", &Settings::wait_max_ns, kNsOfMs, kAboveZero},
     Knob{"urgent_time_weight", &Settings::urgent_time_weight},
     Knob{"urgent_risk_weight", &Settings::urgent_risk_weight},
+    Knob{"staleness_s_per_version", &Settings::staleness_s_per_version},
     Knob{"leave_home_margin_s", &Settings::leave_home_margin_s},
     Knob{"hazard_per_s", &Settings::hazard_per_s},
     Knob{"hazard_prior_s", &Settings::hazard_prior_s, kCount, kAboveZero},

@@ -21,7 +21,7 @@ class PlacementPolicy(Enum):
     was best, but on full engines it loses more by lost caches than it gains by balance.
     """
 
-    JOINT = "own time, cost to others and revocation risk, weighted by urgency"
+    JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"
     ROSE_PUBLISHED = "cache-affine, then least-loaded dedicated, then borrowed with room"
     LEAST_LOADED_STICKY = (
         "home while it has room and at most 1.5 n + 2 turns, else the fewest turns, n"

@@ -114,7 +114,7 @@ def choose(
     if policy is PlacementPolicy.JOINT:
 
         def cost(worker: PlainWorker) -> float:
-            return cost_s(worker, turn, settings=settings)
+            return cost_s(worker, turn, published=published, settings=settings)
 
         best = first_least(able, cost)
         is_warm = home is not None and best is not None and turn.cached_tokens > 0
@@ -163,7 +163,9 @@ def first_least(
     return min(workers, key=cost, default=None)
 
 
-def cost_s(worker: PlainWorker, turn: PlainTurn, *, settings: SimpleNamespace) -> float:
+def cost_s(
+    worker: PlainWorker, turn: PlainTurn, *, published: int, settings: SimpleNamespace
+) -> float:
     """Return the cost in seconds that JOINT minimises."""
     n, u = len(worker.needs), turn.urgency
     prefill_s = 1 / worker.prefill_tokens_per_s
@@ -189,6 +191,7 @@ def cost_s(worker: PlainWorker, turn: PlainTurn, *, settings: SimpleNamespace) -
         (1 + settings.urgent_time_weight * u) * own
         + others
         + (1 + settings.urgent_risk_weight * u) * risk
+        + settings.staleness_s_per_version * (published - worker.version)
     )
 
 

@@ -72,6 +72,7 @@ class Twins:
             wait_max_ms=1e9,
             urgent_time_weight=self.rng.choice([0.0, 1.0, 3.0]),
             urgent_risk_weight=self.rng.choice([0.0, 1.0, 3.0]),
+            staleness_s_per_version=self.rng.choice([0.0, 0.5]),
             leave_home_margin_s=self.rng.choice([0.0, 0.1, 1.0]),
             hazard_per_s=self.rng.choice([0.0, 0.02, 1.0]),
             hazard_prior_s=1e9,  # observations do not count: the reference has no clock

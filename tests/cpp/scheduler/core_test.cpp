@@ -152,6 +152,7 @@ TEST(a_scan_equals_the_cost_of_each_row_bit_for_bit) {
     query.prompt_tokens = below(900);
     query.expected_tokens = below(300) / 7;
     query.urgency = below(100) / 100;
+    query.published = below(3);
     CostTable table;
     table.resize(workers.size());
     for (std::size_t slot = 0; slot < workers.size(); ++slot) {

@@ -12,7 +12,10 @@ using namespace rose::scheduler;
 
 namespace {
 
-constexpr Settings kSettings{.leave_home_margin_s = 0.05, .hazard_per_s = 0.1, .requeue_s = 0.1};
+constexpr Settings kSettings{.staleness_s_per_version = 0.5,
+                             .leave_home_margin_s = 0.05,
+                             .hazard_per_s = 0.1,
+                             .requeue_s = 0.1};
 
 struct Held {
   std::size_t slot;
@@ -150,6 +153,7 @@ Query any_query(Shift& shift) {
   query.most_tokens = 50;
   query.expected_tokens = 10;
   query.urgency = shift.below(4) == 0 ? 1 : 0;
+  query.published = 3;
   query.version_floor = static_cast<double>(shift.below(2));
   if (shift.workers.size() > 0 && shift.below(3) == 0) {
     query.home = static_cast<std::size_t>(shift.below(std::ssize(shift.workers.columns().number)));
