@@ -242,7 +242,10 @@ def block_of(
         add(f"{name}_low", low)
 
     if kind == BITMAP:
-        add("bitmap", [int(i in positions) for i in range(BLOCK)])
+        bitmap = [0] * BLOCK
+        for position in positions:
+            bitmap[position] = 1
+        add("bitmap", bitmap)
     else:
         add_elias_fano("positions", BLOCK, positions)
     add("signs", [int(i == down - 1) for i in range(changed)])
@@ -362,21 +365,23 @@ def damaged_sizes() -> list[Damage]:
     ]
 
 
-def damages() -> list[Damage]:
-    return damaged_entries() + damaged_positions() + damaged_sizes()
+@cache
+def damages() -> tuple[Damage, ...]:
+    return (*damaged_entries(), *damaged_positions(), *damaged_sizes())
 
 
-def sound_blocks() -> list[Damage]:
+@cache
+def sound_blocks() -> tuple[Damage, ...]:
     """Return blocks that a pack may write, although they resemble damaged ones."""
     four = [5, 700, 9000, 9001]
-    return [
+    return (
         damage_of("listed", block_of(four, [0, 2], [31, 1])),
         damage_of("all_listed", block_of(four, [0, 1, 2, 3], [0, 1, 2, 31])),
         damage_of("large", block_of(four, [0, 2], larges={1: 32})),
         damage_of("largest_size", block_of(four, [0, 2], larges={1: 0x7FFE}, down=3)),
         damage_of("all_and_largest", block_of(four, [0, 1, 2, 3], larges={1: 0x7FFF}, down=2)),
         damage_of("bitmap", block_of(list(range(0, BLOCK, 3)), [4], [9], kind=BITMAP)),
-    ]
+    )
 
 
 @cache

@@ -7,7 +7,6 @@ from bench.gpu.suite_codec import BLOCK_ELEMENTS, COUNT, Packing, applied, repor
 from bench.gpu.timing import event_timed, fresh_seed, need_free
 from bench.gpu.weights import two_versions
 from rose.errors import check
-from rose.kernels.deltas import AGE_LIMIT
 
 ROWS: Final = ("triton_over_cuda_pack", "triton_over_cuda_apply", "triton_over_cuda_digest")
 
@@ -18,6 +17,7 @@ def measure(report: Report) -> None:
     with report.rows(*ROWS):
         from rose.kernels.delta_apply import delta_apply
         from rose.kernels.delta_pack import delta_pack
+        from rose.kernels.deltas import AGE_LIMIT
         from rose.kernels.digest import digest
         from rose.kernels.embedded import EmbeddedCodec
 

@@ -369,6 +369,14 @@ double Book::lag(const Trajectory& trajectory) const {
   return std::clamp(std::max(job.outlook.lag(trajectory, now_ns), by_version), 0.0, 1.0);
 }
 
+bool Book::is_tail(std::size_t place) const noexcept {
+  const Job& job = jobs[place];
+  // Trajectories that only wait for memory will start soon, so they count as live here.
+  const std::size_t held_back = job.can_admit() ? job.waiting.size() : 0;
+  const auto live = static_cast<double>(job.outlook.live()) + static_cast<double>(held_back);
+  return settings.tail_seats * live < static_cast<double>(workers.free_seats(place));
+}
+
 Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
   const Job& job = jobs[trajectory.job];
   // Without this trajectory the trainer cannot fill its next batch, so the trainer waits for it.

@@ -80,6 +80,8 @@ class Book {
   // Urgency from 0 to 1: the lag behind other trajectories or the progress towards the limit of
   // staleness, whichever is larger.
   double lag(const Trajectory& trajectory) const;
+  // True if so many seats are free that all turns of the job get urgency 1, whatever their lag.
+  bool is_tail(std::size_t job) const noexcept;
   Freshness freshness(const Trajectory& trajectory) const noexcept;
   // Oldest worker version that may run a turn of the trajectory: output of older weights would be
   // stale when the trainer uses it.

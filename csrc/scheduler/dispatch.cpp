@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -113,6 +114,12 @@ bool Dispatch::try_start(const QueueKey& key) {
     // This made that worker's room visible again.
     for (const std::size_t kept : kept_) book_.workers.hide(kept);
     refresh_bars(*slot);
+    return true;
+  }
+  if (const double wait_s = placement_.wait_s(); wait_s > 0) {
+    // Rounded up, so that a worker that has not committed by then counts as late.
+    const auto wait_ns = static_cast<Nanoseconds>(std::llround(wait_s * kNsPerS));
+    place_at_ns_ = std::min(place_at_ns_, book_.now_ns + 1 + wait_ns);
     return true;
   }
   query.prefers_dedicated = false;  // choose() has tried the borrowed workers too
@@ -239,7 +246,8 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
                             book_.freshness(trajectory) == Freshness::kAtRisk;
   query.prompt_tokens = static_cast<double>(trajectory.prompt_tokens());
   query.expected_tokens = std::min(static_cast<double>(left), trajectory.forecast.turn_tokens_left);
-  query.urgency = book_.lag(trajectory);
+  const double lag = book_.lag(trajectory);
+  query.urgency = book_.is_tail(trajectory.job) ? 1 : lag;
   query.job = trajectory.job;
   query.published = static_cast<double>(book_.jobs[trajectory.job].published);
   query.version_floor = static_cast<double>(has_starved ? book_.version_floor(trajectory.job)
@@ -249,7 +257,11 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   // Limits on restarts and on exposure make turns wait. A starved turn is exempt from them.
   query.restart_tokens = !has_starved && trajectory.tries > 0 ? query.prompt_tokens : 0;
   query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
-  query.is_urgent = query.urgency > kUrgentLag;
+  query.is_urgent = lag > kUrgentLag;
+  query.may_wait =
+      !has_starved && static_cast<double>(oldest_versions_[trajectory.job]) < query.version_floor;
+  query.since_published_s =
+      static_cast<double>(book_.now_ns - book_.jobs[trajectory.job].published_ns) / kNsPerS;
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
   const bool is_joint = book_.policy == PlacementPolicy::kJoint;
   const Nanoseconds waited_ns = book_.now_ns - trajectory.queued_ns;
@@ -306,10 +318,15 @@ void Dispatch::keep_for(const Query& query) {
 void Dispatch::look_over_workers() {
   const WorkerColumns& columns = book_.workers.columns();
   has_dedicated_.assign(book_.jobs.size(), false);
+  oldest_versions_.assign(book_.jobs.size(), kCountMax);
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
     if (columns.kind[slot] == WorkerKind::kDedicated && book_.workers[slot].grant.is_live) {
       has_dedicated_[columns.job[slot]] = true;
     }
+    const Worker& worker = book_.workers[slot];
+    if (!worker.grant.is_live) continue;
+    std::int64_t& oldest = oldest_versions_[columns.job[slot]];
+    oldest = std::min(oldest, worker.version);
   }
 }
 

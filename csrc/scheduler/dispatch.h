@@ -12,7 +12,8 @@
 
 namespace rose::scheduler {
 
-// After place(), no worker can take any queued turn. A worker cannot take a turn if the worker
+// After place(), each queued turn waits for newer weights, or no worker can take it. A worker
+// cannot take a turn if the worker
 //   - has no grant, no room, or weights that are too old,
 //   - is avoided by the turn, or holds caches that the turn spares,
 //   - is kept for a starved turn,
@@ -92,8 +93,9 @@ class Dispatch {
   Placement placement_;
   Nanoseconds place_at_ns_{kNever};  // when time alone may let a turn start
   std::vector<std::size_t> kept_;
-  std::vector<double> limits_;       // by job: turns that need more find no room
-  std::vector<bool> has_dedicated_;  // by job: a dedicated worker has a live grant
+  std::vector<double> limits_;                 // by job: turns that need more find no room
+  std::vector<bool> has_dedicated_;            // by job: a dedicated worker has a live grant
+  std::vector<std::int64_t> oldest_versions_;  // by job, of workers with a live grant
   std::vector<Promise> promises_;
   std::vector<Failure> failures_;
   std::vector<Cursor> cursors_;            // by job

@@ -66,6 +66,7 @@ void EventRules::operator()(const VersionPublished& event) {
   if (event.version > job.published) {
     job.outlook.publish(event.version - job.published, book_.now_ns);
     job.published = event.version;
+    job.published_ns = book_.now_ns;
   } else {
     ++book_.counters.stale_events;
   }
@@ -77,7 +78,13 @@ void EventRules::operator()(const VersionCommitted& event) {
     ++book_.counters.stale_events;
     return;
   }
+  const bool is_newer = event.version > book_.workers[*slot].version;
   book_.workers.set_version(*slot, event.version);
+  const Job& job = book_.jobs[book_.workers[*slot].job];
+  // A repeated report, as after a reconnection, says nothing about the duration of the commit.
+  if (is_newer && event.version == job.published) {
+    book_.workers.observe_commit(*slot, book_.now_ns - job.published_ns);
+  }
   book_.has_changed = true;
 }
 

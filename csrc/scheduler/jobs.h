@@ -25,6 +25,7 @@ struct Job {
 
   std::int64_t created{0};
   std::int64_t published{0};
+  Nanoseconds published_ns{0};  // time at which `published` was reported
   std::int64_t admitted{0};
   std::int64_t dropped_admitted{0};  // dropped after admission
   std::int64_t done{0};
@@ -70,8 +71,8 @@ struct Job {
 
   template <typename Image>
   void image(Image& image) {
-    image(number, batch_trajectories, max_staleness, weight, created, published, admitted,
-          dropped_admitted, done, dropped, consumed, waiting, wants, places, outlook);
+    image(number, batch_trajectories, max_staleness, weight, created, published, published_ns,
+          admitted, dropped_admitted, done, dropped, consumed, waiting, wants, places, outlook);
   }
 
  private:

@@ -45,14 +45,20 @@ bool has_room(const WorkerColumns& workers, std::size_t slot, const Query& query
   return tokens >= query.need_tokens && can_stay(workers, slot, query);
 }
 
-// True if the worker can take the turn, whether or not the turn's job is barred there.
-bool can_take_but_for_bars(const WorkerColumns& workers, std::size_t slot,
-                           const Query& query) noexcept {
-  return workers.version[slot] >= query.version_floor && has_room(workers, slot, query) &&
-         workers.job[slot] == query.job && workers.grant_tokens[slot] >= query.most_tokens &&
-         query.avoid != slot &&
+// True if the worker can take the turn, whatever the version of its weights and whether or not the
+// turn's job is barred there.
+bool can_take_but_for_version(const WorkerColumns& workers, std::size_t slot,
+                              const Query& query) noexcept {
+  return has_room(workers, slot, query) && workers.job[slot] == query.job &&
+         workers.grant_tokens[slot] >= query.most_tokens && query.avoid != slot &&
          !(query.prefers_dedicated && workers.kind[slot] == WorkerKind::kBorrowed) &&
          can_restart(workers, slot, query) && can_expose(workers, slot, query);
+}
+
+bool can_take_but_for_bars(const WorkerColumns& workers, std::size_t slot,
+                           const Query& query) noexcept {
+  return workers.version[slot] >= query.version_floor &&
+         can_take_but_for_version(workers, slot, query);
 }
 
 bool can_take(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
@@ -86,8 +92,9 @@ bool Placement::could_if_not_barred(const WorkerColumns& workers, std::size_t sl
 }
 
 std::optional<std::size_t> Placement::choose(WorkerTable& workers, const Query& query) {
+  wait_s_ = 0;
   const std::optional<std::size_t> chosen = choose_by_policy(workers, query);
-  if (chosen || !query.prefers_dedicated) return chosen;
+  if (chosen || wait_s_ > 0 || !query.prefers_dedicated) return chosen;
   // A borrowed worker now is better than a dedicated one later.
   Query any = query;
   any.prefers_dedicated = false;
@@ -140,14 +147,19 @@ std::optional<std::size_t> Placement::cheapest_able(const WorkerColumns& workers
 
 std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const Query& query) {
   price(workers, query);
-  const std::optional<std::size_t> row = cheapest(workers, query);
+  std::optional<std::size_t> chosen = cheapest(workers, query);
+  double chosen_s = chosen ? costs_s_[*chosen] : std::numeric_limits<double>::infinity();
   if (query.hit_tokens > 0 && can_home_take(workers, query)) {
     const double home_s = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
     // A turn leaves a home with a warm cache only for a clear gain, because otherwise noise would
     // move turns back and forth.
-    if (!row || home_s - costs_s_[*row] <= settings_.leave_home_margin_s) return query.home;
+    if (home_s - chosen_s <= settings_.leave_home_margin_s) {
+      chosen = lineup_.row(*query.home);
+      chosen_s = home_s;
+    }
   }
-  return row ? std::optional{lineup_.slot(*row)} : std::nullopt;
+  if (chosen && query.may_wait) wait_s_ = soon_s(workers, query, chosen_s);
+  return chosen && wait_s_ <= 0 ? std::optional{lineup_.slot(*chosen)} : std::nullopt;
 }
 
 void Placement::price(const WorkerColumns& workers, const CostQuery& query) {
@@ -165,6 +177,26 @@ void Placement::price(const WorkerColumns& workers, const CostQuery& query) {
     costs_s_[row] = cost_s(settings_, workers, slot, query, 0);
     leasts_.touch(row);
   }
+}
+
+double Placement::soon_s(const WorkerColumns& workers, const Query& query,
+                         double cost_s) const noexcept {
+  double soonest_s = 0;
+  const double own_weight = 1 + settings_.urgent_time_weight * query.urgency;
+  for (std::size_t row = 0; row < lineup_.size(); ++row) {
+    const std::size_t slot = lineup_.slot(row);
+    if (workers.version[slot] >= query.version_floor) continue;
+    // A worker that is late already may stay late for ever.
+    const double wait_s = workers.commit_s[slot] - query.since_published_s;
+    if (wait_s <= 0 || workers.is_barred[slot] != 0) continue;
+    // After its commit the worker is no longer behind.
+    const double behind_s =
+        settings_.staleness_s_per_version * (query.published - workers.version[slot]);
+    const bool is_better = costs_s_[row] - behind_s + own_weight * wait_s < cost_s;
+    if (!is_better || !can_take_but_for_version(workers, slot, query)) continue;
+    soonest_s = soonest_s > 0 ? std::min(soonest_s, wait_s) : wait_s;
+  }
+  return soonest_s;
 }
 
 std::optional<std::size_t> Placement::rose_published(const WorkerColumns& workers,

@@ -33,6 +33,8 @@ struct Query : CostQuery {
   // A worker other than the warm home must lend this many tokens per resident (turn or cache), this
   // turn included; 0 for no condition.
   double resident_tokens{0};
+  bool may_wait{false};                     // the turn may wait until a worker commits new weights
+  double since_published_s{0};              // age of the job's newest version
   const ExposureTable* exposures{nullptr};  // limits the turn's borrowed domains; null: no limit
 };
 
@@ -51,6 +53,9 @@ class Placement {
   // The slot of the best worker that can take the turn now; none if the turn must wait.
   // Every call must pass the same table.
   std::optional<std::size_t> choose(WorkerTable& workers, const Query& query);
+  // After choose() found nothing: time until the commit of a worker that will then be the best; 0
+  // if there is no such worker.
+  double wait_s() const noexcept { return wait_s_; }
 
  private:
   // Here `prefers_dedicated` excludes borrowed workers.
@@ -64,6 +69,8 @@ class Placement {
   std::optional<std::size_t> cheapest_able(const WorkerColumns& workers,
                                            const Query& query) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);
+  // Time until the commit of a worker that will then cost less than `cost_s`; 0 without one.
+  double soon_s(const WorkerColumns& workers, const Query& query, double cost_s) const noexcept;
   std::optional<std::size_t> rose_published(const WorkerColumns& workers,
                                             const Query& query) const noexcept;
   std::optional<std::size_t> least_loaded_sticky(const WorkerColumns& workers,
@@ -75,6 +82,7 @@ class Placement {
   CostQuery priced_;             // query of costs_s_
   std::vector<double> costs_s_;  // by row of the lineup
   Leasts leasts_;                // of costs_s_
+  double wait_s_{0};
 };
 
 }  // namespace rose::scheduler

@@ -9,9 +9,9 @@
 namespace rose::scheduler {
 
 // Placement policy: chooses the worker of a turn. In addition, only kJoint limits admission by
-// memory, and only kJoint lets turns wait in order to spare caches. Only kMlfq changes the queue's
-// order. The home of a turn is the worker whose cache has the context of its trajectory; the home
-// is warm while that cache is valid.
+// memory, and only kJoint lets turns wait for new weights or in order to spare caches. Only kMlfq
+// changes the queue's order. The home of a turn is the worker whose cache has the context of its
+// trajectory; the home is warm while that cache is valid.
 enum class PlacementPolicy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // warm home, else least loaded dedicated, else least loaded borrowed
@@ -33,6 +33,7 @@ struct Settings {
   std::int64_t attempts_max{3};
   Nanoseconds stall_ns{0};
   Nanoseconds wait_max_ns{0};
+  double tail_seats{1};
   double urgent_time_weight{1};
   double urgent_risk_weight{1};
   double staleness_s_per_version{0};
@@ -67,7 +68,7 @@ struct Settings {
   template <typename Image>
   void image(Image& image) {
     image(max_staleness, batch_trajectories, worker_lag_max, recall_grace_ns, retry_ns,
-          attempts_max, stall_ns, wait_max_ns, urgent_time_weight, urgent_risk_weight,
+          attempts_max, stall_ns, wait_max_ns, tail_seats, urgent_time_weight, urgent_risk_weight,
           staleness_s_per_version, leave_home_margin_s, hazard_per_s, hazard_prior_s,
           hazard_window_s, hold_min_ns, hold_max_ns, flap_window_ns, exposure_max_s,
           urgent_share_max, burst_prefill_tokens, fair_lead_tokens, requeue_s, turn_tokens_prior,

@@ -36,6 +36,7 @@ constexpr std::array kKnobs{
     Knob{"attempts_max", &Settings::attempts_max, kCount, 1},
     Knob{"stall_ms", &Settings::stall_ns, kNsOfMs, kAboveZero},
     Knob{"wait_max_ms", &Settings::wait_max_ns, kNsOfMs, kAboveZero},
+    Knob{"tail_seats", &Settings::tail_seats},
     Knob{"urgent_time_weight", &Settings::urgent_time_weight},
     Knob{"urgent_risk_weight", &Settings::urgent_risk_weight},
     Knob{"staleness_s_per_version", &Settings::staleness_s_per_version},

@@ -1,10 +1,10 @@
 // The scheduler's standard settings, the reason for each value, and their names for trials.
 //
-// "The drawn scenarios" are those of `bench.lab.suites.drawn`, with results in
-// bench/results/drawn-200.json. "The paper" is ROSE (arXiv 2605.06534). A prior is the value that
-// an estimate has before any observation. A worker has one seat for each turn that it may run at a
-// time. The home of a turn is the worker whose cache has the context of its trajectory; the home is
-// warm while that cache is valid.
+// "The drawn scenarios" are those of bench/lab/suites/drawn.py, with results in drawn-200.json.
+// "The paper" is ROSE (arXiv 2605.06534). A prior is the value that an estimate has before any
+// observation. A worker has one seat for each turn that it may run at a time. The home of a turn is
+// the worker whose cache has the context of its trajectory; the home is warm while that cache is
+// valid.
 #pragma once
 
 #include <cstdint>
@@ -45,11 +45,13 @@ inline constexpr Settings kStandard{
     // A turn that waits longer comes before all others, and room is kept for it. Turns take
     // seconds, so such a turn was passed over many times.
     .wait_max_ns = 30 * kSeconds,
+    // With more than this many free seats per live trajectory, all turns have urgency 1: two seats
+    // leave each turn a choice. 0: always, 1e9: never.
+    .tail_seats = 2,
     // Extra weights of an urgent turn's own time and revocation risk, which otherwise weigh 1.
     .urgent_time_weight = 1,
     .urgent_risk_weight = 1,
-    // Cost in seconds per version that a worker is behind. So a request that accepts only newer
-    // weights is not sent to one old worker after the other.
+    // Cost in seconds per version that a worker is behind.
     .staleness_s_per_version = 0.5,
     // A turn leaves its cache only for a gain above this many seconds. Predictions have errors of
     // this size, and a moved prompt is computed again.

@@ -52,6 +52,7 @@ void WorkerTable::join(const WorkerJoined& event, std::size_t job, std::size_t d
   columns_.step_s_per_sequence[slot] = event.decode_ms_per_sequence / kMsPerS;
   columns_.step_s_per_context_token[slot] = event.decode_ms_per_context_token / kMsPerS;
   columns_.slowness[slot] = 1;
+  columns_.commit_s[slot] = 0;
   columns_.hazard_per_s[slot] = event.kind == WorkerKind::kBorrowed ? hazard_per_s_ : 0;
   slots_[event.worker] = slot;
   settle(slot);
@@ -59,6 +60,7 @@ void WorkerTable::join(const WorkerJoined& event, std::size_t job, std::size_t d
 }
 
 void WorkerTable::leave(std::size_t slot) noexcept {
+  set_free_seats(slot, 0);
   const Worker left = std::exchange(workers_[slot], Worker{});
   slots_.erase(left.number);
   free_slots_.push_back(slot);
@@ -266,7 +268,7 @@ bool WorkerTable::is_in_bounds(std::size_t jobs, std::size_t domains) {
   const auto are_slots = [&](const std::vector<std::size_t>& slots) {
     return std::all_of(slots.begin(), slots.end(), [&](auto slot) { return slot < size(); });
   };
-  return columns_.has_size(size()) && are_slots(free_slots_) &&
+  return columns_.has_size(size()) && seats_left_.size() == size() && are_slots(free_slots_) &&
          std::all_of(slots_.begin(), slots_.end(),
                      [&](const auto& entry) { return entry.second < size(); }) &&
          std::all_of(devices_.begin(), devices_.end(),
@@ -287,8 +289,15 @@ std::size_t WorkerTable::take_slot() {
   const std::size_t slot = workers_.size();
   const std::size_t size = slot + 1;
   workers_.resize(size);
+  seats_left_.resize(size);
   columns_.resize(size);
   return slot;
+}
+
+void WorkerTable::set_free_seats(std::size_t slot, std::int64_t seats) noexcept {
+  const std::size_t job = workers_[slot].job;
+  if (job >= free_seats_.size()) free_seats_.resize(job + 1);
+  free_seats_[job] += seats - std::exchange(seats_left_[slot], seats);
 }
 
 void WorkerTable::note_change(std::size_t slot) noexcept {
@@ -327,6 +336,7 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
     columns_.context_tokens[peer] = static_cast<double>(share.used_tokens);
     columns_.restart_tokens[peer] = static_cast<double>(share.restart_tokens);
     columns_.version[peer] = static_cast<double>(worker.version);
+    set_free_seats(peer, can_start ? share.seats - share.turns : 0);
     note_change(peer);
   }
 }

@@ -100,6 +100,9 @@ struct WorkerColumns {
   std::vector<double> step_s_per_context_token;
   std::vector<double> slowness;  // measured over predicted duration of its turns
   std::vector<double> hazard_per_s;
+  // Seconds from the publication of a version to its commit on this worker, for the last such
+  // commit; 0 before the first.
+  std::vector<double> commit_s;
 
   std::size_t size() const noexcept { return number.size(); }
 
@@ -107,7 +110,7 @@ struct WorkerColumns {
   void each(Column&& column) {
     column(number, kind, job, domain, room_tokens, spare_tokens, grant_tokens, turns, residents,
            backlog_tokens, context_tokens, restart_tokens, is_barred, version, prefill_s_per_token,
-           step_s, step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s);
+           step_s, step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s, commit_s);
   }
   template <typename Image>
   void image(Image& image) {
@@ -147,6 +150,10 @@ class WorkerTable {
   std::size_t size() const noexcept { return workers_.size(); }
   const Worker& operator[](std::size_t slot) const noexcept { return workers_[slot]; }
   const WorkerColumns& columns() const noexcept { return columns_; }
+  // Free seats of a job's live grants; on a shared device another job may take them.
+  std::int64_t free_seats(std::size_t job) const noexcept {
+    return job < free_seats_.size() ? free_seats_[job] : 0;
+  }
   // Tokens of a job's live grants; a shared device is divided equally.
   double lent_tokens(std::size_t job) const noexcept;
   // True if one of a job's workers holds a turn.
@@ -204,6 +211,12 @@ class WorkerTable {
   // Capacity and use of the worker's device.
   Share share(std::size_t slot) const noexcept;
 
+  // The worker committed the newest version `after_ns` after its publication.
+  void observe_commit(std::size_t slot, Nanoseconds after_ns) noexcept {
+    columns_.commit_s[slot] = static_cast<double>(after_ns) / 1e9;
+    note_change(slot);
+  }
+
   // Records the measured and the predicted duration of a turn; earlier durations fade by `rate`.
   void observe_pace(std::size_t slot, double took_s, double foreseen_s, double rate) noexcept;
 
@@ -213,8 +226,8 @@ class WorkerTable {
 
   template <typename Image>
   void image(Image& image) {
-    image(workers_, columns_, free_slots_, next_held_off_ns_, slots_, devices_, last_epochs_,
-          next_deadline_ns_, mean_pace_);
+    image(workers_, columns_, free_slots_, seats_left_, free_seats_, next_held_off_ns_, slots_,
+          devices_, last_epochs_, next_deadline_ns_, mean_pace_);
   }
   bool is_in_bounds(std::size_t jobs, std::size_t domains);
   // Marks every slot as changed, for a reader that has seen none.
@@ -225,6 +238,7 @@ class WorkerTable {
  private:
   std::size_t take_slot();
   void settle(std::size_t slot);
+  void set_free_seats(std::size_t slot, std::int64_t seats) noexcept;
   void note_change(std::size_t slot) noexcept;
   // Recomputes the columns of all workers on the slot's device.
   void refresh(std::size_t slot) noexcept;
@@ -233,6 +247,8 @@ class WorkerTable {
   std::vector<Worker> workers_;
   WorkerColumns columns_;
   std::vector<std::size_t> free_slots_;
+  std::vector<std::int64_t> seats_left_;             // by slot
+  std::vector<std::int64_t> free_seats_;             // by job: the sum over its workers
   std::unordered_map<WorkerId, std::size_t> slots_;  // never iterated
   std::map<DeviceId, std::vector<std::size_t>> devices_;
   std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of all workers that ever had a grant

@@ -1,7 +1,7 @@
 """Where a turn runs, the plain way: look at every worker, take the best."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 from rose.scheduler import PlacementPolicy
@@ -38,6 +38,7 @@ class PlainWorker:
     needs: dict[int, int] = field(default_factory=dict)  # of the turns it holds, by trajectory
     backlog: dict[int, int] = field(default_factory=dict)  # prompts it has not computed yet
     caches: dict[int, int] = field(default_factory=dict)  # of idle ones, the oldest first
+    commit_s: float = 0.0  # from the news of a version to its commit here, as seen last
     pace: PlainPace = field(default_factory=PlainPace)
     slowness: float = 1.0  # how many times as long as its figures say, against all others
 
@@ -85,6 +86,7 @@ def choose(
     turn: PlainTurn,
     *,
     published: int,
+    since_published_s: float,
     settings: SimpleNamespace,
 ) -> int | None:
     """Return the number of the best worker that can take the turn now, or None."""
@@ -120,6 +122,15 @@ def choose(
         is_warm = home is not None and best is not None and turn.cached_tokens > 0
         if is_warm and cost(home) - cost(best) <= settings.leave_home_margin_s:
             best = home
+        for worker in roomy:
+            wait_s = worker.commit_s - since_published_s
+            if best is None or worker.version >= floor or wait_s <= 0:
+                continue
+            # It will have the newest version, so long from now, and no cache of older ones.
+            renewed, cold = replace(worker, version=published), replace(turn, cached_tokens=0)
+            soon = cost_s(renewed, cold, published=published, settings=settings)
+            if soon + (1 + settings.urgent_time_weight * turn.urgency) * wait_s < cost(best):
+                return None
     elif policy is PlacementPolicy.ROSE_PUBLISHED:
         dedicated = [worker for worker in able if worker.kind is WorkerKind.DEDICATED]
         best = home if turn.cached_tokens > 0 else None
@@ -166,7 +177,7 @@ def first_least(
 def cost_s(
     worker: PlainWorker, turn: PlainTurn, *, published: int, settings: SimpleNamespace
 ) -> float:
-    """Return the cost in seconds that JOINT minimises."""
+    """Return seconds: what JOINT takes the least of."""
     n, u = len(worker.needs), turn.urgency
     prefill_s = 1 / worker.prefill_tokens_per_s
     sequence_s = worker.decode_ms_per_sequence / 1000
@@ -187,14 +198,19 @@ def cost_s(
     revocations = settings.hazard_per_s * own if is_borrowed else 0.0
     redo = turn.prompt_tokens * prefill_s + settings.requeue_ms / 1000
     risk = revocations / (1 + revocations) * redo
+    gap = published - worker.version
     return (
         (1 + settings.urgent_time_weight * u) * own
         + others
         + (1 + settings.urgent_risk_weight * u) * risk
-        + settings.staleness_s_per_version * (published - worker.version)
+        + settings.staleness_s_per_version * gap
     )
 
 
-def urgency(*, lag: float, versions_old: int, settings: SimpleNamespace) -> float:
-    """Return 0 in bulk and 1 for the last to end, or for tokens about to be stale."""
+def urgency(
+    *, lag: float, versions_old: int, live: int, free_seats: int, settings: SimpleNamespace
+) -> float:
+    """Return 0 in bulk and 1 in the tail, which is when there are seats for all and more."""
+    if settings.tail_seats * live < free_seats:
+        return 1.0
     return min(1.0, max(0.0, lag, versions_old / (settings.max_staleness + 1)))

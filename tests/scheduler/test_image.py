@@ -15,7 +15,7 @@ from tests.scheduler.rig import SETTINGS
 from tests.scheduler.world import World
 
 HEADER = struct.Struct("<8sIIQ")
-VERSION = 4
+VERSION = 3
 
 
 def with_header(body: bytes) -> bytes:
@@ -50,7 +50,7 @@ def test_a_core_restored_before_any_step_takes_the_same_actions(
 
 @pytest.mark.parametrize("policy", PlacementPolicy)
 def test_an_image_has_the_policy_and_the_settings(policy: PlacementPolicy) -> None:
-    settings = SchedulerSettings(max_staleness=3, tuning={"turns_prior": 7.0})
+    settings = SchedulerSettings(max_staleness=3, tuning={"tail_seats": 7.0})
     image = SchedulerCore(settings, policy).snapshot()
     assert image == SchedulerCore.restored(image).snapshot()
     assert image != SchedulerCore(SETTINGS, policy).snapshot()

@@ -32,7 +32,7 @@ from tests.scheduler.tuned import tuned, values_of
 
 @dataclass
 class Plain:
-    """State of a trajectory in the reference."""
+    """A trajectory as the reference knows it."""
 
     number: int
     group: int
@@ -48,16 +48,16 @@ class Plain:
     known: int = 0
     on: int | None = None
     run_version: int = 0
-    run_ms: int = 0  # start of the current run
-    run_known: int = 0  # its tokens at that time
-    foreseen_s: tuple[float, float] = (0.0, 0.0)  # predicted wait there, and time per token
+    run_ms: int = 0  # when it began there
+    run_known: int = 0  # tokens that it had then
+    foreseen_s: tuple[float, float] = (0.0, 0.0)  # until its first token then, and for each
     home: tuple[int, int, int, int] | None = None  # worker, epoch, version, cached tokens
-    is_computed: bool = False  # whether its worker has computed the context of `home`
+    is_computed: bool = False  # whether the worker where it runs has what home says
     avoid: tuple[int, int, int] | None = None  # worker, epoch, until
 
 
 class Twins:
-    """The core and the reference, with the same events; at most one turn waits at a time."""
+    """The core and the reference, told the same; never more than one turn waits."""
 
     def __init__(self, seed: int, policy: PlacementPolicy) -> None:
         self.rng = random.Random(seed)
@@ -70,12 +70,13 @@ class Twins:
             retry_ms=50.0,
             stall_ms=1e9,
             wait_max_ms=1e9,
+            tail_seats=self.rng.choice([0.5, 1.0, 4.0]),
             urgent_time_weight=self.rng.choice([0.0, 1.0, 3.0]),
             urgent_risk_weight=self.rng.choice([0.0, 1.0, 3.0]),
             staleness_s_per_version=self.rng.choice([0.0, 0.5]),
             leave_home_margin_s=self.rng.choice([0.0, 0.1, 1.0]),
             hazard_per_s=self.rng.choice([0.0, 0.02, 1.0]),
-            hazard_prior_s=1e9,  # observations do not count: the reference has no clock
+            hazard_prior_s=1e9,  # what is seen does not count: the reference knows no time
             hold_min_ms=0.0,
             requeue_ms=self.rng.choice([0.0, 500.0]),
             turn_tokens_prior=20.0,
@@ -94,6 +95,7 @@ class Twins:
         self.core = SchedulerCore(settings, policy)
         self.now_ms = 1
         self.published = 0
+        self.published_ms = 0
         self.workers: dict[int, PlainWorker] = {}
         self.live: dict[int, Plain] = {}
         self.next = 0
@@ -112,7 +114,7 @@ class Twins:
             rng.choice(list(WorkerKind)),
             seats=rng.randint(1, 6),
             prefill_tokens_per_s=rng.choice([500.0, 1000.0, 3000.0]),
-            # No two are equal, so that no tie depends on rounding.
+            # No two alike: leases that ended say a billionth of something, which breaks a tie.
             decode_step_ms=rng.choice([5.0, 20.0]) + number / 1000,
             decode_ms_per_sequence=rng.choice([0.0, 1.0, 4.0]),
             decode_ms_per_context_token=rng.choice([0.0, 0.01, 0.1]),
@@ -130,7 +132,7 @@ class Twins:
             self.change_lease(worker)
 
     def change_lease(self, worker: PlainWorker) -> None:
-        """Resize the grant, or renew it under a new epoch if no turn runs there."""
+        """Resize it, or renew it under a new epoch when nothing runs there."""
         if not worker.needs and (worker.epoch == 0 or self.rng.random() < 0.3):
             worker.epoch += 1
             worker.caches.clear()
@@ -140,7 +142,7 @@ class Twins:
         worker.forget()
         assert not self.step(GrantChanged(worker.number, worker.epoch, worker.kv_tokens, 0.0))
 
-    # ---- one turn that needs a worker
+    # ---- one turn that wants a worker
 
     def expected(self, plain: Plain) -> int | None:
         home, epoch, version, cached = plain.home or (None, 0, 0, 0)
@@ -164,6 +166,12 @@ class Twins:
             urgency=urgency(
                 lag=lag,
                 versions_old=self.published - plain.version_min,
+                live=len(self.live),
+                free_seats=sum(
+                    worker.seats - len(worker.needs)
+                    for worker in self.workers.values()
+                    if worker.kv_tokens > 0
+                ),
                 settings=self.settings,
             ),
             version_min=plain.version_min,
@@ -178,11 +186,12 @@ class Twins:
             list(self.workers.values()),
             turn,
             published=self.published,
+            since_published_s=(self.now_ms - self.published_ms) / 1000,
             settings=self.settings,
         )
 
     def place(self, number: int, event: Event) -> None:
-        """Give the core an event that queues a turn, and compare the choices."""
+        """Tell the core what makes a turn want a worker, and compare the choices."""
         plain = self.live[number]
         self.expect(plain)
         due = self.expected(plain)
@@ -239,7 +248,7 @@ class Twins:
             self.workers[plain.home[0]].caches.pop(plain.number, None)
 
     def note_pace(self, plain: Plain, worker: PlainWorker) -> None:
-        """Learn the worker's pace from an ended turn, if it generated tokens there."""
+        """A turn that ends teaches how fast its worker is, if it said anything there."""
         said = plain.known - plain.run_known
         wait_s, token_s = plain.foreseen_s
         if said > 0:
@@ -247,7 +256,7 @@ class Twins:
             foreseen_s = wait_s + said * token_s
             worker.observe_pace(took_s, foreseen_s, self.settings.pace_rate, self.mean_pace)
 
-    # ---- events
+    # ---- what may happen
 
     def create(self) -> None:
         number, self.next = self.next, self.next + 1
@@ -312,6 +321,7 @@ class Twins:
 
     def publish(self) -> None:
         self.published += 1
+        self.published_ms = self.now_ms
         assert not self.step(VersionPublished(self.published))
 
     def commit(self, worker: PlainWorker) -> None:
@@ -319,6 +329,8 @@ class Twins:
         before, worker.version = worker.version, version
         if version != before:
             worker.caches.clear()
+        if before < version == self.published:
+            worker.commit_s = (self.now_ms - self.published_ms) / 1000
         assert not self.step(VersionCommitted(worker.number, worker.version, True, 0.0))
 
     def happen(self) -> None:
@@ -349,7 +361,7 @@ def test_choice_is_the_plain_argmin(policy: PlacementPolicy, seed: int) -> None:
         twins.happen()
 
 
-def test_the_states_offer_several_choices() -> None:
+def test_the_states_leave_something_to_choose() -> None:
     choices: list[int | None] = []
     for seed in range(10):
         twins = Twins(seed, PlacementPolicy.JOINT)
