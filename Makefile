@@ -12,7 +12,7 @@ VLLM_TESTED = bench/results/test-vllm.json
 JOBS ?= $(shell n=`getconf _NPROCESSORS_ONLN`; [ "$$n" -lt 4 ] && echo "$$n" || echo 4)
 SUITE ?= memory
 JSON ?= $(if $(filter setup,$(SUITE)),bench/results/setup.json,build/bench-$(SUITE).json)
-CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+CXX_FILES = $(shell find csrc kernels tests bench examples -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 # pip does not compile modules: Python compiles each at its first import, and keeps the result.
 unexport PYTHONDONTWRITEBYTECODE
