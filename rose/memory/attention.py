@@ -1,7 +1,5 @@
 """The attention groups of a model: the layers of a group keep KV of the same tokens."""
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -71,33 +69,3 @@ class AttentionGroup:
             return blocks
         kept = self.window_tokens - 1 + step_tokens
         return min(blocks, ceil_div(kept - 1, self.geometry.block_tokens) + 1)
-
-
-def slabs_for(
-    groups: Sequence[AttentionGroup], *, requests: int, tokens: int, slab_bytes: int
-) -> int:
-    """Return the number of slabs for `requests` decoding requests of `tokens` tokens each."""
-    return sum(
-        ceil_div(requests * group.blocks_for(tokens), group.geometry.blocks_per_slab(slab_bytes))
-        for group in groups
-    )
-
-
-def requests_within(
-    groups: Sequence[AttentionGroup], *, slabs: int, tokens: int, slab_bytes: int
-) -> int:
-    """Return how many decoding requests of `tokens` tokens (>= 1) fit in `slabs` slabs."""
-    at_most = min(
-        slabs * group.geometry.blocks_per_slab(slab_bytes) // group.blocks_for(tokens)
-        for group in groups
-    )
-    return (
-        bisect_right(
-            range(at_most + 1),
-            slabs,
-            key=lambda requests: slabs_for(
-                groups, requests=requests, tokens=tokens, slab_bytes=slab_bytes
-            ),
-        )
-        - 1
-    )

@@ -6,7 +6,6 @@ from hypothesis import given
 
 from rose.errors import InvalidArgument
 from rose.memory import AttentionGroup, KVGeometry, Reach
-from rose.memory.attention import requests_within, slabs_for
 
 
 def most_blocks(group: AttentionGroup, tokens: int, step_tokens: int) -> int:
@@ -58,20 +57,6 @@ def test_bound_of_a_long_request_is_reached(window, block_tokens, step_tokens, m
     assert group.blocks_for(tokens, step_tokens=step_tokens) == most_blocks(
         group, tokens, step_tokens
     )
-
-
-GROUPS = st.lists(
-    st.builds(group_of, st.sampled_from(Reach), st.integers(1, 60), st.sampled_from([1, 4, 7, 16])),
-    min_size=1,
-    max_size=3,
-)
-
-
-@given(groups=GROUPS, slabs=st.integers(0, 60), tokens=st.integers(1, 80))
-def test_requests_are_the_most_that_fit(groups, slabs, tokens) -> None:
-    fit = requests_within(groups, slabs=slabs, tokens=tokens, slab_bytes=256)
-    assert slabs_for(groups, requests=fit, tokens=tokens, slab_bytes=256) <= slabs
-    assert slabs_for(groups, requests=fit + 1, tokens=tokens, slab_bytes=256) > slabs
 
 
 @pytest.mark.parametrize(

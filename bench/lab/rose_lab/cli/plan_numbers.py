@@ -1,12 +1,13 @@
 """The arithmetic of `rose plan`: memory of two models on a device, and the lendable rest."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from rose._core import AdmissionBalance, AdmissionTerms, admission_balance
 from rose.errors import InvalidArgument
 from rose.memory import AttentionGroup, choose_slab_bytes
-from rose.memory.attention import requests_within, slabs_for
 from rose.memory.model_shape import KVDtype, ModelShape
 from rose.memory.model_weights import WeightDtype, parameters, weight_bytes
 from rose.units import ceil_div
@@ -236,4 +237,34 @@ def _tenant(shape: ModelShape, setting: Setting) -> PlannedModel:
         parameters=parameters(shape),
         weight_bytes=weight_bytes(shape, dtype=setting.weights, tp=setting.tp),
         groups=shape.groups(block_tokens=setting.block_tokens, kv=setting.kv, tp=setting.tp),
+    )
+
+
+def slabs_for(
+    groups: Sequence[AttentionGroup], *, requests: int, tokens: int, slab_bytes: int
+) -> int:
+    """Return the number of slabs for `requests` decoding requests of `tokens` tokens each."""
+    return sum(
+        ceil_div(requests * group.blocks_for(tokens), group.geometry.blocks_per_slab(slab_bytes))
+        for group in groups
+    )
+
+
+def requests_within(
+    groups: Sequence[AttentionGroup], *, slabs: int, tokens: int, slab_bytes: int
+) -> int:
+    """Return how many decoding requests of `tokens` tokens (>= 1) fit in `slabs` slabs."""
+    at_most = min(
+        slabs * group.geometry.blocks_per_slab(slab_bytes) // group.blocks_for(tokens)
+        for group in groups
+    )
+    return (
+        bisect_right(
+            range(at_most + 1),
+            slabs,
+            key=lambda requests: slabs_for(
+                groups, requests=requests, tokens=tokens, slab_bytes=slab_bytes
+            ),
+        )
+        - 1
     )
