@@ -43,8 +43,12 @@ _PASSED_AT, _RUNNING_AT = 20, 24  # words of the gate, see docs/protocol.md
 # ---- borrowers -----------------------------------------------------------------------------------
 
 
-def _gate_page(path: str) -> mmap.mmap:
-    """Attach like a borrower, as often as necessary, and map the gate's page only."""
+def _gate_page(path: str) -> tuple[mmap.mmap, Channel]:
+    """Attach like a borrower, as often as necessary, and map the gate's page only.
+
+    Returns:
+        The page, and the connection: the tenancy lasts until it is closed.
+    """
     while True:
         try:
             channel = Channel.connect(path, timeout_s=30)
@@ -53,15 +57,14 @@ def _gate_page(path: str) -> mmap.mmap:
         except RoseError:
             answer, descriptors = None, []
         if isinstance(answer, Welcome):
-            _gate_page.channel = channel  # type: ignore[attr-defined]  # keeps it open
             gate = descriptors[answer.descriptors.index("gate")]
-            return mmap.mmap(gate, 4096)
+            return mmap.mmap(gate, 4096), channel
         time.sleep(0.1)
 
 
 def drip(path: str, run_s: str = "0.95") -> None:
     """Pretend to run one segment after another, each of which ends in time."""
-    page = _gate_page(path)
+    page, _channel = _gate_page(path)
     word = ctypes.addressof(ctypes.c_char.from_buffer(page)) + _RUNNING_AT
     libc = ctypes.CDLL(None)
     for passed in range(1 << 32):
@@ -74,7 +77,7 @@ def drip(path: str, run_s: str = "0.95") -> None:
 
 def scribble(path: str) -> None:
     """Write random bytes into the gate's words."""
-    page = _gate_page(path)
+    page, _channel = _gate_page(path)
     chance = random.Random(1)
     while True:
         at = chance.randrange(120)
