@@ -38,7 +38,7 @@ class Source:
         return self.path.parts[0] == "rose" and self.path.suffix == ".py"
 
     def is_python_of_a_package(self) -> bool:
-        """Whether it is installed: with rose, or with the laboratory."""
+        """Return True for a Python file that a package installs, rose or the laboratory."""
         return self.is_python_of_rose() or (
             self.path.is_relative_to(LABORATORY / "rose_lab") and self.path.suffix == ".py"
         )
@@ -47,7 +47,7 @@ class Source:
         return self.path.suffix in {".h", ".cpp"}
 
     def is_core(self) -> bool:
-        """Whether it is C++ of an extension."""
+        """Return True for a C++ file of an extension."""
         return self.is_cpp() and self.rooted().parts[0] == "csrc"
 
     def rooted(self) -> PurePosixPath:

@@ -1,4 +1,4 @@
-// What serving knows about the length of the borrower's segments, and its waits for them.
+// Measures the length of the borrower's segments, and limits serving's waits for them.
 #pragma once
 
 #include <cstdint>

@@ -316,7 +316,7 @@ class CertificateLog {
     // Sum of the delays that the quanta of mode slack, recorded since the last STEP, may cause to
     // the next step.
     double promised_ms() const noexcept { return log_.promised_ms_; }
-    // What is left of the wait budget.
+    // Unspent part of the wait budget.
     Nanoseconds wait_left_ns() noexcept { return log_.waits_.left_ns(now_ns_); }
     template <typename Payload>
     bool append(const Payload& payload) noexcept {

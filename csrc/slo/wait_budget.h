@@ -1,4 +1,4 @@
-// What serving may wait for running segments beyond the certified length of a segment.
+// Limits the time that serving waits for running segments beyond their certified length.
 #pragma once
 
 #include <algorithm>

@@ -35,7 +35,7 @@ class Readmission:
         """Begin a pause.
 
         Args:
-            why: what the borrower did, as a clause.
+            why: reason of the pause, as a clause whose subject is the borrower.
         """
         now_ns = self._clock.now_ns()
         with self._lock:

@@ -126,8 +126,8 @@ class Lender:
 
         Args:
             borrower: partition of the borrower.
-            pid: its process.
-            why: what it did, as a clause.
+            pid: process id of the borrower.
+            why: reason of the kill, as a clause.
         """
         sentence = f"the borrower, process {pid}, was killed: {why}"
         self.kills.append(sentence)

@@ -148,11 +148,9 @@ class Loans:
     @property
     def closed_because(self) -> str | None:
         """Reason why lending has ended; None while it goes on."""
-        return (
-            SERVING_IS_GONE
-            if self._closed_because is None and self.is_gate_shut
-            else self._closed_because
-        )
+        if self._closed_because is None and self.is_gate_shut:
+            return SERVING_IS_GONE
+        return self._closed_because
 
     @property
     def is_gate_shut(self) -> bool:

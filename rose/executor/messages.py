@@ -161,7 +161,7 @@ class Ledger:
         refusals: number of refused quanta so far, by reason.
         binding: the condition that the newest refused certificate violated, as a sentence.
         kills: one sentence for each borrower that serving killed, the newest last.
-        waited_ms: what serving waited for segments beyond their certificates in the last ten
+        waited_ms: time that serving waited for segments beyond their certificates in the last ten
             minutes.
         wait_budget_ms: largest allowed value of `waited_ms`.
         segment: refusal because of the length of the borrower's segments, if it is the newest.

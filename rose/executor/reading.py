@@ -105,7 +105,7 @@ class DeviceReading:
         evidence: evidence for the two step shapes that certificates rely on.
         kills: one sentence for each of the last borrowers that serving killed, the newest last.
         delay_ms: time of one rollout segment, plus the delay until the borrower sees a closed gate.
-        waited_ms: what serving waited for segments beyond their certificates in the last ten
+        waited_ms: time that serving waited for segments beyond their certificates in the last ten
             minutes.
         wait_budget_ms: largest allowed value of `waited_ms`.
         segment: refusal because of the length of the borrower's segments, if it is the newest.

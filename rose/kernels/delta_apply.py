@@ -158,7 +158,7 @@ def delta_apply(
         offsets: see `differences_of`.
         payload: see `differences_of`.
         block_elements: elements per block.
-        undo: whether to undo the delta.
+        undo: True restores the bits from before the delta.
     """
     row = row_of(weights)
     for part, change in differences_of(

@@ -263,9 +263,9 @@ class EmbeddedCodec:
 
         Args:
             weights: tensors of one GPU, changed in place.
-            tables: for each delta the table, (blocks,) int64 with one u64 for each block; start of
-                each block's payload in words, (blocks,) int64, in any order; and the payload,
-                (words,) int32 with the bits of u32 words.
+            tables: three arrays per delta. The block table: (blocks,) int64, one u64 per block. The
+                start of each block's payload in words: (blocks,) int64, in any order. The payload:
+                (words,) int32, the bits of u32 words.
             block_elements: 65,536 or 16,384 for each delta, as packed.
             undo: whether to undo the changes.
             has_digest: whether to compute the change of each tensor's digest.

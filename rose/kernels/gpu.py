@@ -1,4 +1,4 @@
-"""What both codecs of a GPU share: copies between host and GPU, and checks of tensors.
+"""Copies between host and GPU, and checks of tensors, for both codecs of a GPU.
 
 Work is queued on torch's current stream.
 """
