@@ -256,19 +256,18 @@ class WeightReceiver(Closing):
             undo.pop_all()
 
     def _begun(self) -> Receiver:
-        """Start a receiver whose base is the tensors' present values."""
-        digests = self._target.digests()
-        self._digests: TileDigests | None = digests
+        """Start a receiver; until the first commit it writes into the tensors."""
+        self._digests: TileDigests | None = None
         return Receiver(
             self._source,
             self._name,
             NAMELESS,
-            digests.total,
+            None,
             self._subscription,
             self._staged.set,
             base=self._target.bits,
             signing=self._signing,
-            digests=digests.copy(),
+            lands=self._target,
         )
 
     @property

@@ -127,7 +127,7 @@ class _CheckpointReceiver:
             digests=self._digests,
             subscribed=self._wanted,
         )
-        with self._timeline.span("commit", n=staged.manifest.version.n, tiles=len(staged.deltas)):
+        with self._timeline.span("commit", n=staged.manifest.version.n, tiles=len(staged.tiles)):
             outcome = commit.run()  # leaves the files at a whole version, also on a signal
         self._digests = commit.digests
         return outcome
@@ -143,7 +143,7 @@ class _CheckpointReceiver:
             n=outcome.version.n,
             digest=hexadecimal(outcome.digest),
             is_snapshot=staged.manifest.is_snapshot,
-            tiles=len(staged.deltas),
+            tiles=len(staged.tiles),
             reason=outcome.reason,
         )
 

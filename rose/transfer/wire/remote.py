@@ -19,7 +19,6 @@ from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
 # Longest wait for an answer, in seconds, on top of a wait for versions.
 CALL_S: Final = 10.0
-_SNAPSHOT_S: Final = 60.0
 
 
 class RemoteSource:
@@ -119,8 +118,8 @@ class RemoteSource:
         return manifests
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask the server for a snapshot, which it may have to make."""
-        reply = self._manifests("Snapshot", messages.SnapshotRequest(n, tuple(tiles)), _SNAPSHOT_S)
+        """Ask the server for a snapshot."""
+        reply = self._manifests("Snapshot", messages.SnapshotRequest(n, tuple(tiles)), CALL_S)
         manifests = reply.manifests
         if len(manifests) > 1:
             raise CorruptData("the weight server sent several snapshots for one request")
