@@ -20,6 +20,7 @@ from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.selection import Selection
+from rose.transfer.publishing.shadow_memory import ShadowMemory
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.signing import Signing
@@ -150,8 +151,9 @@ class WeightPublisher(Closing):
             for tile in range(len(cut))
             if selected is not None and self._tiling.place(tile).tensor in bf16
         }
+        memory = ShadowMemory(units.values())
         shadow = Contributor(
-            self._tiling.views({name: _copied(row) for name, row in units.items()}),
+            self._tiling.views({name: memory.copy(row) for name, row in units.items()}),
             cut,
             selections=selections,
         )
@@ -159,7 +161,9 @@ class WeightPublisher(Closing):
         # The first number exceeds all earlier numbers, so it also serves as the incarnation.
         opening = Version(_RUN, first_version, first_version)
         signing = Signing(manifest_key)
-        self._publisher = Publisher([shadow], cut, opening, self._log, signing=signing)
+        self._publisher = Publisher(
+            [shadow], cut, opening, self._log, signing=signing, memory=memory
+        )
         entries = [TensorEntry(one.name, one.dtype, one.shape) for one in stored]
         with ExitStack() as undo:
             undo.callback(self._log.close)
@@ -377,10 +381,6 @@ def _units_of(
 
 def _place(bits: Any) -> int:
     return int(bits.data_ptr() if hasattr(bits, "data_ptr") else bits.ctypes.data)
-
-
-def _copied(row: Any) -> Any:
-    return row.clone() if hasattr(row, "clone") else row.copy()
 
 
 def _tls_files(tls: Tls | None) -> Any:

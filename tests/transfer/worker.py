@@ -122,7 +122,9 @@ class Planted(SourceAround):
             self.crossed.append((key, tile))
             if self.spoiled and frame is not None:
                 self.spoiled -= 1
-                yield tile, bytes(frame)[:-1] + b"\xa5"
+                content = bytearray(frame)
+                content[len(content) // 2] ^= 0xA5
+                yield tile, bytes(content)
             else:
                 yield tile, frame
 

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest, UpdateKey, Version
+from rose.transfer.publishing.shadow_memory import SharedTiles
 from rose.transfer.publishing.shelf import BYTES_MAX, MERGED_MAX, VERSIONS_MAX, Limits, Shelf
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.source import Frame
@@ -112,7 +113,13 @@ class VersionLog(Shelf):
 
     # ---- the publisher's side
 
-    def open(self, manifest: Manifest, make_snapshot: MakeSnapshot, read_whole: ReadWhole) -> None:
+    def open(
+        self,
+        manifest: Manifest,
+        make_snapshot: MakeSnapshot,
+        read_whole: ReadWhole,
+        shared: SharedTiles | None = None,
+    ) -> None:
         """Start with an announcement of the publisher's weights, and functions for snapshots.
 
         Updates of other runs and incarnations are forgotten, since no receiver may follow them. An
@@ -141,6 +148,7 @@ class VersionLog(Shelf):
             self._put(manifest, {})
             self._forget_others(manifest.version.run, manifest.version.incarnation)
             self._make_snapshot, self._read_whole = make_snapshot, read_whole
+            self.shared = shared
             self._opened = manifest.version
             self._count(manifest.version.n, dense_bytes=0)
 

@@ -20,6 +20,7 @@ from rose.transfer.publishing.contributor import Contributor, PackedPart
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.past import Past
 from rose.transfer.publishing.selection import Drift
+from rose.transfer.publishing.shadow_memory import ShadowMemory
 from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.tiles import Tile, Tiles, TileViews
 
@@ -58,6 +59,8 @@ class Publisher:
         on_published: called after a version is in the log, with its manifest and the deltas of the
             changed tiles before wire encoding; must not block. `MergerThread.note` is such a
             function.
+        memory: memory of the contributors' shadows. Receivers on this host read whole tiles from
+            it, unless there is a key: a MAC is made when a tile is sent.
 
     Raises:
         InvalidArgument: a tile has no contributor or two, or the opening is invalid.
@@ -72,6 +75,7 @@ class Publisher:
         *,
         signing: Signing = UNSIGNED,
         on_published: OnPublished | None = None,
+        memory: ShadowMemory | None = None,
     ) -> None:
         owned = sorted(tile for one in contributors for tile in one.owned)
         if owned != list(range(len(tiles))):
@@ -97,7 +101,11 @@ class Publisher:
         self._drifts: list[Drift] = []  # one for each part of the newest version
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
-        log.open(self._manifest(opening, opening, self._digests, ()), self.snapshot, self.whole)
+        announcement = self._manifest(opening, opening, self._digests, ())
+        shared = None
+        if memory is not None and not signing.key:
+            shared = memory.tiles(self._owner[tile].whole(tile) for tile in range(len(tiles)))
+        log.open(announcement, self.snapshot, self.whole, shared)
 
     @property
     def version(self) -> Version:

@@ -15,6 +15,7 @@ from typing import Final
 from rose.errors import InvalidArgument
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.publishing.shadow_memory import SharedTiles
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.source import Frame, Frames
 from rose.units import GIB
@@ -170,6 +171,9 @@ class Shelf(ABC):
     Args:
         store: store of the frames; updates already in it are adopted.
     """
+
+    shared: SharedTiles | None = None
+    """Tiles that receivers of this host may read without a request."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store

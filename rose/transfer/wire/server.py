@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from rose.closing import Closing, Once
@@ -10,6 +10,7 @@ from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_plane import ChunkServer
+from rose.transfer.wire.memory_door import MemoryDoor
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, unary
@@ -79,6 +80,10 @@ class WeightServer(Closing):
         with ExitStack() as undo:
             undo.callback(self._server.close)
             self._chunks = ChunkServer(log, security.token, host, tls=security.tls)
+            self._door: MemoryDoor | None = None
+            if log.shared is not None:
+                with suppress(OSError):  # without a door, receivers of this host pull chunks
+                    self._door = MemoryDoor(log.shared, security.token, self._chunks.port)
             undo.pop_all()
         self.address: Final = self._server.address
         self._server.start()
@@ -97,6 +102,8 @@ class WeightServer(Closing):
         self._log.wake()
         self._server.close()
         self._chunks.close()
+        if self._door is not None:
+            self._door.close()
 
     def _hello(self, _: messages.Empty) -> messages.HelloReply:
         return self.peers.hello(self._chunks.port)
