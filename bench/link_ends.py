@@ -14,10 +14,10 @@ import numpy as np
 from bench.delay_proxy import Settings, delay_proxy, room_for
 from bench.netns import Link, inside, shaped_link
 from bench.refit_ranks import Rank
+from bench.row_publisher import RowPublisher
 from rose.errors import Unavailable, check
 from rose.transfer import VersionLog
 from rose.transfer.manifest import Manifest
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 

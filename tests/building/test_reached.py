@@ -16,10 +16,7 @@ DOORS: Final = ("rose/cli/main.py", "rose/__init__.py", "rose/_core.pyi", "examp
 EVERYTHING: Final = "*"
 
 # With the change that will use them, or take them out. A package stands for all that is in it.
-AWAITING: Final[Mapping[str, str]] = {
-    # The demo's trainer and the suite `transfer` publish rows.
-    "rose.transfer.publishing.row_publisher": "one publisher for all doors",
-}
+AWAITING: Final[Mapping[str, str]] = {}
 
 Use = tuple[str, str]  # a module, and a name in it; "" for what runs when it is imported
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from bench.delay_proxy import Settings, delay_proxy
+from bench.row_publisher import RowPublisher
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import WHOLE, Chunk, Manifest, UpdateKey
 from rose.transfer.proto import weights_pb2 as pb
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.source import Frames
