@@ -9,7 +9,6 @@ import grpc
 import numpy as np
 import pytest
 
-from bench.delay_proxy import Settings, delay_proxy
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import WHOLE, Chunk, Manifest, UpdateKey
@@ -293,13 +292,6 @@ def test_receiver_waits_for_a_publisher_that_is_not_there_yet() -> None:
         publisher = publisher_of(VersionLog())
         with serve(publisher._log, address, token=TOKEN):
             worker.follow(publisher.version)
-
-
-def test_connecting_may_take_longer_than_a_local_round_trip(server: WeightServer) -> None:
-    host, _, port = server.address.rpartition(":")
-    far = Settings("127.0.0.2", host, (int(port),), delay_ms=300.0, room_bytes=1 << 20)
-    with delay_proxy(far), closing(RemoteSource(f"127.0.0.2:{port}", server.token)) as source:
-        assert source.hello() == server.peers.hello(server._chunks.port)
 
 
 def test_server_reports_its_identity() -> None:
