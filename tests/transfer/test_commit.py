@@ -298,3 +298,29 @@ def test_error_of_somebody_else_passes_and_can_be_abandoned_after() -> None:
 def test_outcome_is_available_after_the_end() -> None:
     with pytest.raises(InternalError):
         _ = Commit(DELTA, Row(OLD.copy(), TILES), row_digest(OLD)).outcome
+
+
+@pytest.mark.parametrize("staged", [DELTA, SNAPSHOT])
+def test_finished_commit_can_be_taken_back(staged: StagedVersion) -> None:
+    """As when another rank of the engine could not commit; the next commit works."""
+    bits = OLD.copy()
+    row = Row(bits, TILES)
+    commit = Commit(staged, row, row_digest(OLD), digests=row.digests())
+    assert run(commit) is CommitState.COMMITTED
+    outcome = commit.take_back("planted: rank 1 is missing")
+    assert (outcome.state, outcome.is_abandoned) == (CommitState.ROLLED_BACK, True)
+    assert outcome.digest == row_digest(OLD)
+    assert np.array_equal(bits, OLD)
+    assert run(Commit(staged, row, outcome.digest, digests=outcome.digests)) is (
+        CommitState.COMMITTED
+    )
+    assert np.array_equal(bits, NEW)
+
+
+def test_weights_changed_after_a_commit_that_is_taken_back_are_quarantined() -> None:
+    bits = OLD.copy()
+    row = Row(bits, TILES)
+    commit = Commit(DELTA, row, row_digest(OLD), digests=row.digests())
+    run(commit)
+    bits[7] ^= 1
+    assert commit.take_back("planted").state is CommitState.QUARANTINED

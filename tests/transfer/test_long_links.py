@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rose.transfer.publishing.row_publisher import RowPublisher
 
 import rose
 from bench.netns import Link, check_able, inside, shaped_link
+from bench.row_publisher import RowPublisher
 from rose.errors import Unavailable
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.tiles import Row

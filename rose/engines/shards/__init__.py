@@ -11,7 +11,7 @@ from rose.engines.shards.placements import (
     pieces_of_placements,
 )
 from rose.engines.shards.places import views_of
-from rose.engines.shards.plain import joined, shard_map_of
+from rose.engines.shards.plain import shard_map_of
 from rose.engines.shards.storages import parameters_of
 from rose.engines.shards.trace import Loader, LoaderTrace, joined_traces, trace_loader
 
@@ -25,7 +25,6 @@ __all__ = [
     "Replicate",
     "Shard",
     "StridedShard",
-    "joined",
     "joined_traces",
     "megatron_layout",
     "parameters_of",

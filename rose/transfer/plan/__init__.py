@@ -1,6 +1,7 @@
 """The plan of a transfer: shard maps of trainer and engines, refined into tiles with routes."""
 
 from rose.transfer.plan.coverage import Coverage, check_coverage
+from rose.transfer.plan.joining import joined, one_holder_each
 from rose.transfer.plan.plan import Plan, make_plan
 from rose.transfer.plan.planned import Landing, PlannedTile
 from rose.transfer.plan.spec import (
@@ -34,6 +35,8 @@ __all__ = [
     "TensorSpec",
     "Traffic",
     "check_coverage",
+    "joined",
     "make_plan",
+    "one_holder_each",
     "traffic",
 ]

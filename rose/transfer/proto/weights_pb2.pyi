@@ -108,6 +108,14 @@ class ReportRequest(_message.Message):
     digest: bytes
     def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ..., n: _Optional[int] = ..., is_match: bool = ..., digest: _Optional[bytes] = ...) -> None: ...
 
+class GatherWords(_message.Message):
+    __slots__ = ("format", "words")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    words: bytes
+    def __init__(self, format: _Optional[int] = ..., words: _Optional[bytes] = ...) -> None: ...
+
 class Version(_message.Message):
     __slots__ = ("run", "incarnation", "n")
     RUN_FIELD_NUMBER: _ClassVar[int]

@@ -4,7 +4,8 @@ A commit that succeeds goes CHECKING -> APPLYING -> COMMITTED: the weights have 
 digest. If the base differs, CHECKING -> ROLLED_BACK, and nothing was touched. After a later fault,
 APPLYING -> UNDOING -> ROLLED_BACK: the original bits are restored exactly and identified by their
 digests, even if they were not the expected base. If the undo fails too, UNDOING -> QUARANTINED:
-nobody may use the weights.
+nobody may use the weights. `take_back` undoes a finished commit, COMMITTED -> UNDOING, as when
+another rank of the engine could not commit.
 """
 
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ _MOVES: Final = frozenset(
         (CommitState.CHECKING, CommitState.ROLLED_BACK),
         (CommitState.APPLYING, CommitState.COMMITTED),
         (CommitState.APPLYING, CommitState.UNDOING),
+        (CommitState.COMMITTED, CommitState.UNDOING),
         (CommitState.UNDOING, CommitState.ROLLED_BACK),
         (CommitState.UNDOING, CommitState.QUARANTINED),
     }
@@ -124,6 +126,7 @@ class Commit:
         self._read: dict[int, Digest] = {}
         self._next = 0
         self._fresh: dict[int, Digest] = {}
+        self._before: dict[int, Digest] = {}  # digests of the changed tiles before the commit
         # Tiles to undo, each with its delta, or with None if the target failed on the tile.
         self._touched: list[tuple[int, Delta | None]] = []
         self._is_restored = True
@@ -194,6 +197,15 @@ class Commit:
         while self.step():
             pass
         return self._state
+
+    def take_back(self, reason: str) -> CommitOutcome:
+        """Undo a finished commit; nobody may have changed the weights since."""
+        self._is_abandoned = True
+        self._book().update(self._before)
+        self._turn_back(reason)
+        while self.step():
+            pass
+        return self.outcome
 
     def _check_slice(self) -> None:
         """Read one tile; once all digests are known, compare them with the base."""
@@ -274,6 +286,7 @@ class Commit:
             )
             return
         self._move(CommitState.COMMITTED)
+        self._before = {tile: self._book()[tile] for tile in self._fresh}
         self._book().update(self._fresh)
 
     def _is_target(self) -> bool:

@@ -29,7 +29,7 @@ FORMAT: Final = 5
 SERVICE: Final = "rose.transfer.Weights"
 PARTS_SERVICE: Final = "rose.transfer.Parts"
 TOKEN_KEY: Final = "rose-token"  # in the call's metadata
-REQUEST_BYTES_MAX: Final = 1 << 20  # a snapshot request of some 200,000 tiles
+REQUEST_BYTES_MAX: Final = 64 << 20  # shard map of a rank with some 200,000 pieces
 REPLY_BYTES_MAX: Final = 64 << 20  # manifests with a million tiles in total
 PART_BYTES_MAX: Final = CHUNK_BYTES_MAX + 64
 PART_TILES_MAX: Final = 1 << 17  # in one message of digests, or one request
@@ -152,6 +152,13 @@ class ReportRequest:
     n: int
     is_match: bool
     digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class GatherWords:
+    """A call of a rank to the publisher, or the answer, packed by `rose.transfer.sharded.words`."""
+
+    words: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +367,7 @@ _KINDS: Final[Mapping[type[Any], Any]] = {
         SnapshotRequest,
         ManifestsReply,
         ReportRequest,
+        GatherWords,
         PartAsk,
         PartDigests,
         PartFrame,

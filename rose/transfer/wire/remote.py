@@ -140,6 +140,16 @@ class RemoteSource:
         request = messages.ReportRequest(receiver, n, is_match, digest)
         messages.decode(messages.Empty, self._call("Report", request, CALL_S))
 
+    def gather(self, words: bytes, timeout_s: float) -> bytes:
+        """Send a call of a rank; the server may wait for `timeout_s` before it answers.
+
+        Raises:
+            InvalidArgument: the server refuses the call.
+            Unavailable: the server cannot be reached.
+        """
+        content = self._call("Gather", messages.GatherWords(words), timeout_s + CALL_S)
+        return messages.decode(messages.GatherWords, content).words
+
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Request chunks; ask for the chunk port first, and again after a failure.
 

@@ -1,11 +1,12 @@
 """The weight server: offers versions to other processes, and with TLS also to other machines."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, TypeAlias
 
 from rose.closing import Closing, Once
+from rose.errors import InvalidArgument
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire import messages
@@ -42,21 +43,26 @@ WAIT_MAX_S: Final = 10.0
 RECEIVERS_MAX: Final = 32
 
 
+# Answers a call of a rank of a sharded trainer or engine.
+Gathering: TypeAlias = Callable[[bytes], bytes]
+
+
 class WeightServer(Closing):
     """Serves one log until it is closed: control by gRPC, chunks by TCP.
 
     `serve` makes it. Without the token a peer learns nothing on either port.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  (`serve` is the only caller)
         self,
         log: Shelf,
         host: str,
         port: int,
         security: Security,
         peers: Peers,
+        gathering: Gathering | None = None,
     ) -> None:
-        self._log = log
+        self._log, self._gathering = log, gathering
         self._security = security
         self.peers = peers
         self._once = Once()
@@ -72,6 +78,7 @@ class WeightServer(Closing):
                 "Wait": unary(messages.WaitRequest, self._wait),
                 "Snapshot": unary(messages.SnapshotRequest, self._snapshot),
                 "Report": unary(messages.ReportRequest, self._report),
+                "Gather": unary(messages.GatherWords, self._gather),
             },
             calls_max=RECEIVERS_MAX,
             request_bytes_max=messages.REQUEST_BYTES_MAX,
@@ -122,6 +129,14 @@ class WeightServer(Closing):
         self._log.report(request.receiver, request.n, request.is_match, request.digest)
         return messages.Empty()
 
+    def _gather(self, request: messages.GatherWords) -> messages.GatherWords:
+        if self._gathering is None:
+            raise InvalidArgument(
+                "shards= needs the address of a publisher whose ranks publish with shards=, and "
+                "not of a relay or of a publisher of whole tensors"
+            )
+        return messages.GatherWords(self._gathering(request.words))
+
 
 def serve(
     log: Shelf,
@@ -130,6 +145,7 @@ def serve(
     token: str | None = None,
     tls: TlsFiles | None = None,
     peers: Peers | None = None,
+    gathering: Gathering | None = None,
 ) -> WeightServer:
     """Serve a log.
 
@@ -140,6 +156,7 @@ def serve(
             port and token, so that receivers find it.
         tls: certificates for both sides.
         peers: the server's identity.
+        gathering: function that answers the ranks of sharded trainers and engines.
 
     Raises:
         InvalidArgument: the address is not on loopback and there is no `tls`, the token is invalid,
@@ -148,4 +165,5 @@ def serve(
     """
     security = Security.of(token, tls)
     host, port = security.place(address)
-    return WeightServer(log, host, port, security, Peers() if peers is None else peers)
+    known = Peers() if peers is None else peers
+    return WeightServer(log, host, port, security, known, gathering)
