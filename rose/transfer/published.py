@@ -301,11 +301,8 @@ class WeightPublisher(Closing):
                     f"{name} shared its memory with another name before, and no longer does: "
                     f"publish the weights anew"
                 )
-        if not self._publisher.is_sound:
-            for part in self._parts:
-                part.open(label)
-            before = self.newest
-            self._begin(rows, Version(before.run, before.incarnation + 1, self._log.newest_n + 1))
+        if not self.is_sound:
+            self.begin_again(rows, label)
             return self._log.wait_manifests(self.version - 1, 0)[-1]
         views = [views_of(self.tiling, fresh)]
         if not self._parts:
@@ -314,6 +311,18 @@ class WeightPublisher(Closing):
         from rose.transfer.wire.remote_part import WeightsElsewhere  # noqa: PLC0415
 
         return self._publisher.publish(*views, *(WeightsElsewhere(label) for _ in self._parts))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is known which weights receivers hold; if not, `begin_again` must follow."""
+        return self._publisher.is_sound
+
+    def begin_again(self, rows: Sequence[NamedRow], label: str = "") -> None:
+        """Begin another incarnation with these weights; see `update_rows`."""
+        for part in self._parts:
+            part.open(label)
+        before = self.newest
+        self._begin(rows, Version(before.run, before.incarnation + 1, self._log.newest_n + 1))
 
     def figures(self) -> dict[str, float]:
         """Return the values of the metrics."""

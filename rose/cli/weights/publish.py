@@ -123,18 +123,16 @@ class CheckpointPublisher:
             Unavailable: the state file cannot be written.
         """
         opened = open_checkpoint(path)
+        if not self.weights.is_sound:
+            self._begin_again()
         # Recorded before publishing, so that no number is ever used twice.
         self._state = replace(self._state, n=self.weights.version + 1)
         write_state(self._path, self._state)
         with self._timeline.span("publish", n=self._state.n, checkpoint=path.name):
             manifest = self.weights.update_rows(rows_of(opened), path.name)
         _forget(opened)
-        self._state = replace(
-            self._state,
-            incarnation=manifest.version.incarnation,
-            newest=str(path.absolute()),
-            published=(*self._state.published, str(path.absolute())),
-        )
+        done = (*self._state.published, str(path.absolute()))
+        self._state = replace(self._state, newest=str(path.absolute()), published=done)
         write_state(self._path, self._state)
         self._events.report(
             "published",
@@ -145,6 +143,14 @@ class CheckpointPublisher:
             changed=manifest.changed,
             bytes=manifest.nbytes,
         )
+
+    def _begin_again(self) -> None:
+        """Begin an incarnation with the newest checkpoint, after a rank was restarted."""
+        opened, before = open_checkpoint(Path(self._state.newest)), self._state
+        self._state = replace(before, incarnation=before.incarnation + 1, n=before.n + 1)
+        write_state(self._path, self._state)
+        self.weights.begin_again(rows_of(opened), opened.path.name)
+        self._events.report("begun", version=str(self.weights.newest), n=self.weights.version)
 
     def look(self, folder: Path) -> None:
         """Publish the new checkpoints of a folder; print each error once."""
