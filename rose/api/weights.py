@@ -166,6 +166,7 @@ def receive(
     manifest_key: bytes = ...,
     name: str | None = ...,
     names: Names | None = ...,
+    live: bool = ...,
     scrub_s: float = ...,
     shards: None = ...,
 ) -> WeightReceiver: ...
@@ -188,6 +189,7 @@ def receive(
     manifest_key: bytes = b"",
     name: str | None = None,
     names: Names | None = None,
+    live: bool = False,
     scrub_s: float = SCRUB_S,
     shards: Shards | None = None,
 ) -> "WeightReceiver | ShardReceiver":
@@ -203,6 +205,9 @@ def receive(
         manifest_key: the publisher's signing key; versions with another signature are refused.
         name: unique name of this receiver; None: a random name.
         names: own name → published name, as a mapping or a function; see `named_rows`.
+        live: whether the engine computes with the tensors before the first `commit`. False: until
+            then a background thread writes the first version straight into them, which takes no
+            further memory. True: the first version is held in memory until `commit`.
         scrub_s: time in seconds in which a background thread reads all tensors once, and compares
             them with the version's digests. Tensors that somebody else has changed are repaired by
             the next `commit`.
@@ -255,6 +260,7 @@ def receive(
             place=lambda tile: tiling.place(tile).tensor,
             check=places.check,
             scrub_s=scrub_s,
+            lands=not live,
         )
         places.watch()
         made.closes(undo.pop_all())

@@ -19,6 +19,7 @@ from rose.transfer.publishing.log import Acknowledgement
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.selection import Drift, Selection
+from rose.transfer.publishing.shadow_memory import ShadowMemory
 from rose.transfer.signing import Signing
 from rose.transfer.tiles import ShardViews
 from rose.transfer.wire.security import Security
@@ -116,9 +117,10 @@ class WeightPublisher(Closing):
     ) -> None:
         """Begin an incarnation with these weights."""
         views = views_of(self.tiling, {one.stored.name: [one.row] for one in rows})
+        memory = ShadowMemory(views.bits(tile) for tile in self._owned)
         shadow: dict[int, tuple[Any, ...]] = {}
         for tile in self._owned:
-            shadow[tile] = (copy := _copied(views.bits(tile)),)
+            shadow[tile] = (copy := memory.copy(views.bits(tile)),)
             on_copied(copy.nbytes)
         contributor = TimedContributor(
             ShardViews(shadow),
@@ -136,6 +138,7 @@ class WeightPublisher(Closing):
             self._log,
             signing=self._signing,
             on_published=self._merger.note,
+            memory=memory,
         )
 
     def _selections_of(self, share: float) -> dict[int, Selection]:
@@ -274,7 +277,3 @@ class WeightPublisher(Closing):
 def _without_row(one: NamedRow) -> NamedRow:
     """Return the names of a tensor without its memory, which the trainer may free."""
     return NamedRow(one.stored, one.aliases, None, None)
-
-
-def _copied(bits: Any) -> Any:
-    return bits.clone() if hasattr(bits, "clone") else bits.copy()

@@ -52,6 +52,8 @@ class WeightReceiver(Closing):
         check: called before each commit; raises if the weights can no longer be changed.
         on_staged: called by the background thread when a version is ready; must not block.
         scrub_s: see `rose.receive`; 0 for no background scrub.
+        lands: whether nobody uses the weights before the first commit, so that a first sync may
+            write into them; see `Receiver`.
     """
 
     def __init__(
@@ -67,11 +69,12 @@ class WeightReceiver(Closing):
         check: Callable[[], None] = lambda: None,
         on_staged: Callable[[], None] = lambda: None,
         scrub_s: float = 0.0,
+        lands: bool = False,
     ) -> None:
         self._once = Once()
         self._weights, self._subscription = weights, subscription
         self._source, self._name, self._signing = source, name, signing
-        self._place, self._check = place, check
+        self._place, self._check, self._lands = place, check, lands
         self._staged = threading.Event()
         self._on_staged = on_staged
         self._clock = BootClock()
@@ -96,17 +99,18 @@ class WeightReceiver(Closing):
 
     def _begun(self, held: Version) -> Receiver:
         """Start a receiver whose base is the present weights."""
-        self._digests = self._weights.digests()
+        self._digests = digests = None if self._lands else self._weights.digests()
         return Receiver(
             self._source,
             self._name,
             held,
-            self._digests.total,
+            None if digests is None else digests.total,
             self._subscription,
             self._has_staged,
             base=self._weights.bits,
             signing=self._signing,
-            digests=self._digests.copy(),
+            digests=None if digests is None else digests.copy(),
+            lands=self._weights if self._lands else None,
         )
 
     def _has_staged(self) -> None:

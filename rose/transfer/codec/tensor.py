@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.box import Box
@@ -84,6 +85,22 @@ def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = N
     if is_written:
         _check_written(seen)
     return seen
+
+
+def overwrite(name: str, tensor: Any, row: npt.NDArray[Any]) -> None:
+    """Copy a row of unsigned integers on the host to a tensor of equally wide elements.
+
+    Raises:
+        InvalidArgument: see `bits_of`.
+    """
+    bits = bits_of(name, tensor, is_written=True).bits
+    if isinstance(bits, np.ndarray):
+        bits[...] = row.reshape(bits.shape)
+        return
+    import torch  # noqa: PLC0415
+
+    signed = row.view(f"i{row.itemsize}").copy()  # torch takes no read-only memory
+    bits.copy_(torch.from_numpy(signed).view(bits.shape))
 
 
 def _torch_for(name: str, needs_gpu: bool) -> Any:  # noqa: FBT001

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final, TypeAlias
 
 from rose.closing import Closing, Once
@@ -11,6 +11,7 @@ from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_plane import ChunkServer
+from rose.transfer.wire.memory_door import MemoryDoor
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, unary
@@ -172,6 +173,9 @@ class WeightServer(Closing):
             )
             undo.callback(server.close)
             undo.callback(answers.close)
+            if log.shared is not None:
+                with suppress(OSError):  # without a door, receivers of this host pull chunks
+                    undo.enter_context(MemoryDoor(log.shared, security.token, self._chunks.port))
             self._undo = undo.pop_all()
         self.address: Final = server.address
         self._once.when_dropped(self, self._undo.close)
