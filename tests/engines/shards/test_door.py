@@ -90,6 +90,7 @@ class World:
 
     def follow(self, name: str, at: int) -> None:
         """Commit until all ranks hold the weights `at`, in the publisher's newest version."""
+
         def commit(receiver: Any) -> None:
             while receiver.version != self.trainer[0].version:
                 receiver.wait(LONG_S)
@@ -181,6 +182,28 @@ def test_missing_rank_is_named_and_the_next_try_works(world: World) -> None:
         first.commit()
     assert world.holds("one", 0)
     second.wait(LONG_S)
+    world.follow("one", 1)
+
+
+def test_ranks_ahead_undo_if_one_does_not_commit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.begin()
+    world.join("one", 2, barrier_s=1.0)
+    world.follow("one", 0)
+    world.update(1)
+    first, second = world.receivers["one"]
+    for one in (first, second):
+        one.wait(LONG_S)
+    with monkeypatch.context() as silent:
+        silent.setattr(second, "_end", lambda _open: None)  # it commits, and tells nobody
+        found = world.together(first.commit, second.commit)
+    assert isinstance(found[0], DeadlineExceeded)
+    assert "on no rank: rank 1 of one has not committed version 3 in time" in str(found[0])
+    assert is_loaded(world.engines["one"][0], WEIGHTS[0], converts=True)
+    with pytest.raises(DeadlineExceeded, match="rank 1 of one has not committed version 3"):
+        second.commit()
+    assert world.holds("one", 0)
     world.follow("one", 1)
 
 
