@@ -93,7 +93,7 @@ def main() -> None:
         ranks = place, get_context("fork").Barrier(2 * RANKS)
         trainer = start_processes(train, ranks, RANKS, join=False, start_method="fork")
         start_processes(follow, ranks, RANKS, start_method="fork")
-        trainer.join()
+        trainer.join(WAIT_S)
 
 
 if __name__ == "__main__":

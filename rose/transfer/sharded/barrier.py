@@ -137,9 +137,7 @@ class Barrier:
                 return self._decided[now.number]
             return Ruling(Verdict.COMMIT if now.needed else Verdict.WAIT, now.number)
 
-    def done(
-        self, rank: int, session: str, number: int, *, failure: str, wait_s: float
-    ) -> Ruling:
+    def done(self, rank: int, session: str, number: int, *, failure: str, wait_s: float) -> Ruling:
         """State that a rank has committed the round's version; wait for the other ranks.
 
         Args:

@@ -13,6 +13,7 @@ import torch
 
 import rose
 from rose.engines.shards.door import publish_shards, receive_shards
+from rose.engines.shards.megatron import MegatronModel, megatron_layout
 from rose.engines.shards.ranks import check_whole
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.sharded import patience, publishing
@@ -279,6 +280,36 @@ def test_engine_without_a_loader_holds_whole_tensors(world: World) -> None:
         receiver.wait(LONG_S)
         receiver.commit()
     assert all(torch.equal(one, WEIGHTS[0][name]) for name, one in held.items())
+
+
+def test_ranks_of_megatron_publish_by_its_layout(world: World) -> None:
+    model = MegatronModel((1,), 16, 4, 2, 4, 24, 20, tp=2, is_tied=True)
+    layout = megatron_layout(model)
+    specs = layout.shards.tensors
+    whole = {name: torch.randn(spec.shape).to(BF16) for name, spec in specs.items()}
+    memory: list[dict[str, torch.Tensor]] = [{}, {}]
+    for (rank, name), count in layout.storages.items():
+        memory[rank][name] = torch.zeros(count, dtype=BF16)
+    for piece in layout.shards.pieces:
+        region, view = piece.region, piece.view
+        box = zip(region.offset, region.shape, strict=True)
+        row = memory[piece.rank][view.parameter]
+        part = whole[piece.tensor][tuple(slice(at, at + size) for at, size in box)]
+        row.as_strided(region.shape, view.strides, view.offset).copy_(part)
+
+    def published(rank: int) -> Any:
+        shards = Shards(rank, 2, layout=layout.shards)
+        return publish_shards(memory[rank], shards, listen=world.address, token=TOKEN)
+
+    with ExitStack() as stack:
+        for one in world.together(lambda: published(0), lambda: published(1)):
+            stack.enter_context(one)
+        held = {name: torch.zeros_like(one) for name, one in whole.items()}
+        receiver = receive_shards(held, world.address, Shards(0, 1), token=TOKEN)
+        stack.enter_context(receiver)
+        receiver.wait(LONG_S)
+        receiver.commit()
+    assert all(torch.equal(one, whole[name]) for name, one in held.items())
 
 
 def test_parts_are_not_published_as_whole() -> None:
