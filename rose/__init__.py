@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from rose.api.borrower import Borrower, BorrowerStep, Sequence, borrow
     from rose.api.device import Device, open  # noqa: A004 (it is called rose.open)
     from rose.api.serving import Request, Serving, ServingStep
-    from rose.api.weights import WeightPublisher, WeightReceiver, publish, receive
     from rose.errors import (
         CorruptData,
         DeadlineExceeded,
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from rose.slo import SLO, Policy
+    from rose.transfer.published import WeightPublisher, publish
+    from rose.transfer.received import WeightReceiver, receive
 
 __version__ = "0.1.0"
 __all__ = [
@@ -56,7 +57,6 @@ _MODULES = {
     "rose.api.borrower": ("Borrower", "BorrowerStep", "Sequence", "borrow"),
     "rose.api.device": ("Device", "open"),
     "rose.api.serving": ("Request", "Serving", "ServingStep"),
-    "rose.api.weights": ("WeightPublisher", "WeightReceiver", "publish", "receive"),
     "rose.errors": (
         "CorruptData",
         "DeadlineExceeded",
@@ -68,6 +68,8 @@ _MODULES = {
         "Unavailable",
     ),
     "rose.slo": ("SLO", "Policy"),
+    "rose.transfer.published": ("WeightPublisher", "publish"),
+    "rose.transfer.received": ("WeightReceiver", "receive"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rose.api.weights import WeightReceiver, receive
 from rose.config import quiet_grpc
+from rose.transfer.received import WeightReceiver, receive
 
 
 def register() -> None:

@@ -79,3 +79,19 @@ class StoredTensor:
     def count(self) -> int:
         """Return the number of units."""
         return self.nbytes // self.stored.unit_bytes
+
+
+STORED_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+}

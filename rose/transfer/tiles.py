@@ -42,6 +42,11 @@ class Tile:
     width: int = 16
 
     @property
+    def nbytes(self) -> int:
+        """Return the size of the tile, in bytes."""
+        return self.count * self.width // 8
+
+    @property
     def where(self) -> slice:
         """Return the slice of a row that this tile covers."""
         return slice(self.first, self.first + self.count)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.row_publisher import RowPublisher
 from rose.errors import CorruptData, InternalError
 from rose.transfer import Delta
 from rose.transfer.manifest import StagedVersion
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import sound_delta
 from rose.transfer.tiles import Row

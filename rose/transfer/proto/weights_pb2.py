@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!rose/transfer/proto/weights.proto\x12\rrose.transfer\"\x17\n\x05\x45mpty\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\"\xaa\x01\n\nHelloReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\x0c\x12\x12\n\nchunk_port\x18\x05 \x01(\r\x12$\n\x06relays\x18\x06 \x03(\x0b\x32\x14.rose.transfer.Relay\x12&\n\x07tensors\x18\x07 \x03(\x0b\x32\x15.rose.transfer.Tensor\"\'\n\x05Relay\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05tiles\x18\x02 \x03(\r\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\":\n\tKeptHello\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05hello\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"n\n\x0bWaitRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x66ter_n\x18\x02 \x01(\x12\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x19\n\x0c\x61\x66ter_base_n\x18\x04 \x01(\x12H\x00\x88\x01\x01\x42\x0f\n\r_after_base_n\"F\n\x0fSnapshotRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x01n\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05tiles\x18\x03 \x03(\rB\x04\n\x02_n\"q\n\x0eManifestsReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x12\n\nchunk_port\x18\x02 \x01(\r\x12*\n\tmanifests\x18\x03 \x03(\x0b\x32\x17.rose.transfer.Manifest\x12\x0f\n\x07is_more\x18\x04 \x01(\x08\"^\n\rReportRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\x04\x12\x10\n\x08is_match\x18\x04 \x01(\x08\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\",\n\x0bGatherWords\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05words\x18\x02 \x01(\x0c\"6\n\x07Version\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\t\n\x01n\x18\x03 \x01(\x04\"\xd1\x02\n\x08Manifest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\'\n\x07version\x18\x02 \x01(\x0b\x32\x16.rose.transfer.Version\x12$\n\x04\x62\x61se\x18\x03 \x01(\x0b\x32\x16.rose.transfer.Version\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06layout\x18\x06 \x01(\x0c\x12\x12\n\ntile_count\x18\x07 \x01(\r\x12\r\n\x05\x63ount\x18\x08 \x01(\x04\x12\x0b\n\x03mac\x18\t \x01(\x0c\x12\x14\n\x0ctile_digests\x18\n \x01(\x0c\x12\x12\n\nchunk_tile\x18\x0b \x03(\r\x12\x14\n\x0c\x63hunk_nbytes\x18\x0c \x03(\r\x12\x15\n\rchunk_changed\x18\r \x03(\x04\x12\x14\n\x0c\x63hunk_sha256\x18\x0e \x01(\x0c\x12\x14\n\x0c\x63hunk_digest\x18\x0f \x01(\x0c\"v\n\x07PartAsk\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0c\n\x04kept\x18\x04 \x01(\x04\x12\x0e\n\x06layout\x18\x05 \x01(\x0c\x12\r\n\x05label\x18\x06 \x01(\t\x12\r\n\x05tiles\x18\x07 \x03(\r\"=\n\x0bPartDigests\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05tiles\x18\x02 \x03(\r\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\"8\n\tPartFrame\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04tile\x18\x02 \x01(\r\x12\r\n\x05\x66rame\x18\x03 \x01(\x0c\x32\xd1\x02\n\x07Weights\x12\x38\n\x05Hello\x12\x14.rose.transfer.Empty\x1a\x19.rose.transfer.HelloReply\x12\x41\n\x04Wait\x12\x1a.rose.transfer.WaitRequest\x1a\x1d.rose.transfer.ManifestsReply\x12I\n\x08Snapshot\x12\x1e.rose.transfer.SnapshotRequest\x1a\x1d.rose.transfer.ManifestsReply\x12<\n\x06Report\x12\x1c.rose.transfer.ReportRequest\x1a\x14.rose.transfer.Empty\x12@\n\x06Gather\x12\x1a.rose.transfer.GatherWords\x1a\x1a.rose.transfer.GatherWords2\xfc\x01\n\x05Parts\x12<\n\x04Open\x12\x16.rose.transfer.PartAsk\x1a\x1a.rose.transfer.PartDigests0\x01\x12:\n\x04Pack\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x12<\n\x06Settle\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x12;\n\x05Whole\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!rose/transfer/proto/weights.proto\x12\rrose.transfer\"\x17\n\x05\x45mpty\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\"\xaa\x01\n\nHelloReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\x0c\x12\x12\n\nchunk_port\x18\x05 \x01(\r\x12$\n\x06relays\x18\x06 \x03(\x0b\x32\x14.rose.transfer.Relay\x12&\n\x07tensors\x18\x07 \x03(\x0b\x32\x15.rose.transfer.Tensor\"\'\n\x05Relay\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05tiles\x18\x02 \x03(\r\"E\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0f\n\x07\x61liases\x18\x04 \x03(\t\":\n\tKeptHello\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05hello\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"n\n\x0bWaitRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x66ter_n\x18\x02 \x01(\x12\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x19\n\x0c\x61\x66ter_base_n\x18\x04 \x01(\x12H\x00\x88\x01\x01\x42\x0f\n\r_after_base_n\"F\n\x0fSnapshotRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x01n\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05tiles\x18\x03 \x03(\rB\x04\n\x02_n\"q\n\x0eManifestsReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x12\n\nchunk_port\x18\x02 \x01(\r\x12*\n\tmanifests\x18\x03 \x03(\x0b\x32\x17.rose.transfer.Manifest\x12\x0f\n\x07is_more\x18\x04 \x01(\x08\"^\n\rReportRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\x04\x12\x10\n\x08is_match\x18\x04 \x01(\x08\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\",\n\x0bGatherWords\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05words\x18\x02 \x01(\x0c\"6\n\x07Version\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\t\n\x01n\x18\x03 \x01(\x04\"\xd1\x02\n\x08Manifest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\'\n\x07version\x18\x02 \x01(\x0b\x32\x16.rose.transfer.Version\x12$\n\x04\x62\x61se\x18\x03 \x01(\x0b\x32\x16.rose.transfer.Version\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06layout\x18\x06 \x01(\x0c\x12\x12\n\ntile_count\x18\x07 \x01(\r\x12\r\n\x05\x63ount\x18\x08 \x01(\x04\x12\x0b\n\x03mac\x18\t \x01(\x0c\x12\x14\n\x0ctile_digests\x18\n \x01(\x0c\x12\x12\n\nchunk_tile\x18\x0b \x03(\r\x12\x14\n\x0c\x63hunk_nbytes\x18\x0c \x03(\r\x12\x15\n\rchunk_changed\x18\r \x03(\x04\x12\x14\n\x0c\x63hunk_sha256\x18\x0e \x01(\x0c\x12\x14\n\x0c\x63hunk_digest\x18\x0f \x01(\x0c\"v\n\x07PartAsk\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0c\n\x04kept\x18\x04 \x01(\x04\x12\x0e\n\x06layout\x18\x05 \x01(\x0c\x12\r\n\x05label\x18\x06 \x01(\t\x12\r\n\x05tiles\x18\x07 \x03(\r\"=\n\x0bPartDigests\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05tiles\x18\x02 \x03(\r\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\"8\n\tPartFrame\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04tile\x18\x02 \x01(\r\x12\r\n\x05\x66rame\x18\x03 \x01(\x0c\x32\xd1\x02\n\x07Weights\x12\x38\n\x05Hello\x12\x14.rose.transfer.Empty\x1a\x19.rose.transfer.HelloReply\x12\x41\n\x04Wait\x12\x1a.rose.transfer.WaitRequest\x1a\x1d.rose.transfer.ManifestsReply\x12I\n\x08Snapshot\x12\x1e.rose.transfer.SnapshotRequest\x1a\x1d.rose.transfer.ManifestsReply\x12<\n\x06Report\x12\x1c.rose.transfer.ReportRequest\x1a\x14.rose.transfer.Empty\x12@\n\x06Gather\x12\x1a.rose.transfer.GatherWords\x1a\x1a.rose.transfer.GatherWords2\xfc\x01\n\x05Parts\x12<\n\x04Open\x12\x16.rose.transfer.PartAsk\x1a\x1a.rose.transfer.PartDigests0\x01\x12:\n\x04Pack\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x12<\n\x06Settle\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x12;\n\x05Whole\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,31 +38,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELAY']._serialized_start=250
   _globals['_RELAY']._serialized_end=289
   _globals['_TENSOR']._serialized_start=291
-  _globals['_TENSOR']._serialized_end=343
-  _globals['_KEPTHELLO']._serialized_start=345
-  _globals['_KEPTHELLO']._serialized_end=403
-  _globals['_WAITREQUEST']._serialized_start=405
-  _globals['_WAITREQUEST']._serialized_end=515
-  _globals['_SNAPSHOTREQUEST']._serialized_start=517
-  _globals['_SNAPSHOTREQUEST']._serialized_end=587
-  _globals['_MANIFESTSREPLY']._serialized_start=589
-  _globals['_MANIFESTSREPLY']._serialized_end=702
-  _globals['_REPORTREQUEST']._serialized_start=704
-  _globals['_REPORTREQUEST']._serialized_end=798
-  _globals['_GATHERWORDS']._serialized_start=800
-  _globals['_GATHERWORDS']._serialized_end=844
-  _globals['_VERSION']._serialized_start=846
-  _globals['_VERSION']._serialized_end=900
-  _globals['_MANIFEST']._serialized_start=903
-  _globals['_MANIFEST']._serialized_end=1240
-  _globals['_PARTASK']._serialized_start=1242
-  _globals['_PARTASK']._serialized_end=1360
-  _globals['_PARTDIGESTS']._serialized_start=1362
-  _globals['_PARTDIGESTS']._serialized_end=1423
-  _globals['_PARTFRAME']._serialized_start=1425
-  _globals['_PARTFRAME']._serialized_end=1481
-  _globals['_WEIGHTS']._serialized_start=1484
-  _globals['_WEIGHTS']._serialized_end=1821
-  _globals['_PARTS']._serialized_start=1824
-  _globals['_PARTS']._serialized_end=2076
+  _globals['_TENSOR']._serialized_end=360
+  _globals['_KEPTHELLO']._serialized_start=362
+  _globals['_KEPTHELLO']._serialized_end=420
+  _globals['_WAITREQUEST']._serialized_start=422
+  _globals['_WAITREQUEST']._serialized_end=532
+  _globals['_SNAPSHOTREQUEST']._serialized_start=534
+  _globals['_SNAPSHOTREQUEST']._serialized_end=604
+  _globals['_MANIFESTSREPLY']._serialized_start=606
+  _globals['_MANIFESTSREPLY']._serialized_end=719
+  _globals['_REPORTREQUEST']._serialized_start=721
+  _globals['_REPORTREQUEST']._serialized_end=815
+  _globals['_GATHERWORDS']._serialized_start=817
+  _globals['_GATHERWORDS']._serialized_end=861
+  _globals['_VERSION']._serialized_start=863
+  _globals['_VERSION']._serialized_end=917
+  _globals['_MANIFEST']._serialized_start=920
+  _globals['_MANIFEST']._serialized_end=1257
+  _globals['_PARTASK']._serialized_start=1259
+  _globals['_PARTASK']._serialized_end=1377
+  _globals['_PARTDIGESTS']._serialized_start=1379
+  _globals['_PARTDIGESTS']._serialized_end=1440
+  _globals['_PARTFRAME']._serialized_start=1442
+  _globals['_PARTFRAME']._serialized_end=1498
+  _globals['_WEIGHTS']._serialized_start=1501
+  _globals['_WEIGHTS']._serialized_end=1838
+  _globals['_PARTS']._serialized_start=1841
+  _globals['_PARTS']._serialized_end=2093
 # @@protoc_insertion_point(module_scope)

@@ -113,7 +113,7 @@ class Commit:
         subscribed: Sequence[int] | None = None,
     ) -> None:
         manifest = staged.manifest
-        self._staged = staged
+        self.staged = staged
         self._target = target
         self._base_digest = base_digest
         self._is_seed = manifest.is_snapshot
@@ -154,9 +154,9 @@ class Commit:
     @property
     def outcome(self) -> CommitOutcome:
         """Return the result of a finished commit."""
-        check(self.is_over, f"the commit of {self._staged.manifest.version} is not over")
+        check(self.is_over, f"the commit of {self.staged.manifest.version} is not over")
         return CommitOutcome(
-            version=self._staged.manifest.version,
+            version=self.staged.manifest.version,
             state=self._state,
             digest=self._base(),
             is_abandoned=self._is_abandoned,
@@ -228,15 +228,15 @@ class Commit:
             self._move(CommitState.ROLLED_BACK)
 
     def _wrong_base(self) -> str | None:
-        manifest, digests = self._staged.manifest, self._book()
-        if any(tile not in digests for tile, _ in self._staged.deltas):
+        manifest, digests = self.staged.manifest, self._book()
+        if any(tile not in digests for tile, _ in self.staged.deltas):
             return f"version {manifest.version} has tiles that these weights do not have"
         if self._is_seed:
             return None
         is_base = self._base() == self._base_digest
         if self._is_all:
             is_base &= self._base_digest == manifest.base_digest
-        for tile, delta in self._staged.deltas:
+        for tile, delta in self.staged.deltas:
             is_base &= delta.base_digest == digests[tile]
         if is_base:
             return None
@@ -245,20 +245,20 @@ class Commit:
     @property
     def _is_all(self) -> bool:
         """True if the target has every tile, so that its digest is the digest of all weights."""
-        return len(self._tiles) == self._staged.manifest.tile_count
+        return len(self._tiles) == self.staged.manifest.tile_count
 
     def _base(self) -> Digest:
         return self._base_digest if self._digests is None else self._digests.total
 
     def _apply_slice(self) -> None:
         try:
-            if self._next < len(self._staged.deltas):
-                self._apply(*self._staged.deltas[self._next])
+            if self._next < len(self.staged.deltas):
+                self._apply(*self.staged.deltas[self._next])
                 self._next += 1
         except RoseError as error:
             self._turn_back(str(error))
             return
-        if self._next == len(self._staged.deltas):
+        if self._next == len(self.staged.deltas):
             self._compare()
 
     def _apply(self, tile: int, delta: Delta) -> None:
@@ -282,7 +282,7 @@ class Commit:
     def _compare(self) -> None:
         if not self._is_target():
             self._turn_back(
-                f"the digest after version {self._staged.manifest.version} is not the trainer's"
+                f"the digest after version {self.staged.manifest.version} is not the trainer's"
             )
             return
         self._move(CommitState.COMMITTED)
@@ -295,7 +295,7 @@ class Commit:
         A receiver with all tiles compares the sum of the digests. Otherwise each tile is compared
         if the manifest has the digests of all tiles, and only the changed tiles if not.
         """
-        manifest, digests = self._staged.manifest, self._book()
+        manifest, digests = self.staged.manifest, self._book()
         if any(self._after[tile] != digest for tile, digest in self._fresh.items()):
             return False
         if self._is_all:

@@ -16,8 +16,9 @@ from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, unary
 from rose.units import MIB
 
-# Half of a reply's limit. A single manifest that is larger gets a page of its own.
-PAGE_BYTES: Final = 32 * MIB
+# A page that a slow link carries within `CALL_S` of a client. A single manifest that is larger gets
+# a page of its own.
+PAGE_BYTES: Final = 8 * MIB
 # Largest encoded sizes: of a manifest without columns, of a chunk, of a digest.
 _HEADER_BYTES: Final = 2048
 _CHUNK_BYTES: Final = 5 + 5 + 10 + 32 + 16
