@@ -62,7 +62,7 @@ def publish_shards(
     quiet_grpc()
     from rose.transfer.sharded.publishing import LeadPublisher, RankPublisher  # noqa: PLC0415
 
-    read = partial(TrainerRank, rank=shards.rank)
+    read = partial(TrainerRank, shards=shards)
     if shards.rank == 0:
         return LeadPublisher(
             read, weights, shards, listen=listen, token=token, tls=_files(tls),

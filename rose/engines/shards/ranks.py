@@ -29,13 +29,13 @@ class TrainerRank:
 
     Args:
         weights: a model, or tensors by name.
-        rank: rank of the caller.
+        shards: the rank.
     """
 
-    def __init__(self, weights: Weights, rank: int) -> None:
+    def __init__(self, weights: Weights, shards: Shards) -> None:
         named = _named(weights)
         self._locals = {name: _local(one) for name, one in named.items()}
-        self.shards = _own_map(named, rank)
+        self.shards = _own_map(named, shards)
 
     def views(self, places: Places) -> ShardViews:
         """Return tiles as views of the local tensors."""
@@ -70,7 +70,7 @@ class EngineRank:
             return
         named = _named(model)
         self._memory = {name: _local(one) for name, one in named.items()}
-        self.file = ShardFile(_own_map(named, shards.rank))
+        self.file = ShardFile(_own_map(named, shards))
 
     def _trace(
         self, model: Weights, load_weights: Loader, specs: Sequence[TensorSpec], rank: int
@@ -146,8 +146,12 @@ def _named(weights: Weights) -> dict[str, torch.Tensor]:
     return dict(weights.state_dict() if isinstance(weights, nn.Module) else weights)
 
 
-def _own_map(named: Mapping[str, torch.Tensor], rank: int) -> ShardMap:
-    """Return the map of one rank; plain tensors count as whole."""
+def _own_map(named: Mapping[str, torch.Tensor], shards: Shards) -> ShardMap:
+    """Return the map of one rank; without a layout plain tensors count as whole."""
+    rank, layout = shards.rank, shards.layout
+    if layout is not None:
+        own = tuple(piece for piece in layout.pieces if piece.rank == rank)
+        return ShardMap(layout.tensors, own, layout.computed)
     for name, one in named.items():
         if not one.numel() and hasattr(one, "ds_numel"):
             check_whole(name, one)
@@ -163,10 +167,10 @@ def _own_map(named: Mapping[str, torch.Tensor], rank: int) -> ShardMap:
             for name, one in named.items()
             if hasattr(one, "to_local") and one.device_mesh == mesh
         }
-        own = mesh.get_rank()
-        shards = shard_map_of_dtensors(some, rank=own)
-        held = (replace(one, rank=rank) for one in shards.pieces if one.rank == own)
-        parts.append(ShardMap(shards.tensors, tuple(held), {}))
+        here = mesh.get_rank()
+        every = shard_map_of_dtensors(some, rank=here)
+        held = (replace(one, rank=rank) for one in every.pieces if one.rank == here)
+        parts.append(ShardMap(every.tensors, tuple(held), {}))
     tensors = {name: spec for one in parts for name, spec in one.tensors.items()}
     return ShardMap(
         {name: tensors[name] for name in named},

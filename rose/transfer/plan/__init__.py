@@ -16,7 +16,6 @@ from rose.transfer.plan.spec import (
     SourceRanks,
     TensorSpec,
 )
-from rose.transfer.plan.traffic import Traffic, traffic
 
 __all__ = [
     "Coverage",
@@ -33,10 +32,8 @@ __all__ = [
     "ShardMap",
     "SourceRanks",
     "TensorSpec",
-    "Traffic",
     "check_coverage",
     "joined",
     "make_plan",
     "one_holder_each",
-    "traffic",
 ]

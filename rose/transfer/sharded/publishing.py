@@ -43,6 +43,8 @@ from rose.transfer.wire.security import TlsFiles
 from rose.transfer.wire.server import serve
 
 _PAUSE_S: Final = 0.2
+# Time for an answer to a rank that is refused, in seconds.
+_REFUSED_S: Final = 1.0
 # Label of a rank's shadow, which it opens again by another plan.
 _SHADOW: Final = "shadow"
 
@@ -136,9 +138,7 @@ class LeadPublisher(Closing):
             undo.callback(self._close_parts)
             own = shards_to_json(ShardFile(first.shards))
             self._gathering.join_source(Join("", 0, shards.ranks, "lead", own), waits=False)
-            patience = Patience("rank 0 of the trainer", within_s, clock=self._clock)
-            while missing := self._gathering.missing_sources(_PAUSE_S):
-                patience.wait_for(f"rank {_listed(missing)}")
+            self._wait_for_ranks(within_s)
             with self._lock:
                 self._begin(self._gathering.first_plan(), _SHADOW)
             self._gathering.step_is(0, self.version)
@@ -206,6 +206,15 @@ class LeadPublisher(Closing):
         self._parts = {}
 
     # ---- under the lock
+
+    def _wait_for_ranks(self, within_s: float) -> None:
+        patience = Patience("rank 0 of the trainer", within_s, clock=self._clock)
+        try:
+            while missing := self._gathering.missing_sources(_PAUSE_S):
+                patience.wait_for(f"rank {_listed(missing)}")
+        except InvalidArgument:
+            self._clock.sleep(_REFUSED_S)  # closing the server would cancel the answer to the rank
+            raise
 
     def _publish(self, new: RankWeights, label: str) -> None:
         planned = self._gathering.planned

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rose.errors import InvalidArgument
+from rose.transfer.plan import ShardMap
 
-RANKS_MAX = 1 << 16
+RANKS_MAX: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,15 @@ class Shards:
         load_weights: the engine's own loader, such as `model.load_weights` of vLLM and SGLang,
             which cuts and fuses the tensors of a checkpoint. It is traced, not run. None: the
             engine's tensors have the trainer's names.
+        layout: map of all ranks, for memory that is not described by DTensors, such as that of
+            `megatron_layout`. None: DTensors are parts, and other tensors are whole.
     """
 
     rank: int
     ranks: int
     replica: str = ""
     load_weights: Callable[[Any], Any] | None = None
+    layout: ShardMap | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""

@@ -63,11 +63,12 @@ class World:
                 self.note(f"trainer{rank}", publisher.version)
                 time.sleep(0.05)
             whole = whole_of(model)
-            if rank == 0:
-                torch.save((publisher.version, publisher.digest, whole), self.folder / "saving")
-                (self.folder / "saving").rename(self.final)
-            while True:
-                time.sleep(1.0)  # until it is killed
+            while True:  # until it is killed; an engine that joins late may begin a version
+                if rank == 0:
+                    last = publisher.version, publisher.digest, whole
+                    torch.save(last, self.folder / "saving")
+                    (self.folder / "saving").rename(self.final)
+                time.sleep(1.0)
 
     def _all_stop(self) -> bool:
         """Return whether all ranks of the trainer stop before their next step."""
