@@ -132,7 +132,7 @@ class Receiver:
 
     digest = (0, 0)
 
-    def __init__(self, *parts, base, signing, digests) -> None:
+    def __init__(self, *parts, base, signing, digests, lands) -> None:
         self.on_staged = parts[-1]
         self.staged = [101, 102]
         self.is_out = False
