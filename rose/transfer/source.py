@@ -68,7 +68,7 @@ class Source(Protocol):
         ...
 
     def break_off(self) -> None:
-        """Make a running pull of chunks raise `Unavailable`; later calls work.
+        """Make running calls, and a running pull of chunks, raise `Unavailable`; later ones work.
 
         Any thread may call this method, which does not wait.
         """

@@ -1,15 +1,17 @@
 """A commit changes all weights or none, whatever fails and whenever it pauses."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.row_publisher import RowPublisher
 from rose.errors import CorruptData, InternalError
 from rose.transfer import Delta
 from rose.transfer.manifest import StagedVersion
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import sound_delta
 from rose.transfer.tiles import Row
@@ -330,3 +332,28 @@ def test_error_of_somebody_else_passes_and_can_be_abandoned_after() -> None:
 def test_outcome_is_available_after_the_end() -> None:
     with pytest.raises(InternalError):
         _ = Commit(DELTA, Row(OLD.copy(), TILES), row_digest(OLD)).outcome
+
+
+@pytest.mark.parametrize("stage", [lambda: DELTA, snapshot])
+def test_finished_commit_can_be_taken_back(stage: Callable[[], StagedVersion]) -> None:
+    """As when another rank of the engine could not commit; the next commit works."""
+    bits = OLD.copy()
+    row = Row(bits, TILES)
+    commit = Commit(stage(), row, row_digest(OLD), digests=row.digests())
+    assert run(commit) is CommitState.COMMITTED
+    outcome = commit.take_back("planted: rank 1 is missing")
+    assert (outcome.state, outcome.is_abandoned) == (CommitState.ROLLED_BACK, True)
+    assert outcome.digest == row_digest(OLD)
+    assert np.array_equal(bits, OLD)
+    again = Commit(stage(), row, outcome.digest, digests=outcome.digests)
+    assert run(again) is CommitState.COMMITTED
+    assert np.array_equal(bits, NEW)
+
+
+def test_weights_changed_after_a_commit_that_is_taken_back_are_quarantined() -> None:
+    bits = OLD.copy()
+    row = Row(bits, TILES)
+    commit = Commit(DELTA, row, row_digest(OLD), digests=row.digests())
+    run(commit)
+    bits[7] ^= 1
+    assert commit.take_back("planted").state is CommitState.QUARANTINED

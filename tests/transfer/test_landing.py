@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.errors import CorruptData, Unavailable
 from rose.transfer.manifest import (
     TILE_MAC_BYTES,
@@ -22,7 +23,6 @@ from rose.transfer.manifest import (
 )
 from rose.transfer.publishing.contributor import Encoding
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey, Version
 from rose.transfer.publishing.log import RECEIVERS_MAX, VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.signing import Signing
 from rose.transfer.tiles import Row, Tiles
 from tests.transfer.worker import COUNT, TILE, TILES, changed, row_digest, weights, whole_row

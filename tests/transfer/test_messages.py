@@ -16,6 +16,7 @@ from rose.transfer.signing import fingerprint
 from rose.transfer.wire import messages
 from rose.transfer.wire.messages import (
     Empty,
+    GatherWords,
     HelloReply,
     KeptHello,
     ManifestsReply,
@@ -91,6 +92,7 @@ MESSAGES = {
     SnapshotRequest: st.builds(SnapshotRequest, st.none() | N, TILES),
     ManifestsReply: st.builds(ManifestsReply, st.lists(manifests(), max_size=3).map(tuple), PORTS),
     ReportRequest: st.builds(ReportRequest, NAMES, N, st.booleans(), DIGESTS),
+    GatherWords: st.builds(GatherWords, st.binary(max_size=99)),
     KeptHello: st.builds(KeptHello, st.binary(max_size=99), st.binary(max_size=32)),
     PartAsk: st.builds(PartAsk, U64, U64, U64, st.just("") | LAYOUTS, NAMES, TILES),
     PartDigests: TILES.flatmap(

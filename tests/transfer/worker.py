@@ -141,6 +141,7 @@ class Worker:
         held: Version = NAMELESS,
         wrap: Callable[[Row], Target] = lambda row: row,
         claimed: tuple[int, int] | None = None,
+        name: str = "worker",
         **knobs: Any,
     ) -> None:
         self.bits = bits.copy()
@@ -150,7 +151,7 @@ class Worker:
         self._bell = threading.Event()
         self.receiver = Receiver(
             source,
-            "worker",
+            name,
             held,
             Row(self.bits, tiles).digests().total if claimed is None else claimed,
             Subscription(tiles),

@@ -114,6 +114,12 @@ class Publisher:
             return self._version
 
     @property
+    def digest(self) -> Digest:
+        """Return the digest of the newest version."""
+        with self._lock:
+            return self._digests.total
+
+    @property
     def is_sound(self) -> bool:
         """True if anything can be published; if not, begin another incarnation."""
         with self._lock:

@@ -71,7 +71,7 @@ class ShadowMemory:
         end = self._used + row.nbytes
         if end > len(self._memory):
             return row.copy()
-        copy: npt.NDArray[Any] = self._memory[self._used : end].view(row.dtype)
+        copy: npt.NDArray[Any] = self._memory[self._used : end].view(row.dtype).reshape(row.shape)
         copy[:] = row
         self._used = _aligned(end)
         return copy

@@ -4,7 +4,8 @@ A commit that succeeds goes CHECKING -> APPLYING -> COMMITTED: the weights have 
 digest. If the base differs, CHECKING -> ROLLED_BACK, and nothing was touched. After a later fault,
 APPLYING -> UNDOING -> ROLLED_BACK: the original bits are restored exactly and identified by their
 digests, even if they were not the expected base. If the undo fails too, UNDOING -> QUARANTINED:
-nobody may use the weights.
+nobody may use the weights. `take_back` undoes a finished commit, COMMITTED -> UNDOING, as when
+another rank of the engine could not commit.
 """
 
 from collections.abc import Sequence
@@ -58,6 +59,7 @@ _MOVES: Final = frozenset(
         (CommitState.CHECKING, CommitState.ROLLED_BACK),
         (CommitState.APPLYING, CommitState.COMMITTED),
         (CommitState.APPLYING, CommitState.UNDOING),
+        (CommitState.COMMITTED, CommitState.UNDOING),
         (CommitState.UNDOING, CommitState.ROLLED_BACK),
         (CommitState.UNDOING, CommitState.QUARANTINED),
     }
@@ -115,7 +117,7 @@ class Commit:
         subscribed: Sequence[int] | None = None,
     ) -> None:
         manifest = staged.manifest
-        self._staged = staged
+        self.staged = staged
         self._target = target
         self._base_digest = base_digest
         self._tiles = range(manifest.tile_count) if subscribed is None else subscribed
@@ -128,6 +130,7 @@ class Commit:
         self._read: dict[int, Digest] = {}
         self._next = 0
         self._fresh: dict[int, Digest] = {}
+        self._before: dict[int, Digest] = {}  # digests of the changed tiles before the commit
         self._changes = staged.tiles
         # Tiles to undo, each with its delta, with the elements before a snapshot's, or with None if
         # the target failed on the tile.
@@ -157,9 +160,9 @@ class Commit:
     @property
     def outcome(self) -> CommitOutcome:
         """Return the result of a finished commit."""
-        check(self.is_over, f"the commit of {self._staged.manifest.version} is not over")
+        check(self.is_over, f"the commit of {self.staged.manifest.version} is not over")
         return CommitOutcome(
-            version=self._staged.manifest.version,
+            version=self.staged.manifest.version,
             state=self._state,
             digest=self._base(),
             is_abandoned=self._is_abandoned,
@@ -201,6 +204,15 @@ class Commit:
             pass
         return self._state
 
+    def take_back(self, reason: str) -> CommitOutcome:
+        """Undo a finished commit; nobody may have changed the weights since."""
+        self._is_abandoned = True
+        self._book().update(self._before)
+        self._turn_back(reason)
+        while self.step():
+            pass
+        return self.outcome
+
     def _check_slice(self) -> None:
         """Read one tile; once all digests are known, compare them with the base."""
         try:
@@ -222,7 +234,7 @@ class Commit:
             self._move(CommitState.ROLLED_BACK)
 
     def _wrong_base(self) -> str | None:
-        manifest, digests = self._staged.manifest, self._book()
+        manifest, digests = self.staged.manifest, self._book()
         if any(tile not in digests for tile in self._changes):
             return f"version {manifest.version} has tiles that these weights do not have"
         if manifest.is_snapshot:
@@ -230,7 +242,7 @@ class Commit:
         is_base = self._base() == self._base_digest
         if self._is_all:
             is_base &= self._base_digest == manifest.base_digest
-        for tile, delta in self._staged.deltas:
+        for tile, delta in self.staged.deltas:
             is_base &= delta.base_digest == digests[tile]
         if is_base:
             return None
@@ -239,7 +251,7 @@ class Commit:
     @property
     def _is_all(self) -> bool:
         """True if the target has every tile, so that its digest is the digest of all weights."""
-        return len(self._tiles) == self._staged.manifest.tile_count
+        return len(self._tiles) == self.staged.manifest.tile_count
 
     def _base(self) -> Digest:
         return self._base_digest if self._digests is None else self._digests.total
@@ -247,10 +259,10 @@ class Commit:
     def _apply_slice(self) -> None:
         try:
             if self._next < len(self._changes):
-                if self._staged.whole:
+                if self.staged.whole:
                     self._exchange(self._changes[self._next])
                 else:
-                    self._apply(*self._staged.deltas[self._next])
+                    self._apply(*self.staged.deltas[self._next])
                 self._next += 1
         except RoseError as error:
             self._turn_back(str(error))
@@ -260,11 +272,11 @@ class Commit:
 
     def _exchange(self, tile: int) -> None:
         """Write a whole tile, and keep the elements that it replaces in its place."""
-        elements = self._staged.whole[tile]
+        elements = self.staged.whole[tile]
         before = host_row(bits_of("weights", self._target.bits(tile))).copy()
         self._touched.append((tile, before))
         self._target.write(tile, elements)
-        self._staged.whole[tile] = before
+        self.staged.whole[tile] = before
         self._fresh[tile] = self._target.digest(tile)
 
     def _apply(self, tile: int, delta: Delta) -> None:
@@ -286,10 +298,11 @@ class Commit:
     def _compare(self) -> None:
         if not self._is_target():
             self._turn_back(
-                f"the digest after version {self._staged.manifest.version} is not the trainer's"
+                f"the digest after version {self.staged.manifest.version} is not the trainer's"
             )
             return
         self._move(CommitState.COMMITTED)
+        self._before = {tile: self._book()[tile] for tile in self._fresh}
         self._book().update(self._fresh)
 
     def _is_target(self) -> bool:
@@ -298,8 +311,8 @@ class Commit:
         A receiver with all tiles compares the sum of the digests. Otherwise each tile is compared
         if the manifest has the digests of all tiles, and only the changed tiles if not.
         """
-        manifest, digests = self._staged.manifest, self._book()
-        if (then := self._staged.digests) is not None:
+        manifest, digests = self.staged.manifest, self._book()
+        if (then := self.staged.digests) is not None:
             return all(self._fresh.get(tile, digests[tile]) == then[tile] for tile in self._tiles)
         if any(self._after[tile] != digest for tile, digest in self._fresh.items()):
             return False

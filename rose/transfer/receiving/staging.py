@@ -11,11 +11,18 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
-from rose.errors import CorruptData, InternalError, InvalidArgument, Unavailable, check
+from rose.errors import (
+    CorruptData,
+    InternalError,
+    InvalidArgument,
+    RoseError,
+    Unavailable,
+    check,
+)
 from rose.transfer.codec.strat import strat_unpack
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Manifest, StagedVersion, Subscription, UpdateKey, Version
-from rose.transfer.receiving.chain import Choice, Held, as_held, next_version
+from rose.transfer.receiving.chain import Choice, Held, as_held, is_same_chain, next_version
 from rose.transfer.receiving.commit import CommitOutcome, CommitState, Target
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.signing import UNSIGNED, Signing
@@ -117,9 +124,10 @@ class Staging:
         digests: TileDigests | None = None,
         lands: Target | None = None,
     ) -> None:
-        # Run of the last commit. Old manifests of another run, signed with the same key, are not
-        # accepted from any source.
-        self._run: str | None = None
+        # Version of the last commit.
+        self._followed: Version | None = None
+        # False while the source may be another publisher than the one of the last commit.
+        self._is_same_source = False
         self._source = source
         self._name = name
         self._subscription = subscription
@@ -253,7 +261,7 @@ class Staging:
         self._move(ReceiverState.SYNCED)
         self._held = Held(outcome.version, outcome.digest)
         self._versions += 1
-        self._run = outcome.version.run
+        self._followed = outcome.version
         self._snapshot_from = self._repair_at = None
 
     def _went_back(self, outcome: CommitOutcome, *, is_whole: bool) -> None:
@@ -286,9 +294,18 @@ class Staging:
             CorruptData: an answer is invalid, or a snapshot arrived damaged.
             InvalidArgument: the publisher has other weights, or another run.
         """
+        try:
+            self._advance(timeout_s)
+        except RoseError:
+            self._is_same_source = False
+            raise
+
+    def _advance(self, timeout_s: float) -> None:
         self._send_reports()
         if self.state is not ReceiverState.SYNCED:
             return
+        if not self._is_same_source and self._followed is not None:
+            self._find_chain(self._followed)
         if self._lands is not None and self._found is None and not self._look(timeout_s):
             return
         if (at := self._repair_at) is not None:
@@ -303,7 +320,7 @@ class Staging:
         if isinstance(chosen, Manifest):
             self._stage(chosen, held)
         elif chosen is Choice.SNAPSHOT:
-            self._snapshot_from = self.held.n if self._versions else NOTHING_KNOWN
+            self._snapshot_from = self.held.n if self._is_same_source else NOTHING_KNOWN
 
     def _send_reports(self) -> None:
         while True:
@@ -381,8 +398,19 @@ class Staging:
 
     def _after_n(self, held: Held) -> int:
         """Return the number above which to ask for versions; -1 if the chain is unknown."""
-        is_known = self._versions > 0 and held.version.run != ""
+        is_known = self._is_same_source and held.version.run != ""
         return held.version.n if is_known else NOTHING_KNOWN
+
+    def _find_chain(self, followed: Version) -> None:
+        """Find out whether the source still has the chain of the last commit.
+
+        A publisher that was started again may have other versions with lower or equal numbers.
+        """
+        known = self._source.wait_manifests(followed.n - 1, 0)
+        known = known or self._source.wait_manifests(NOTHING_KNOWN, 0)
+        self._is_same_source = any(is_same_chain(one.version, followed) for one in known)
+        if known and not self._is_same_source and self._snapshot_from is not None:
+            self._snapshot_from = NOTHING_KNOWN
 
     def _join(self, at_least_n: int, timeout_s: float) -> None:
         """Stage the tiles that differ from the newest version; wait for version `at_least_n` first.
@@ -476,16 +504,24 @@ class Staging:
         return manifests
 
     def _of_run(self, manifests: list[Manifest]) -> list[Manifest]:
-        run = self._run
-        if run is None:
+        """Return manifests of the run that is followed, or of a run that began later.
+
+        Without signatures the source is trusted, and nothing needs to be compared.
+        """
+        followed = self._followed
+        if followed is None or not self._signing.key:
             return manifests
-        same = [one for one in manifests if one.version.run == run]
-        if manifests and not same:
-            other = manifests[-1].version
+        alive = [
+            one
+            for one in manifests
+            if one.version.run == followed.run or one.version.incarnation > followed.incarnation
+        ]
+        if manifests and not alive:
             raise InvalidArgument(
-                f"version {other} belongs to another run than {run}: start a new receiver"
+                f"version {manifests[-1].version} belongs to a run that began before {followed}, "
+                f"which this receiver follows: start a new receiver"
             )
-        return same
+        return alive
 
     def _stage(self, manifest: Manifest, held: Held) -> None:
         """Fetch a version that was chosen for `held`; do nothing if the weights changed meanwhile.

@@ -18,8 +18,9 @@ from rose.transfer.wire.credentials import failure_of, open_channel
 from rose.transfer.wire.memory_door import MemoryReader, reader_of
 from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
-# Longest wait for an answer, in seconds, on top of a wait for versions.
-CALL_S: Final = 10.0
+# Longest wait for an answer, in seconds, on top of a wait for versions. A page of manifests arrives
+# in this time at 1.2 Mb/s. A server whose machine is gone is given up earlier, see `SILENCE_S`.
+CALL_S: Final = 60.0
 
 
 class RemoteSource:
@@ -42,6 +43,7 @@ class RemoteSource:
         self._once = Once()
         self._lock = threading.Lock()  # guards the fields below; not held during waits
         self._channel: Any = None
+        self._calls: set[Any] = set()  # running calls
         self._chunks: ChunkClient | None = None
         self._chunk_port = 0
         # The memory behind the door of a chunk port, None if there is none on this host.
@@ -84,9 +86,11 @@ class RemoteSource:
         self._hang_up()
 
     def break_off(self) -> None:
-        """End a running pull of chunks; later pulls work. Any thread may call."""
+        """End running calls and a running pull of chunks; later ones work. Any thread may call."""
         with self._lock:
-            chunks = self._chunks
+            chunks, calls = self._chunks, list(self._calls)
+        for call in calls:
+            call.cancel()
         if chunks is not None:
             chunks.cancel()
 
@@ -138,6 +142,16 @@ class RemoteSource:
         request = messages.ReportRequest(receiver, n, is_match, digest)
         messages.decode(messages.Empty, self._call("Report", request, CALL_S))
 
+    def gather(self, words: bytes, timeout_s: float) -> bytes:
+        """Send a call of a rank; the server may wait for `timeout_s` before it answers.
+
+        Raises:
+            InvalidArgument: the server refuses the call.
+            Unavailable: the server cannot be reached.
+        """
+        content = self._call("Gather", messages.GatherWords(words), timeout_s + CALL_S)
+        return messages.decode(messages.GatherWords, content).words
+
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Request chunks; ask for the chunk port first, and again after a failure.
 
@@ -170,9 +184,7 @@ class RemoteSource:
                 return self._chunks
             if self._chunk_port == 0 or self._is_closed:
                 raise Unavailable("the weight server did not name its chunk port")
-            self._chunks = ChunkClient(
-                self._host, self._chunk_port, self._token, tls=self._tls, timeout_s=CALL_S
-            )
+            self._chunks = ChunkClient(self._host, self._chunk_port, self._token, tls=self._tls)
             return self._chunks
 
     def _memory_reader(self) -> MemoryReader | None:
@@ -202,21 +214,24 @@ class RemoteSource:
             self._hang_up()
 
     def _call(self, method: str, request: object, timeout_s: float) -> bytes:
+        message = messages.encode(request)
         with self._lock:
             if self._is_closed:
                 raise Unavailable("this source is closed")
-            channel, token, address = self._channel, self._token.hex(), self._address
-        message = messages.encode(request)
-        try:
-            content: bytes = channel.unary_unary(f"/{messages.SERVICE}/{method}")(
+            address = self._address
+            call = self._channel.unary_unary(f"/{messages.SERVICE}/{method}").future(
                 message,
                 timeout=timeout_s,
-                metadata=((messages.TOKEN_KEY, token),),
+                metadata=((messages.TOKEN_KEY, self._token.hex()),),
             )
+            self._calls.add(call)
+        try:
+            content: bytes = call.result()
+        except grpc.FutureCancelledError as error:
+            raise Unavailable(f"the call {method} to {address} was cancelled") from error
         except grpc.RpcError as error:
             raise failure_of(f"the weight server at {address}", method, error) from error
-        except ValueError as error:  # the channel was closed meanwhile
-            raise Unavailable(
-                f"the source was closed, or follows another server: {error}"
-            ) from error
+        finally:
+            with self._lock:
+                self._calls.discard(call)
         return content
