@@ -15,9 +15,13 @@ BLOCK_ELEMENTS: Final = (65_536, 16_384)
 WIDTHS: Final = (8, 16, 32)
 CLASSES: Final = 8
 
+_ENTRY: Final = np.dtype(np.uint64)
+_WORD: Final = np.dtype(np.uint32)
+_DIGESTS: Final = 1 << 64
 _MAGIC: Final = b"ROSEDLT2"
 _VERSION: Final = 2
 _STRAT: Final = 4
+_KIND: Final = 15  # mask of the kind in an entry
 # magic, version, block_elements, count, payload words, base digest, digest, width, has a rule,
 # the rule's four fields and magnitude bits, zeros, CRC of the body
 _HEADER: Final = struct.Struct("<8sIIQQ2Q2QBB4B8s10sI")
@@ -25,14 +29,16 @@ _CRC: Final = struct.Struct("<I")  # CRC of the header, stored after it
 _BODY_AT: Final = _HEADER.size + _CRC.size
 
 
-def _frozen(name: str, array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
+def _frozen(name: str, array: npt.NDArray[Any], dtype: "np.dtype[Any]") -> npt.NDArray[Any]:
     """Return a read-only view of a contiguous row."""
-    is_row = array.ndim == 1 and array.flags.c_contiguous and array.flags.aligned
-    if array.dtype != dtype or not is_row:
+    flags = array.flags
+    if array.dtype != dtype or not (array.ndim == 1 and flags.c_contiguous and flags.aligned):
         raise InvalidArgument(
-            f"{name} must be one contiguous row of {np.dtype(dtype)}, "
+            f"{name} must be one contiguous row of {dtype}, "
             f"got {array.ndim} dimensions of {array.dtype}"
         )
+    if not flags.writeable:
+        return array
     view: npt.NDArray[Any] = array.view()
     view.setflags(write=False)
     return view
@@ -112,13 +118,14 @@ class Delta:
             raise InvalidArgument(f"width {self.width}: elements have 8, 16 or 32 bits")
         if not 0 <= self.count < 1 << 63:
             raise InvalidArgument(f"count {self.count} must be from 0 to 2^63 - 1")
-        for name, digest in (("base_digest", self.base_digest), ("digest", self.digest)):
-            if not all(0 <= part < 1 << 64 for part in digest):
-                raise InvalidArgument(f"{name} {digest} must be two numbers of 64 bits")
+        for name in ("base_digest", "digest"):
+            first, second = getattr(self, name)  # unrolled: this runs for each of very many tiles
+            if not (0 <= first < _DIGESTS and 0 <= second < _DIGESTS):
+                raise InvalidArgument(f"{name} {first, second} must be two numbers of 64 bits")
         if self.rule is not None and (fault := self.rule.fault(self.width)) is not None:
             raise InvalidArgument(f"the delta's class rule is invalid: {fault}")
-        object.__setattr__(self, "entries", _frozen("entries", self.entries, np.uint64))
-        object.__setattr__(self, "payload", _frozen("payload", self.payload, np.uint32))
+        object.__setattr__(self, "entries", _frozen("entries", self.entries, _ENTRY))
+        object.__setattr__(self, "payload", _frozen("payload", self.payload, _WORD))
         blocks = ceil_div(self.count, self.block_elements)
         if len(self.entries) != blocks:
             raise InvalidArgument(f"{blocks} blocks need {blocks} entries, got {len(self.entries)}")
@@ -137,7 +144,7 @@ class Delta:
     @property
     def changed(self) -> int:
         """Return the number of elements that change."""
-        return int(self.changed_by_block.sum())
+        return sum(entry >> 4 & 0xFFFFF for entry in self.entries.tolist())
 
     def to_bytes(self) -> bytes:
         """Return the frame: a header with checksums, the table, the payload."""
@@ -196,9 +203,14 @@ class Delta:
             raise CorruptData("the delta's table or payload is damaged: their checksum differs")
         entries = np.frombuffer(content, "<u8", blocks, _BODY_AT).copy()
         payload = np.frombuffer(content, "<u4", words, _BODY_AT + 8 * blocks).copy()
-        if rule is None and ((entries & np.uint64(15)) == _STRAT).any():
+        if rule is None and has_strat(entries):
             raise CorruptData("the delta has STRAT blocks but no class rule")
         return cls(count, block_elements, width, entries, payload, base_digest, digest, rule)
+
+
+def has_strat(entries: npt.NDArray[np.uint64]) -> bool:
+    """Return True if a table has STRAT blocks, so that only `strat_unpack` can read the delta."""
+    return any(entry & _KIND == _STRAT for entry in entries.tolist())
 
 
 def frame_digests(frame: bytes | bytearray | memoryview) -> tuple[tuple[int, int], tuple[int, int]]:

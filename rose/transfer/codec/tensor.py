@@ -19,6 +19,7 @@ from rose.transfer.tensors import STORED_DTYPES, STORED_NAMES
 
 CPU: Final = "cpu"
 BFLOAT16: Final = "bfloat16"
+_UNITS: Final = frozenset(map(np.dtype, (np.uint8, np.uint16, np.uint32)))
 # Dtypes that stand for raw bits; each matches every dtype of the same size.
 _RAW: Final = frozenset(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64))
 
@@ -84,6 +85,25 @@ def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = N
     if is_written:
         _check_written(seen)
     return seen
+
+
+def is_units(tensor: Any) -> bool:
+    """Return True for a writable row or contiguous array of units, which needs no `bits_of`."""
+    return type(tensor) is np.ndarray and tensor.dtype in _UNITS and tensor.flags.carray
+
+
+def units_of(name: str, tensor: Any) -> Any:
+    """Return the units of a tensor in host memory, to be written in place.
+
+    Raises:
+        InvalidArgument: as for `bits_of`, or the tensor is on another device.
+    """
+    if is_units(tensor):
+        return tensor
+    seen = bits_of(name, tensor, is_written=True)
+    if seen.device != CPU:
+        raise InvalidArgument(f"{name} is on {seen.device}: pass .cpu()")
+    return seen.bits
 
 
 def _torch_for(name: str, needs_gpu: bool) -> Any:  # noqa: FBT001
