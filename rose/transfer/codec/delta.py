@@ -144,7 +144,14 @@ class Delta:
     @property
     def changed(self) -> int:
         """Return the number of elements that change."""
-        return sum(entry >> 4 & 0xFFFFF for entry in self.entries.tolist())
+        changed = 0
+        for entry in self.entries.tolist():
+            changed += entry >> 4 & 0xFFFFF
+        return changed
+
+    def mark_checked(self) -> None:
+        """Record that `delta_check` accepted this delta; nobody may change its arrays any more."""
+        object.__setattr__(self, "is_checked", True)
 
     def to_bytes(self) -> bytes:
         """Return the frame: a header with checksums, the table, the payload."""
@@ -166,7 +173,7 @@ class Delta:
 
     @classmethod
     def from_bytes(cls, frame: bytes | bytearray | memoryview) -> "Delta":
-        """Read a frame; the bytes are copied.
+        """Read a frame; a mutable buffer is copied.
 
         Raises:
             CorruptData: the bytes were not made by `to_bytes`, or are damaged.
@@ -201,8 +208,12 @@ class Delta:
             raise CorruptData(f"the delta has {len(content)} bytes, but its header states {size}")
         if zlib.crc32(content[_BODY_AT:]) != fields[12]:
             raise CorruptData("the delta's table or payload is damaged: their checksum differs")
-        entries = np.frombuffer(content, "<u8", blocks, _BODY_AT).copy()
-        payload = np.frombuffer(content, "<u4", words, _BODY_AT + 8 * blocks).copy()
+        # Nobody can change bytes, so the arrays are views of them, if they are aligned.
+        kept = frame if isinstance(frame, bytes) else bytes(content)
+        entries = np.frombuffer(kept, _ENTRY, blocks, _BODY_AT)
+        payload = np.frombuffer(kept, _WORD, words, _BODY_AT + 8 * blocks)
+        if not (entries.flags.aligned and payload.flags.aligned):
+            entries, payload = entries.copy(), payload.copy()
         if rule is None and has_strat(entries):
             raise CorruptData("the delta has STRAT blocks but no class rule")
         return cls(count, block_elements, width, entries, payload, base_digest, digest, rule)
@@ -210,7 +221,10 @@ class Delta:
 
 def has_strat(entries: npt.NDArray[np.uint64]) -> bool:
     """Return True if a table has STRAT blocks, so that only `strat_unpack` can read the delta."""
-    return any(entry & _KIND == _STRAT for entry in entries.tolist())
+    for entry in entries.tolist():  # a generator takes twice as long, and this runs for each tile
+        if entry & _KIND == _STRAT:
+            return True
+    return False
 
 
 def frame_digests(frame: bytes | bytearray | memoryview) -> tuple[tuple[int, int], tuple[int, int]]:

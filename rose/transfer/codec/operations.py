@@ -333,7 +333,7 @@ def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, i
 def digests(tensors: Sequence[Any]) -> list[tuple[int, int]]:
     """Return the digests of tensors; one call for all is fast for many small ones."""
     if all(is_units(one) for one in tensors):
-        return _core.digests(tensors, isa=host_isa())
+        return _core.digests(list(tensors), isa=host_isa())
     return [digest(one) for one in tensors]
 
 
@@ -370,7 +370,7 @@ def pack_tiles(
     packed = _core.pack_tiles(
         fresh,
         held,
-        base_digests,
+        list(base_digests),
         block_elements=block_elements,
         rule=None if rule is None else astuple(rule),
         threads=threads,

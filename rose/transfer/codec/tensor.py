@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
+from rose import _core
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.box import Box
 from rose.transfer.codec.foreign import taken
@@ -50,6 +51,12 @@ class TensorBits:
     width: int
     exponent: tuple[int, int] | None
     units: int
+
+    @property
+    def address(self) -> int:
+        """Return the address of the first element."""
+        bits = self.bits
+        return _core.address_of(bits) if self.device == CPU else int(bits.data_ptr())
 
     @property
     def is_raw(self) -> bool:

@@ -219,6 +219,8 @@ class Contributor:
 
 def gpu_of(bits: Any) -> str | None:
     """Return torch's name of the GPU of a tile; None for host memory."""
+    if isinstance(bits, np.ndarray):
+        return None
     place = str(getattr(bits, "device", "cpu"))
     return place if place.startswith("cuda") else None
 
