@@ -27,10 +27,16 @@ using Pair = std::pair<std::uint64_t, std::uint64_t>;
 
 py::tuple to_tuple(const Digest& digest) { return py::make_tuple(digest.first, digest.second); }
 
-// Returns a 1-d array that owns `numbers` and cannot be written to.
+// Up to this size an array with a copy of the numbers is cheaper than an array that owns them.
+constexpr std::size_t kCopiedBytes = 4096;
+
+// Returns a 1-d array of the numbers that cannot be written to.
 template <typename T>
 Array<T> to_constant(transfer::Buffer<T> numbers) {
-  Array<T> array = to_array(std::move(numbers));
+  const std::size_t size = numbers.size();
+  const bool is_copied = sizeof(T) * size <= kCopiedBytes;
+  Array<T> array = is_copied ? Array<T>(static_cast<py::ssize_t>(size), numbers.data())
+                             : to_array(std::move(numbers));
   py::detail::array_proxy(array.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
   return array;
 }

@@ -25,6 +25,8 @@ _KIND: Final = 15  # mask of the kind in an entry
 # magic, version, block_elements, count, payload words, base digest, digest, width, has a rule,
 # the rule's four fields and magnitude bits, zeros, CRC of the body
 _HEADER: Final = struct.Struct("<8sIIQQ2Q2QBB4B8s10sI")
+_ZEROS: Final = bytes(10)
+_NO_RULE: Final = (0, 0, 0, 0, 0, bytes(CLASSES))
 _CRC: Final = struct.Struct("<I")  # CRC of the header, stored after it
 _BODY_AT: Final = _HEADER.size + _CRC.size
 
@@ -155,7 +157,7 @@ class Delta:
 
     def to_bytes(self) -> bytes:
         """Return the frame: a header with checksums, the table, the payload."""
-        entries, payload = self.entries.tobytes(), self.payload.tobytes()
+        entries, payload = self.entries.data, self.payload.data
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
@@ -166,7 +168,7 @@ class Delta:
             *self.digest,
             self.width,
             *_rule_fields(self.rule),
-            bytes(10),
+            _ZEROS,
             zlib.crc32(payload, zlib.crc32(entries)),
         )
         return b"".join((header, _CRC.pack(zlib.crc32(header)), entries, payload))
@@ -179,17 +181,16 @@ class Delta:
             CorruptData: the bytes were not made by `to_bytes`, or are damaged.
             InvalidArgument: the frame has another version of the format.
         """
-        content = memoryview(frame).cast("B")
-        if bytes(content[: len(_MAGIC)]) != _MAGIC:
+        content = frame if isinstance(frame, bytes) else bytes(frame)
+        if content[: len(_MAGIC)] != _MAGIC:
             raise CorruptData("these bytes are not a delta of rose: the magic number differs")
         if len(content) < _BODY_AT:
             raise CorruptData(f"the delta is cut off inside its header, at byte {len(content)}")
-        header = content[: _HEADER.size]
-        if zlib.crc32(header) != _CRC.unpack_from(content, _HEADER.size)[0]:
+        if zlib.crc32(content[: _HEADER.size]) != _CRC.unpack_from(content, _HEADER.size)[0]:
             raise CorruptData(
-                f"the delta's header is damaged: its checksum, at byte {header.nbytes}, differs"
+                f"the delta's header is damaged: its checksum, at byte {_HEADER.size}, differs"
             )
-        _, version, block_elements, count, words, *fields = _HEADER.unpack(header)
+        _, version, block_elements, count, words, *fields = _HEADER.unpack_from(content)
         if version != _VERSION:
             raise InvalidArgument(
                 f"the delta has version {version}; this rose reads version {_VERSION}"
@@ -199,21 +200,17 @@ class Delta:
         if (
             block_elements not in BLOCK_ELEMENTS
             or width not in WIDTHS
-            or any(fields[11])
+            or fields[11] != _ZEROS
             or count >= 1 << 63
         ):
             raise CorruptData("the delta's header has a field out of range")
         blocks = ceil_div(count, block_elements)
         if len(content) != (size := _BODY_AT + 8 * blocks + 4 * words):
             raise CorruptData(f"the delta has {len(content)} bytes, but its header states {size}")
-        if zlib.crc32(content[_BODY_AT:]) != fields[12]:
+        if zlib.crc32(memoryview(content)[_BODY_AT:]) != fields[12]:
             raise CorruptData("the delta's table or payload is damaged: their checksum differs")
-        # Nobody can change bytes, so the arrays are views of them, if they are aligned.
-        kept = frame if isinstance(frame, bytes) else bytes(content)
-        entries = np.frombuffer(kept, _ENTRY, blocks, _BODY_AT)
-        payload = np.frombuffer(kept, _WORD, words, _BODY_AT + 8 * blocks)
-        if not (entries.flags.aligned and payload.flags.aligned):
-            entries, payload = entries.copy(), payload.copy()
+        entries = np.frombuffer(content, _ENTRY, blocks, _BODY_AT)
+        payload = np.frombuffer(content, _WORD, words, _BODY_AT + 8 * blocks)
         if rule is None and has_strat(entries):
             raise CorruptData("the delta has STRAT blocks but no class rule")
         return cls(count, block_elements, width, entries, payload, base_digest, digest, rule)
@@ -239,18 +236,17 @@ def frame_digests(frame: bytes | bytearray | memoryview) -> tuple[tuple[int, int
 def _rule_fields(rule: ClassRule | None) -> tuple[int | bytes, ...]:
     """Return the rule as header fields: presence, four fields, magnitude widths."""
     if rule is None:
-        return 0, 0, 0, 0, 0, bytes(CLASSES)
+        return _NO_RULE
     fields = (rule.shift, rule.exponent_bits, rule.origin, rule.all_mask)
     return (1, *fields, bytes(rule.magnitude_bits))
 
 
 def _rule_of(fields: list[Any], width: int) -> ClassRule | None:
-    has_rule, shift, exponent_bits, origin, all_mask, magnitude_bits = fields
-    is_blank = not any((shift, exponent_bits, origin, all_mask, *magnitude_bits))
-    if has_rule not in (0, 1) or not (has_rule or is_blank):
-        raise CorruptData("the delta's header has an invalid class rule")
-    if not has_rule:
+    if tuple(fields) == _NO_RULE:
         return None
+    has_rule, shift, exponent_bits, origin, all_mask, magnitude_bits = fields
+    if has_rule != 1:
+        raise CorruptData("the delta's header has an invalid class rule")
     rule = ClassRule(shift, exponent_bits, origin, all_mask, tuple(magnitude_bits))
     if (fault := rule.fault(width)) is not None:
         raise CorruptData(f"the delta's class rule is invalid: {fault}")
