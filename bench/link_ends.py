@@ -4,28 +4,23 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
 import numpy as np
 
-from bench.delay_proxy import Settings, delay_proxy, room_for
 from bench.netns import Link, inside, shaped_link
 from bench.refit_ranks import Rank
-from rose.errors import Unavailable, check
+from bench.row_publisher import RowPublisher
+from rose.errors import check
 from rose.transfer import VersionLog
-from rose.transfer.manifest import Manifest
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 
-_HERE: Final = "127.0.0.1"  # address of the proxy at the far end
 _PIECE_BYTES: Final = 1 << 20
 _DEADLINE_S: Final = 60.0
-_AGAIN_S: Final = 0.1
-_ATTEMPTS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +87,13 @@ def link_ends(wire: Wire, nbytes: int) -> Iterator[LinkEnds]:
         Unavailable: this machine can have no link.
     """
     with ExitStack() as parts:
-        link = parts.enter_context(shaped_link(wire.bits_per_s))
+        link = parts.enter_context(shaped_link(wire.bits_per_s, delay_ms=wire.delay_ms))
         with inside(link.near.namespace):
             server = serve(random_log(nbytes), f"{link.near.address}:0")
             parts.callback(server.close)
             sender = parts.enter_context(_bare_sender(link, nbytes))
-        port = int(server.address.rpartition(":")[2])
-        room = room_for(wire.bits_per_s, wire.delay_ms)
-        ports = link.near.listening_ports()  # of control, of chunks, and of the bare sender
-        settings = Settings(_HERE, link.near.address, ports, wire.delay_ms, room)
-        parts.enter_context(delay_proxy(settings, within=link.far.command()))
-        far = Rank(
-            link.far.namespace, _receive, f"{_HERE}:{port}", server.token, (_HERE, sender), nbytes
-        )
+        place = (link.near.address, sender)
+        far = Rank(link.far.namespace, _receive, server.address, server.token, place, nbytes)
         parts.callback(far.end)
         yield LinkEnds(far, nbytes)
 
@@ -142,7 +131,7 @@ def _receive(
 ) -> None:
     """On request pull the newest version, or as many bytes from the bare sender, until killed."""
     source = RemoteSource(address, token)
-    manifest = _newest(source)
+    manifest = source.wait_manifests(-1, _DEADLINE_S)[-1]
     bare = socket.create_connection(sender, _DEADLINE_S)
     room = memoryview(bytearray(_PIECE_BYTES))
     while True:
@@ -157,12 +146,3 @@ def _receive(
             while got < nbytes:
                 got += bare.recv_into(room)
         line.send((got, (time.perf_counter_ns() - began_ns) / 1e9))
-
-
-def _newest(source: RemoteSource) -> Manifest:
-    """Return the newest version. Slow connections are tried again, as in production."""
-    for _ in range(_ATTEMPTS):
-        with suppress(Unavailable):
-            return source.wait_manifests(-1, _DEADLINE_S)[-1]
-        time.sleep(_AGAIN_S)
-    raise Unavailable("the server at the near end of the wire cannot be reached")

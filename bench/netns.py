@@ -1,14 +1,17 @@
-"""A link with a rate: two network namespaces of this machine, and a shaped wire between them.
+"""A link with a rate, a delay and losses: a shaped wire between two network namespaces.
 
-Its addresses are in 127/8, which both namespaces route over the wire. So a server that may listen
-without TLS only on loopback can be at one end.
+Its IPv4 addresses are in 127/8, which both namespaces route over the wire. So a server that may
+listen without TLS only on loopback can be at one end. `tc tbf` limits the rate. The wire is a veth
+pair; with a delay or losses it is a program between two TUN devices, `long_wire.cpp`.
 """
 
 import ctypes
+import fcntl
 import itertools
 import json
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,22 +19,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rose.errors import Unavailable
+from bench.programs import built
+from rose.errors import Unavailable, check
 
 _TOOLS: Final = ("ip", "tc")
 _FOLDER: Final = Path("/var/run/netns")  # where `ip netns` stores the names of namespaces
 _NUMBERS: Final = itertools.count()  # numbers of this process's links
 _COMMAND_S: Final = 60.0
-_LISTEN: Final = "0A"  # a state in /proc/net/tcp
 _CLONE_NEWNET: Final = 0x40000000
 _NEAR: Final = "127.77.0.1"
 _FAR: Final = "127.77.0.2"
+_NEAR6: Final = "fd77::1"
+_FAR6: Final = "fd77::2"
 # Burst of the token bucket: a few of the kernel's largest packets, or one tick at full rate,
 # whichever is larger. With less the rate would not be reached.
 _BURST_BYTES_MIN: Final = 256 << 10
 _BURST_S: Final = 0.002
 # Longest time of a packet in the queue before it is dropped.
 _QUEUE_MS: Final = 50
+# Constants of linux/if_tun.h. Without losses, bursts of a connection cross the wire in one packet.
+_TUNSETIFF: Final = 0x400454CA
+_TUNSETOFFLOAD: Final = 0x400454D0
+_IFF_TUN_NO_PI_VNET_HDR: Final = 0x0001 | 0x1000 | 0x4000
+_TUN_F_CSUM_TSO4_TSO6: Final = 0x01 | 0x02 | 0x04
+# Packets between the kernel and the program, for moments at which the program does not run.
+_TUN_QUEUE_PACKETS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +54,18 @@ class End:
         namespace: name of its network namespace.
         device: its network device, an end of the wire.
         address: its IPv4 address, in 127/8.
+        address6: its IPv6 address, which is not on loopback.
     """
 
     namespace: str
     device: str
     address: str
+    address6: str
 
     def sent_bytes(self) -> int:
         """Return the bytes that have left this end, headers included, by the kernel's counter."""
         shown = _do("ip", "-n", self.namespace, "-s", "-j", "link", "show", self.device)
         return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
-
-    def listening_ports(self) -> tuple[int, ...]:
-        """Return the listening TCP ports in this namespace, ascending."""
-        # Of both families: some servers accept IPv4 at an IPv6 socket.
-        shown = _do(*self.command("cat", "/proc/net/tcp", "/proc/net/tcp6"))
-        rows = (line.split() for line in shown.splitlines())
-        places = (row[1] for row in rows if row[3] == _LISTEN)
-        return tuple(sorted({int(place.rpartition(":")[2], 16) for place in places}))
 
     def command(self, *arguments: str) -> list[str]:
         """Return a command line that runs a program at this end."""
@@ -75,32 +81,72 @@ class Link:
 
 
 @contextmanager
-def shaped_link(bits_per_s: float) -> Iterator[Link]:
+def shaped_link(bits_per_s: float, *, delay_ms: float = 0.0, loss: float = 0.0) -> Iterator[Link]:
     """Make a link, and remove it at the end of the body.
 
     The caller ends the processes in its namespaces.
 
     Args:
-        bits_per_s: rate of each direction, headers included; limited by `tc tbf`.
+        bits_per_s: rate of each direction, headers included.
+        delay_ms: delay of each direction.
+        loss: share of the packets that each direction drops, from 0 to 1.
 
     Raises:
         Unavailable: this user or this machine cannot make one; the message has the reason.
     """
     check_able()
     number = f"{os.getpid()}-{next(_NUMBERS)}"
-    near = End(f"rose-{number}-near", "near", _NEAR)
-    far = End(f"rose-{number}-far", "far", _FAR)
+    near = End(f"rose-{number}-near", "near", _NEAR, _NEAR6)
+    far = End(f"rose-{number}-far", "far", _FAR, _FAR6)
     with ExitStack() as undo:
         for end in (near, far):
             _do("ip", "netns", "add", end.namespace)
             # The devices are removed with their namespaces.
             undo.callback(_do, "ip", "netns", "del", end.namespace)
-        wire = ("type", "veth", "peer", "name", far.device, "netns", far.namespace)
-        _do("ip", "link", "add", near.device, "netns", near.namespace, *wire)
+        if delay_ms or loss:
+            undo.enter_context(_long_wire(near, far, delay_ms, loss))
+        else:
+            wire = ("type", "veth", "peer", "name", far.device, "netns", far.namespace)
+            _do("ip", "link", "add", near.device, "netns", near.namespace, *wire)
         for end in (near, far):
             _raise(end)
             _shape(end, bits_per_s)
         yield Link(near, far)
+
+
+@contextmanager
+def _long_wire(near: End, far: End, delay_ms: float, loss: float) -> Iterator[None]:
+    """Make the devices of both ends, and carry packets between them during the body."""
+    with ExitStack() as undo:
+        devices = [_tun(end, is_lossy=loss > 0) for end in (near, far)]
+        for device in devices:
+            undo.callback(os.close, device)
+        numbers = (*devices, round(1e3 * delay_ms), round(1e6 * loss))
+        wire = subprocess.Popen(
+            [str(built("long_wire")), *map(str, numbers)],
+            pass_fds=devices,
+            stdin=subprocess.PIPE,  # the program ends with this process
+            stdout=subprocess.PIPE,
+        )
+        undo.callback(wire.communicate, timeout=_COMMAND_S)
+        undo.callback(wire.kill)
+        check(wire.stdout is not None and wire.stdout.readline() == b"ready\n", "no wire")
+        yield
+
+
+def _tun(end: End, *, is_lossy: bool) -> int:
+    """Make the device of an end; return its descriptor."""
+    with inside(end.namespace):
+        device = os.open("/dev/net/tun", os.O_RDWR)
+        wanted = struct.pack("16sH22x", end.device.encode(), _IFF_TUN_NO_PI_VNET_HDR)
+        fcntl.ioctl(device, _TUNSETIFF, wanted)
+        fcntl.ioctl(device, _TUNSETOFFLOAD, 0 if is_lossy else _TUN_F_CSUM_TSO4_TSO6)
+    _do(
+        *("ip", "-n", end.namespace, "link", "set", end.device),
+        "txqueuelen",
+        str(_TUN_QUEUE_PACKETS),
+    )
+    return device
 
 
 @contextmanager
@@ -152,6 +198,7 @@ def _raise(end: End) -> None:
     _do(*at, "addr", "del", "127.0.0.1/8", "dev", "lo")
     _do(*at, "addr", "add", "127.0.0.1/32", "dev", "lo")
     _do(*at, "addr", "add", f"{end.address}/30", "dev", end.device)
+    _do(*at, "addr", "add", f"{end.address6}/64", "dev", end.device, "nodad")
     for which in ("all", end.device):
         setting = f"net.ipv4.conf.{which}.route_localnet=1"
         _do(*end.command("sysctl", "-qw", setting))

@@ -8,7 +8,7 @@ from typing import Any, Final
 import grpc
 from typing_extensions import Self
 
-from rose.addresses import loopback
+from rose.addresses import loopback, spelled
 from rose.clock import BootClock, Clock
 from rose.closing import Once
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
@@ -59,7 +59,7 @@ class WorkerServer:
             InvalidArgument: the address is not on this machine, or the token is empty.
             Unavailable: the address is taken.
         """
-        loopback(address)
+        host, port = loopback(address)
         if not token:
             raise InvalidArgument("token must not be empty")
         self._token = token.encode()
@@ -79,11 +79,11 @@ class WorkerServer:
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
         )
         try:
-            port = self._server.add_insecure_port(address)
+            port = self._server.add_insecure_port(spelled(host, port))
         except RuntimeError as error:
             self._pool.shutdown()
             raise Unavailable(f"the worker cannot listen at '{address}': {error}") from error
-        self._address = f"{address.rpartition(':')[0]}:{port}"
+        self._address = spelled(host, port)
         self._server.start()
 
     @property

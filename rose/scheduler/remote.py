@@ -6,7 +6,7 @@ from typing import Final
 
 import grpc
 
-from rose.addresses import loopback
+from rose.addresses import loopback, spelled
 from rose.errors import CorruptData, DeadlineExceeded, sentence
 from rose.scheduler.outbox import Nothing, Outbox
 from rose.scheduler.wire import (
@@ -65,7 +65,7 @@ class RemoteWorker:
         Raises:
             InvalidArgument: the address is not on this machine.
         """
-        loopback(address)
+        where = spelled(*loopback(address))
         self.number = number
         self.kind = kind
         self._on_event = on_event
@@ -75,7 +75,7 @@ class RemoteWorker:
         self._is_delivering = False
         self._reason: str | None = None  # the first reason for the end of the stream
         self._activity = threading.Event()
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._channel = grpc.insecure_channel(where, options=OPTIONS)
         stream = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
         self._call = stream(self._frames(), metadata=((TOKEN_KEY, token),))
         self._threads = [

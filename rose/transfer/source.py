@@ -29,7 +29,7 @@ class Source(Protocol):
         ...
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a snapshot: chunks of the given tiles, and the digests of all tiles.
+        """Return a snapshot: a chunk for each of the given tiles, and the digests of all tiles.
 
         Args:
             n: number of the version; None for the newest.
@@ -40,7 +40,6 @@ class Source(Protocol):
 
         Raises:
             Unavailable: the publisher cannot be reached.
-            OutOfMemory: the publisher has no room for a snapshot.
             CorruptData: the answer is not a manifest.
         """
         ...
@@ -69,7 +68,7 @@ class Source(Protocol):
         ...
 
     def break_off(self) -> None:
-        """Make a running pull of chunks raise `Unavailable`; later calls work.
+        """Make running calls, and a running pull of chunks, raise `Unavailable`; later ones work.
 
         Any thread may call this method, which does not wait.
         """

@@ -63,20 +63,24 @@ def test_a_link_keeps_its_rate(link: Link) -> None:
     assert took_s >= (nbytes - (1 << 20)) * 8 / (200 * MBIT)
 
 
-def test_a_link_knows_who_listens_at_its_ends(link: Link) -> None:
-    assert link.near.listening_ports() == ()
-    with inside(link.near.namespace):
-        listener = socket.create_server((link.near.address, 0))
-    with listener:
-        assert link.near.listening_ports() == (listener.getsockname()[1],)
-        assert link.far.listening_ports() == ()
-
-
 def test_a_program_runs_at_an_end_of_a_link(link: Link) -> None:
     program = f"import socket; print(socket.create_server(('{link.far.address}', 0)) is not None)"
     command = link.far.command(sys.executable, "-c", program)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize(("delay_ms", "loss"), [(40.0, 0.0), (0.0, 0.05), (40.0, 0.05)])
+def test_a_long_wire_delays_every_byte_and_loses_none_of_a_connection(
+    link: Link, delay_ms: float, loss: float
+) -> None:
+    with shaped_link(1e9, delay_ms=delay_ms, loss=loss) as long:
+        began_ns = time.monotonic_ns()
+        send_across(long, 300_000)
+        # Lower bounds alone: the connection is made in one round trip, then the last byte crosses.
+        assert time.monotonic_ns() - began_ns >= 3 * delay_ms * 1e6
+        # What was lost was sent again.
+        assert (long.near.sent_bytes() > 1.02 * 300_000 * 1.04) == (loss > 0)
 
 
 def test_a_thread_comes_back_from_a_namespace(link: Link) -> None:

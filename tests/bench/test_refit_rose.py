@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.delay_proxy import NS_PER_MS
 from bench.link_ends import Wire, link_ends
 from bench.netns import check_able, shaped_link
 from bench.refit_peers import Layout
@@ -13,7 +12,7 @@ from bench.refit_rose import Cut, rose_trainer
 from bench.versions import Versions, two_versions
 from rose.errors import CorruptData, Unavailable
 from rose.transfer.tiles import TILE_ELEMENTS
-from rose.units import MIB
+from rose.units import MIB, NS_PER_MS
 
 LAYOUT = Layout((3 * TILE_ELEMENTS, 64, 120_002, 2), ranks=2)
 

@@ -5,17 +5,17 @@ import socket
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.addresses import reachable
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import add_port
 from rose.transfer.wire.remote import RemoteSource
@@ -23,7 +23,7 @@ from rose.transfer.wire.security import REJECTIONS_MAX, Rejections, Security, Tl
 from rose.transfer.wire.server import WeightServer, serve
 from tests.transfer import chunk_wire as wire
 from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
-from tests.transfer.worker import LONG_S, TILE, Worker, changed, weights
+from tests.transfer.worker import LONG_S, TILE, HandClock, Worker, changed, weights
 
 TOKEN = secrets.token_hex(32)
 
@@ -39,10 +39,12 @@ def tls(authority: Path) -> TlsFiles:
 
 
 @contextmanager
-def published(tls: TlsFiles | None) -> Iterator[tuple[RowPublisher, WeightServer]]:
+def published(
+    tls: TlsFiles | None, address: str = "127.0.0.1:0"
+) -> Iterator[tuple[RowPublisher, WeightServer]]:
     log = VersionLog()
     publisher = RowPublisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
-    with serve(log, token=TOKEN, tls=tls) as server:
+    with serve(log, address, token=TOKEN, tls=tls) as server:
         yield publisher, server
 
 
@@ -160,7 +162,7 @@ def test_server_refuses_a_receiver_that_shows_no_good_certificate(
             source._chunk_port = server._chunks.port
             with pytest.raises((Unavailable, InvalidArgument)):
                 list(source.chunks(manifest.key, manifest.chunks))
-        assert server._log.statistics().sent_bytes == 0
+        assert publisher._log.statistics().sent_bytes == 0
         with source_of(server, tls) as source:
             assert len(source.wait_manifests(-1, 0)) == 2
 
@@ -207,7 +209,7 @@ def test_unusable_certificate_gives_one_sentence(
 
 @needs_openssl
 def test_only_what_is_encrypted_listens_beyond_this_machine(tls: TlsFiles) -> None:
-    for address in ["0.0.0.0:0", "[::]:0", "10.1.2.3:80", "localhost:0", "127.0.0.1", ":1"]:
+    for address in ["0.0.0.0:0", "[::]:0", "10.1.2.3:80"]:
         with pytest.raises(InvalidArgument, match="loopback"):
             serve(VersionLog(), address)
         with pytest.raises(InvalidArgument, match="loopback"):
@@ -219,17 +221,58 @@ def test_only_what_is_encrypted_listens_beyond_this_machine(tls: TlsFiles) -> No
         source.close()
 
 
-@pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:-1"])
-def test_invalid_address_is_refused_with_and_without_tls(address: str) -> None:
+MALFORMED = ["", "host", ":1", "host:", "host:x", "host:65536", "host:-1", "::1:0", "[::1]", "[]:1"]
+
+
+@pytest.mark.parametrize("address", MALFORMED)
+def test_malformed_address_is_refused_with_and_without_tls(address: str) -> None:
     for is_encrypted in (True, False):
-        with pytest.raises(InvalidArgument, match="address"):
+        with pytest.raises(InvalidArgument, match="an address must be HOST:PORT") as error:
             reachable(address, is_encrypted=is_encrypted)
+        assert str(error.value).endswith(f"got '{address}'")
 
 
 def test_address_is_taken_apart() -> None:
     assert reachable("host.example:80", is_encrypted=True) == ("host.example", 80)
-    assert reachable("[::1]:80", is_encrypted=True) == ("::1", 80)
-    assert reachable("127.0.0.1:0", is_encrypted=False) == ("127.0.0.1", 0)
+    for is_encrypted in (True, False):
+        assert reachable("[::1]:80", is_encrypted=is_encrypted) == ("::1", 80)
+        assert reachable("127.0.0.2:0", is_encrypted=is_encrypted) == ("127.0.0.2", 0)
+
+
+def test_name_needs_no_encryption_if_all_its_addresses_are_on_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {"here": ["::1", "127.0.0.1"], "six": ["::1"], "both": ["127.0.0.1", "10.1.2.3"]}
+
+    def look_up(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        if host not in found:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(0, 0, 0, "", (address, 0)) for address in found[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert reachable("here:5", is_encrypted=False) == ("127.0.0.1", 5)
+    assert reachable("six:5", is_encrypted=False) == ("::1", 5)
+    with pytest.raises(InvalidArgument, match=r"on loopback.*'both:5' \(10.1.2.3\)"):
+        reachable("both:5", is_encrypted=False)
+    with pytest.raises(InvalidArgument, match="'nowhere:5' has no address: Name or service"):
+        reachable("nowhere:5", is_encrypted=False)
+
+
+@needs_openssl
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_versions_come_to_names_and_to_ipv6(authority: Path, host: str, is_encrypted: bool) -> None:
+    files = make_certificate(authority, "six", reach="DNS:localhost,IP:::1")
+    tls = files if is_encrypted else None
+    with published(tls, f"{host}:0") as (publisher, server):
+        publisher.publish(bits := changed(weights(1), 1))
+        port = server.address.rpartition(":")[2]
+        with (
+            closing(RemoteSource(f"{host}:{port}", TOKEN, tls=tls)) as source,
+            Worker(source, weights(1)) as worker,
+        ):
+            worker.follow(publisher.version)
+            assert np.array_equal(worker.bits, bits)
 
 
 def test_token_is_not_shown() -> None:
@@ -254,7 +297,13 @@ def test_client_without_a_token_gets_no_data(caplog: pytest.LogCaptureFixture) -
 
 
 def test_rejections_of_a_flood_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    rejections = Rejections()
-    logged = [rejections.note("token", str(one)) for one in range(2 * REJECTIONS_MAX)]
-    assert logged.count(True) == REJECTIONS_MAX
-    assert len(caplog.records) == REJECTIONS_MAX
+    clock = HandClock()
+    rejections = Rejections(clock)
+    for _ in range(2):  # twice in one minute
+        for one in range(2 * REJECTIONS_MAX):
+            rejections.note("token", str(one))
+        assert len(caplog.records) == REJECTIONS_MAX
+    clock.sleep(60.0)
+    assert [rejections.note("token", "1") for _ in range(3)] == [True, False, False]
+    clock.sleep(59.0)
+    assert not rejections.note("token", "1")

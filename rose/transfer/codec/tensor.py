@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from rose import _core
 from rose.errors import InvalidArgument, Unavailable
@@ -95,8 +96,11 @@ def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = N
 
 
 def is_units(tensor: Any) -> bool:
-    """Return True for a writable row or contiguous array of units, which needs no `bits_of`."""
-    return type(tensor) is np.ndarray and tensor.dtype in _UNITS and tensor.flags.carray
+    """Return True for a contiguous array of units, which needs no `bits_of`."""
+    if type(tensor) is not np.ndarray or tensor.dtype not in _UNITS:
+        return False
+    flags = tensor.flags
+    return flags.c_contiguous and flags.aligned
 
 
 def units_of(name: str, tensor: Any) -> Any:
@@ -111,6 +115,22 @@ def units_of(name: str, tensor: Any) -> Any:
     if seen.device != CPU:
         raise InvalidArgument(f"{name} is on {seen.device}: pass .cpu()")
     return seen.bits
+
+
+def overwrite(name: str, tensor: Any, row: npt.NDArray[Any]) -> None:
+    """Copy a row of unsigned integers on the host to a tensor of equally wide elements.
+
+    Raises:
+        InvalidArgument: see `bits_of`.
+    """
+    bits = bits_of(name, tensor, is_written=True).bits
+    if isinstance(bits, np.ndarray):
+        bits[...] = row.reshape(bits.shape)
+        return
+    import torch  # noqa: PLC0415
+
+    signed = row.view(f"i{row.itemsize}").copy()  # torch takes no read-only memory
+    bits.copy_(torch.from_numpy(signed).view(bits.shape))
 
 
 def _torch_for(name: str, needs_gpu: bool) -> Any:  # noqa: FBT001

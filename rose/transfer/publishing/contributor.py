@@ -1,7 +1,7 @@
 """The contributor: owns the shadow of some tiles, and packs their changes."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Literal, TypeAlias
@@ -138,20 +138,9 @@ class Contributor:
         found = digests([self._shadow.bits(tile) for tile in self.owned])
         return found == [self.digests[tile] for tile in self.owned]
 
-    def whole(
-        self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
-    ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros, in their current state or with some deltas undone.
-
-        Args:
-            tiles: indices of owned tiles.
-            undone: deltas to undo first, by tile, one mapping per version; the latest first.
-        """
-        for tile in tiles:
-            bits = host_row(bits_of("shadow", self._shadow.bits(tile)))
-            if any(tile in deltas for deltas in undone):
-                bits = bits.copy()
-            yield whole_tile(tile, bits, undone)
+    def whole(self, tile: int) -> Any:
+        """Return the elements of a tile of the shadow as a row on the host, for reading at once."""
+        return host_row(bits_of("shadow", self._shadow.bits(tile)))
 
     def _way(self, tile: int) -> tuple[str | None, int]:
         """Return what tiles must have in common to be packed in one call: GPU, and width."""
@@ -237,16 +226,6 @@ def _record(part: PackedPart, deltas: Mapping[int, Delta], encoded: Mapping[int,
     for tile, delta in deltas.items():
         part.frames[tile] = frame = encoded.get(tile, delta).to_bytes()
         part.chunks.append(chunk_of(tile, delta, frame))
-
-
-def whole_tile(tile: int, bits: Any, undone: Sequence[Mapping[int, Delta]]) -> tuple[Chunk, bytes]:
-    """Return a tile as a delta from zeros, after some deltas are undone in `bits`."""
-    for deltas in undone:
-        if tile in deltas:
-            delta_apply(bits, deltas[tile], undo=True)
-    delta = delta_pack(bits, np.zeros_like(bits))
-    frame = delta.to_bytes()
-    return chunk_of(tile, delta, frame), frame
 
 
 def chunk_of(tile: int, delta: Delta, frame: bytes) -> Chunk:

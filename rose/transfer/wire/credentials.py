@@ -11,13 +11,21 @@ from rose.transfer.wire.security import Security, TlsFiles
 
 # Handshake errors that mean a refused certificate.
 _REFUSED: Final = ("CERTIFICATE_VERIFY_FAILED", "erification", "SSL_ERROR_SSL")
+# Time after which a peer whose machine or link is gone is given up, in seconds, while a call waits.
+SILENCE_S: Final = 20.0
 _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     # In spite of its name, the time in which a connection and its TLS handshake must be made.
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.enable_http_proxy", 0),  # a proxy does not lead to loopback
+    # rose's connections go directly to the address, whatever proxies the environment names.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a new server does not inherit an old back-off
+    # A ping after half of it, which TCP must deliver in the other half. A ping may wait longer for
+    # its answer, behind a large reply on a slow link.
+    ("grpc.keepalive_time_ms", int(500 * SILENCE_S)),
+    ("grpc.keepalive_timeout_ms", int(500 * SILENCE_S)),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 

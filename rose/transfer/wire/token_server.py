@@ -60,12 +60,16 @@ class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
 M = TypeVar("M")
 
 
-def unary(kind: type[M], method: Callable[[M], object]) -> Any:
+def unary(
+    kind: type[M],
+    method: Callable[[M], object],
+    encode: Callable[[object], bytes] = messages.encode,
+) -> Any:
     """Return the handler of a method with one answer."""
 
     def answered(content: bytes, context: Any) -> bytes:
         try:
-            return messages.encode(method(messages.decode(kind, content)))
+            return encode(method(messages.decode(kind, content)))
         except RoseError as error:
             _abort_with(error, context)
 
@@ -183,6 +187,7 @@ class TokenServer(Closing):
                 ("grpc.max_receive_message_length", request_bytes_max),
                 ("grpc.max_send_message_length", reply_bytes_max),
                 ("grpc.so_reuseport", 0),  # a second server on a port must be an error
+                ("grpc.http2.max_ping_strikes", 0),  # clients send pings, see `SILENCE_S`
             ),
             # gRPC counts a call for a moment after its end: room for two such calls per thread.
             maximum_concurrent_rpcs=room + 2 * calls_max,

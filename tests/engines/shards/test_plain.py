@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.engines.shards.places import views_of
-from rose.engines.shards.plain import joined, shard_map_of
+from rose.engines.shards.plain import shard_map_of
 from rose.errors import InvalidArgument
 from rose.transfer import delta_apply, delta_pack
-from rose.transfer.plan import LocalView, Region, ShardMap, TensorSpec
+from rose.transfer.plan import LocalView, Region, ShardMap, TensorSpec, joined
 
 
 def places_of(shards: ShardMap) -> dict[int, tuple[tuple[LocalView, tuple[int, ...]], ...]]:
