@@ -34,13 +34,13 @@ from bench.paired import Measure, Pairs
 from bench.refit_peers import REFIT_PEERS, Layout, RefitPeer
 from bench.refit_ranks import peer_trainer
 from bench.refit_rose import rose_trainer
+from bench.row_publisher import RowPublisher
 from bench.rows import Bar, Peer
 from bench.serving_updates import UPDATE_EVERY_S, Felt, ServedEngine, served_engine
 from bench.versions import PATTERN, Versions, two_versions
 from rose.errors import InternalError, Unavailable, check
 from rose.transfer import Commit, VersionLog
 from rose.transfer.manifest import Manifest, StagedVersion, Subscription
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.puller import Puller, sound_delta
 from rose.transfer.tiles import Row

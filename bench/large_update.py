@@ -16,12 +16,12 @@ import numpy as np
 
 from bench.refit_peers import Bits
 from bench.refit_ranks import DEADLINE_S, Rank
+from bench.row_publisher import RowPublisher
 from bench.versions import PATTERN, two_versions
 from rose.errors import CorruptData, InvalidArgument, check
 from rose.transfer import Commit, Receiver, Tiles, VersionLog
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import NAMELESS, Subscription
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.tiles import Row
 from rose.transfer.wire.remote import RemoteSource

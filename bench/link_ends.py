@@ -16,9 +16,9 @@ import numpy as np
 
 from bench.netns import Link, inside, shaped_link
 from bench.refit_ranks import Rank
+from bench.row_publisher import RowPublisher
 from rose.errors import check
 from rose.transfer import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.security import TlsFiles
 from rose.transfer.wire.server import serve

@@ -17,10 +17,10 @@ import numpy as np
 from bench.paired import quantile
 from bench.refit_peers import Bits
 from bench.refit_ranks import Rank
+from bench.row_publisher import RowPublisher
 from rose.errors import Unavailable, check
 from rose.transfer import Commit, Receiver, VersionLog
 from rose.transfer.manifest import NAMELESS, Subscription
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve

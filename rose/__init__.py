@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rose.api.borrower import Borrower, BorrowerStep, Sequence, borrow
     from rose.api.device import Device, open  # noqa: A004 (it is called rose.open)
     from rose.api.serving import Request, Serving, ServingStep
-    from rose.api.weights import WeightPublisher, WeightReceiver, publish, receive
+    from rose.api.weights import publish, receive
     from rose.errors import (
         CorruptData,
         DeadlineExceeded,
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from rose.slo import SLO, Policy
+    from rose.transfer.published import WeightPublisher
+    from rose.transfer.received import WeightReceiver
+    from rose.transfer.sharded.shards import Shards
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "Sequence",
     "Serving",
     "ServingStep",
+    "Shards",
     "StepAborted",
     "Unavailable",
     "WeightPublisher",
@@ -56,7 +60,7 @@ _MODULES = {
     "rose.api.borrower": ("Borrower", "BorrowerStep", "Sequence", "borrow"),
     "rose.api.device": ("Device", "open"),
     "rose.api.serving": ("Request", "Serving", "ServingStep"),
-    "rose.api.weights": ("WeightPublisher", "WeightReceiver", "publish", "receive"),
+    "rose.api.weights": ("publish", "receive"),
     "rose.errors": (
         "CorruptData",
         "DeadlineExceeded",
@@ -68,6 +72,9 @@ _MODULES = {
         "Unavailable",
     ),
     "rose.slo": ("SLO", "Policy"),
+    "rose.transfer.published": ("WeightPublisher",),
+    "rose.transfer.received": ("WeightReceiver",),
+    "rose.transfer.sharded.shards": ("Shards",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

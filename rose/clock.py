@@ -3,6 +3,8 @@
 import time
 from typing import Protocol
 
+from rose.units import NS_PER_MS
+
 
 class Clock(Protocol):
     """A source of nanoseconds that never goes back."""
@@ -26,6 +28,11 @@ class BootClock:
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`."""
         time.sleep(seconds)
+
+
+def unix_ms() -> int:
+    """Return milliseconds since 1970; the value may go back."""
+    return time.time_ns() // NS_PER_MS
 
 
 def unix_s() -> int:

@@ -55,6 +55,16 @@ class Once:
         if self._pid != os.getpid():
             raise Unavailable(f"a forked child cannot use {what} that its parent opened")
 
+    def check_open(self, what: str) -> None:
+        """Raise in a forked child, and after `close`.
+
+        Raises:
+            Unavailable: `what` was closed, or the parent of this process opened it.
+        """
+        self.check_here(what)
+        if self.has_begun:
+            raise Unavailable(f"{what} was closed")
+
     def when_dropped(self, owner: object, close: Callable[[], None]) -> None:
         """Close in a thread of its own if `owner` is dropped before it was closed.
 

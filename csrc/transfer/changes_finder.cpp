@@ -5,12 +5,26 @@
 
 #include "transfer/change_key.h"
 #include "transfer/digest.h"
+#include "transfer/prefetch.h"
 
 namespace rose::transfer {
 
 namespace {
 
 constexpr std::uint8_t kOldest = 255;
+constexpr std::uintptr_t kPageBytes = 4096;
+
+// Returns a place in `room`, at the start of a cache line. Processors delay a load that follows a
+// store whose address has the same lower 12 bits, so copying `from` is fastest to a place whose
+// lower bits differ most.
+template <typename T>
+T* half_a_page_from(const T* from, T* room) noexcept {
+  const auto start = reinterpret_cast<std::uintptr_t>(room);
+  const auto wanted = reinterpret_cast<std::uintptr_t>(from) + kPageBytes / 2;
+  const std::uintptr_t line = (start + kLineBytes - 1) / kLineBytes * kLineBytes;
+  const std::uintptr_t shift = (wanted - line) % kPageBytes / kLineBytes * kLineBytes;
+  return reinterpret_cast<T*>(line + shift);
+}
 
 template <typename Number>
 Status make_room(Buffer<Number>& room, std::size_t size) noexcept {
@@ -30,7 +44,8 @@ Result<ChangesFinder<T>> ChangesFinder<T>::create(const Versions<T>& versions,
   auto room = ChangesRoom<T>::create(elements);
   if (!room.ok()) return room.status();
   finder.room_ = room.take();
-  if (!versions.fresh.is_row()) ROSE_TRY(make_room(finder.fresh_tile_, kTile));
+  ROSE_TRY(make_room(finder.seen_room_, kTile + (kPageBytes + kLineBytes) / sizeof(T)));
+  finder.seen_ = half_a_page_from(versions.fresh.data, finder.seen_room_.data());
   if (!versions.shadow.is_row()) ROSE_TRY(make_room(finder.shadow_tile_, kTile));
   if (finder.has_ages()) {
     ROSE_TRY(make_room(finder.ages_tile_, kTile));
@@ -45,7 +60,7 @@ BlockChanges<T> ChangesFinder<T>::find(std::uint64_t first, std::uint32_t elemen
   changed_ = 0;
   for (std::uint32_t base = 0; base < elements; base += kTile) {
     Tile tile{.first = first + base, .elements = std::min(kTile, elements - base), .base = base};
-    tile.fresh = in_a_row(versions_.fresh, tile.first, tile.elements, fresh_tile_.data());
+    tile.fresh = in_a_row(versions_.fresh, tile.first, tile.elements, seen_);
     tile.shadow = versions_.shadow.data + tile.first;
     if (!versions_.shadow.is_row()) {
       tile.shadow = shadow_tile_.data();
@@ -62,24 +77,30 @@ BlockChanges<T> ChangesFinder<T>::find(std::uint64_t first, std::uint32_t elemen
           .differences = room_.differences()};
 }
 
+template <ElementBits T>
+std::uint32_t ChangesFinder<T>::find_differing(const Tile& tile, std::uint16_t* found) noexcept {
+  return static_cast<std::uint32_t>(find_changed<T>(options_->isa, {tile.fresh, tile.shadow, seen_},
+                                                    tile.elements, tile.base, found));
+}
+
 // All differences are sent, so the shadow becomes equal to the new elements. One loop finds the
 // differences and digests the new elements.
 template <ElementBits T>
 std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found) noexcept {
   if (tile.elements % kInWord != 0) {
-    const auto count = static_cast<std::uint32_t>(
-        find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found));
+    const std::uint32_t count = find_differing(tile, found);
     add_all(tile, tile.shadow, moved_, -1);
-    add_all(tile, tile.fresh, moved_, 1);
-    add_all(tile, tile.fresh, digest_, 1);
+    add_all(tile, seen_, moved_, 1);
+    add_all(tile, seen_, digest_, 1);
     take(tile, count);
     return count;
   }
-  const auto count = static_cast<std::uint32_t>(
+  const std::uint32_t count =
       options_->base_digest
-          ? find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found)
-          : find_and_add<T>(options_->isa, tile.fresh, tile.shadow, tile.elements / kInWord,
-                            tile.base, tile.first / kInWord, found, digest_));
+          ? find_differing(tile, found)
+          : static_cast<std::uint32_t>(find_and_add<T>(
+                options_->isa, {tile.fresh, tile.shadow, seen_}, tile.elements / kInWord, tile.base,
+                tile.first / kInWord, found, digest_));
   take_words(tile, count);
   return count;
 }
@@ -90,12 +111,12 @@ template <ElementBits T>
 void ChangesFinder<T>::take_words(const Tile& tile, std::uint32_t count) noexcept {
   if (count > tile.elements / kManyInWord) {
     add_all(tile, tile.shadow, moved_, -1);
-    add_all(tile, tile.fresh, moved_, 1);
+    add_all(tile, seen_, moved_, 1);
     return take(tile, count);
   }
   static_assert(kTile / kManyInWord <= kTakenMax);
   take_changes<T>(options_->isa,
-                  {.fresh = tile.fresh,
+                  {.fresh = seen_,
                    .shadow = tile.shadow,
                    .positions = room_.positions() + changed_,
                    .base = tile.base,
@@ -107,9 +128,7 @@ void ChangesFinder<T>::take_words(const Tile& tile, std::uint32_t count) noexcep
 template <ElementBits T>
 std::uint32_t ChangesFinder<T>::find_some(const Tile& tile, std::uint16_t* found) noexcept {
   add_all(tile, tile.shadow, moved_, -1);
-  auto count = static_cast<std::uint32_t>(
-      find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found));
-  count = keep_sent(tile, found, count);
+  const std::uint32_t count = keep_sent(tile, found, find_differing(tile, found));
   take(tile, count);
   add_all(tile, tile.shadow, moved_, 1);
   if (!options_->base_digest) add_all(tile, tile.shadow, digest_, 1);
@@ -140,7 +159,7 @@ std::uint32_t ChangesFinder<T>::keep_sent(const Tile& tile, std::uint16_t* found
     const std::uint32_t at = position - tile.base;
     bool is_sent = options_->threshold == 0;
     if constexpr (std::is_same_v<T, std::uint16_t>) {
-      is_sent = is_sent || change_key(tile.fresh[at], tile.shadow[at]) >= options_->threshold;
+      is_sent = is_sent || change_key(seen_[at], tile.shadow[at]) >= options_->threshold;
     }
     is_sent = is_sent || (has_ages() && ages_tile_[at] >= ages.limit);
     found[kept] = position;
@@ -165,7 +184,7 @@ void ChangesFinder<T>::note_differences(const Tile& tile, std::uint32_t count) n
   T* const differences = room_.differences() + changed_;
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t at = found[i] - tile.base;
-    differences[i] = static_cast<T>(tile.fresh[at] - tile.shadow[at]);
+    differences[i] = static_cast<T>(seen_[at] - tile.shadow[at]);
   }
 }
 
@@ -176,7 +195,7 @@ void ChangesFinder<T>::take(const Tile& tile, std::uint32_t count) noexcept {
   const std::uint16_t* const found = room_.positions() + changed_;
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t at = found[i] - tile.base;
-    tile.shadow[at] = tile.fresh[at];
+    tile.shadow[at] = seen_[at];
   }
 }
 
@@ -187,7 +206,7 @@ void ChangesFinder<T>::move_box(const Tile& tile, std::uint32_t count) noexcept 
   const std::uint16_t* const found = room_.positions() + changed_;
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t at = found[i] - tile.base;
-    cursor.at(tile.first + at) = tile.fresh[at];
+    cursor.at(tile.first + at) = seen_[at];
   }
 }
 

@@ -48,8 +48,8 @@ class ChangesFinder {
   struct Tile {
     std::uint64_t first{0};
     std::uint32_t elements{0};
-    std::uint32_t base{0};  // position of its first element in the block
-    const T* fresh{nullptr};
+    std::uint32_t base{0};    // position of its first element in the block
+    const T* fresh{nullptr};  // read by find_differing() or find_and_add() only, into seen_
     T* shadow{nullptr};
   };
 
@@ -58,6 +58,7 @@ class ChangesFinder {
 
   bool sends_all() const noexcept { return options_->threshold == 0 && !has_ages(); }
   bool has_ages() const noexcept { return options_->ages.counts.data != nullptr; }
+  std::uint32_t find_differing(const Tile& tile, std::uint16_t* found) noexcept;
   std::uint32_t find_all(const Tile& tile, std::uint16_t* found) noexcept;
   void add_all(const Tile& tile, const T* elements, Digest& to, int sign) const noexcept;
   void take_words(const Tile& tile, std::uint32_t count) noexcept;
@@ -70,8 +71,9 @@ class ChangesFinder {
   Versions<T> versions_;
   const PackOptions* options_;
   ChangesRoom<T> room_;
-  // Copies of a tile: of arrays that are not a row, and of the ages.
-  Buffer<T> fresh_tile_;
+  // Copies of a tile: of the new elements, of a shadow that is not a row, and of the ages.
+  Buffer<T> seen_room_;
+  T* seen_{nullptr};
   Buffer<T> shadow_tile_;
   Buffer<std::uint8_t> ages_tile_;
   Buffer<std::uint8_t> left_ages_;

@@ -45,9 +45,10 @@ struct PackOptions {
 void settle_digests(const std::optional<Digest>& known, const Digest& moved,
                     PackedDelta& delta) noexcept;
 
-// Packs in one pass over both arrays, and applies the sent changes to the shadow. The boxes have
-// the same number of elements and do not overlap. The delta does not depend on the number of
-// threads. On error nothing is changed.
+// Packs in one pass over both arrays, and applies the sent changes to the shadow. Another thread
+// may write `fresh` meanwhile: each element is read once, so delta, digests and shadow agree. The
+// boxes have the same number of elements and do not overlap. The delta does not depend on the
+// number of threads. On error nothing is changed.
 template <ElementBits T>
 Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
                                const PackOptions& options) noexcept;

@@ -1,6 +1,7 @@
 #include "transfer/simd.h"
 
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include "transfer/set_writer.h"
@@ -56,20 +57,24 @@ std::optional<Isa> isa_named(std::string_view name) noexcept {
 std::string_view name_of(Isa isa) noexcept { return kIsas[static_cast<std::size_t>(isa)].name; }
 
 template <ElementBits T>
-std::size_t find_changed_portable(const T* fresh, const T* shadow, std::size_t count,
-                                  std::uint32_t base, std::uint16_t* out) noexcept {
+std::size_t find_changed_portable(const Seen<T>& rows, std::size_t count, std::uint32_t base,
+                                  std::uint16_t* out) noexcept {
   constexpr std::size_t kInWord = kWordBytes / sizeof(T);
+  const auto [fresh, shadow, seen] = rows;
+  if (count != 0) std::memmove(seen, fresh, sizeof(T) * count);
+  // Without the fence the compiler may read the original again instead of the copy.
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   std::uint16_t* const begin = out;
   std::size_t i = 0;
   for (; i + kInWord <= count; i += kInWord) {
-    if (load_word(fresh + i) == load_word(shadow + i)) continue;
+    if (load_word(seen + i) == load_word(shadow + i)) continue;
     for (std::size_t lane = i; lane < i + kInWord; ++lane) {
       *out = static_cast<std::uint16_t>(base + lane);
-      out += fresh[lane] != shadow[lane] ? 1 : 0;
+      out += seen[lane] != shadow[lane] ? 1 : 0;
     }
   }
   for (; i < count; ++i) {
-    if (fresh[i] != shadow[i]) *out++ = static_cast<std::uint16_t>(base + i);
+    if (seen[i] != shadow[i]) *out++ = static_cast<std::uint16_t>(base + i);
   }
   return static_cast<std::size_t>(out - begin);
 }
@@ -89,14 +94,14 @@ void add_words_portable(const void* bits, std::size_t words, std::uint64_t first
 }
 
 template <ElementBits T>
-std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t count,
-                         std::uint32_t base, std::uint16_t* out) noexcept {
+std::size_t find_changed(Isa isa, const Seen<T>& rows, std::size_t count, std::uint32_t base,
+                         std::uint16_t* out) noexcept {
   switch (isa) {
 #if defined(__x86_64__)
     case Isa::kAvx512:
-      return find_changed_avx512(fresh, shadow, count, base, out);
+      return find_changed_avx512(rows, count, base, out);
     case Isa::kAvx2:
-      return find_changed_avx2(fresh, shadow, count, base, out);
+      return find_changed_avx2(rows, count, base, out);
 #else
     case Isa::kAvx512:
     case Isa::kAvx2:
@@ -104,7 +109,7 @@ std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t c
     case Isa::kPortable:
       break;
   }
-  return find_changed_portable(fresh, shadow, count, base, out);
+  return find_changed_portable(rows, count, base, out);
 }
 
 void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first_word,
@@ -165,16 +170,16 @@ void take_changes(Isa isa, const TakenChanges<T>& changes, std::uint64_t first_w
 }
 
 template <ElementBits T>
-std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t words,
-                         std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,
-                         Digest& digest) noexcept {
+std::size_t find_and_add(Isa isa, const Seen<T>& rows, std::size_t words, std::uint32_t base,
+                         std::uint64_t first_word, std::uint16_t* out, Digest& digest) noexcept {
 #if defined(__x86_64__)
   if (isa == Isa::kAvx512) {
-    return find_and_add_avx512(fresh, shadow, words, base, first_word, out, digest);
+    return find_and_add_avx512(rows, words, base, first_word, out, digest);
   }
 #endif
-  add_words(isa, fresh, words, first_word, 0, digest);
-  return find_changed(isa, fresh, shadow, kWordBytes / sizeof(T) * words, base, out);
+  const std::size_t found = find_changed(isa, rows, kWordBytes / sizeof(T) * words, base, out);
+  add_words(isa, rows.seen, words, first_word, 0, digest);
+  return found;
 }
 
 template <ElementBits T>
@@ -194,14 +199,14 @@ std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
   return listed;
 }
 
-#define ROSE_SIMD(T)                                                                         \
-  template std::size_t find_changed(Isa, const T*, const T*, std::size_t, std::uint32_t,     \
-                                    std::uint16_t*) noexcept;                                \
-  template std::size_t find_changed_portable(const T*, const T*, std::size_t, std::uint32_t, \
-                                             std::uint16_t*) noexcept;                       \
-  template std::size_t find_and_add(Isa, const T*, const T*, std::size_t, std::uint32_t,     \
-                                    std::uint64_t, std::uint16_t*, Digest&) noexcept;        \
-  template void take_changes(Isa, const TakenChanges<T>&, std::uint64_t, Digest&) noexcept;  \
+#define ROSE_SIMD(T)                                                                        \
+  template std::size_t find_changed(Isa, const Seen<T>&, std::size_t, std::uint32_t,        \
+                                    std::uint16_t*) noexcept;                               \
+  template std::size_t find_changed_portable(const Seen<T>&, std::size_t, std::uint32_t,    \
+                                             std::uint16_t*) noexcept;                      \
+  template std::size_t find_and_add(Isa, const Seen<T>&, std::size_t, std::uint32_t,        \
+                                    std::uint64_t, std::uint16_t*, Digest&) noexcept;       \
+  template void take_changes(Isa, const TakenChanges<T>&, std::uint64_t, Digest&) noexcept; \
   template std::uint32_t find_listed(Isa, const T*, std::uint32_t, std::uint16_t*) noexcept;
 ROSE_SIMD(std::uint8_t)
 ROSE_SIMD(std::uint16_t)

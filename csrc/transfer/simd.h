@@ -33,11 +33,26 @@ struct Digest {
 // Number of positions that find_changed() may write behind the last position found.
 inline constexpr std::size_t kFoundSlack = kChangesSlack;
 
-// Writes base + i for every i < count with fresh[i] != shadow[i], ascending, modulo 2^16; returns
-// their number. `out` needs room for count + kFoundSlack. `isa` must be at most best_isa().
+// Two versions of a row to compare. Another thread may write `fresh` meanwhile, so each of its
+// elements is read exactly once, and copied to `seen`: what is decided afterwards is decided from
+// `seen`. Both may be the same memory.
 template <ElementBits T>
-std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t count,
-                         std::uint32_t base, std::uint16_t* out) noexcept;
+struct Seen {
+  const T* fresh{nullptr};
+  const T* shadow{nullptr};
+  T* seen{nullptr};
+
+  Seen from(std::size_t element) const noexcept {
+    return {fresh + element, shadow + element, seen + element};
+  }
+};
+
+// Copies `count` elements, and writes base + i for every i < count with seen[i] != shadow[i],
+// ascending, modulo 2^16; returns their number. `out` needs room for count + kFoundSlack. `isa`
+// must be at most best_isa().
+template <ElementBits T>
+std::size_t find_changed(Isa isa, const Seen<T>& rows, std::size_t count, std::uint32_t base,
+                         std::uint16_t* out) noexcept;
 
 // Adds the digest of `words` whole 8-byte words, of which the first has the index `first_word`.
 // `bits` need not be aligned to words.
@@ -45,11 +60,10 @@ void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first
                std::uint64_t seed, Digest& digest) noexcept;
 
 // Does the work of find_changed() and add_words() for `words` whole words in one loop: one part
-// computes while the other waits for memory. Adds the digest of `fresh`, with seed 0.
+// computes while the other waits for memory. Adds the digest of `seen`, with seed 0.
 template <ElementBits T>
-std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t words,
-                         std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,
-                         Digest& digest) noexcept;
+std::size_t find_and_add(Isa isa, const Seen<T>& rows, std::size_t words, std::uint32_t base,
+                         std::uint64_t first_word, std::uint16_t* out, Digest& digest) noexcept;
 
 // Maximum changes in one call of take_changes().
 inline constexpr std::size_t kTakenMax = 512;
@@ -91,8 +105,8 @@ inline constexpr std::uint64_t kMixSecond = 0x94D0'49BB'1331'11EB;
 // compiled without AVX: the linker keeps one copy of an inline function, and every machine must be
 // able to run it.
 template <ElementBits T>
-std::size_t find_changed_portable(const T* fresh, const T* shadow, std::size_t count,
-                                  std::uint32_t base, std::uint16_t* out) noexcept;
+std::size_t find_changed_portable(const Seen<T>& rows, std::size_t count, std::uint32_t base,
+                                  std::uint16_t* out) noexcept;
 void add_words_portable(const void* bits, std::size_t words, std::uint64_t first_word,
                         std::uint64_t seed, Digest& digest) noexcept;
 #if defined(__x86_64__)
@@ -102,17 +116,17 @@ void add_words_avx2(const void* bits, std::size_t words, std::uint64_t first_wor
 void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_word,
                       std::uint64_t seed, Digest& digest) noexcept;
 // Not templates, which would lose their instruction set where they are instantiated.
-#define ROSE_FIND(T)                                                                  \
-  std::size_t find_changed_avx2(const T* fresh, const T* shadow, std::size_t count,   \
-                                std::uint32_t base, std::uint16_t* out) noexcept;     \
-  std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count, \
-                                  std::uint32_t base, std::uint16_t* out) noexcept;   \
-  std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words, \
-                                  std::uint32_t base, std::uint64_t first_word,       \
-                                  std::uint16_t* out, Digest& digest) noexcept;       \
-  void take_changes_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,  \
-                           Digest& moved) noexcept;                                   \
-  std::uint32_t find_listed_avx512(const T* differences, std::uint32_t count,         \
+#define ROSE_FIND(T)                                                                          \
+  std::size_t find_changed_avx2(const Seen<T>& rows, std::size_t count, std::uint32_t base,   \
+                                std::uint16_t* out) noexcept;                                 \
+  std::size_t find_changed_avx512(const Seen<T>& rows, std::size_t count, std::uint32_t base, \
+                                  std::uint16_t* out) noexcept;                               \
+  std::size_t find_and_add_avx512(const Seen<T>& rows, std::size_t words, std::uint32_t base, \
+                                  std::uint64_t first_word, std::uint16_t* out,               \
+                                  Digest& digest) noexcept;                                   \
+  void take_changes_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,          \
+                           Digest& moved) noexcept;                                           \
+  std::uint32_t find_listed_avx512(const T* differences, std::uint32_t count,                 \
                                    std::uint16_t* ranks) noexcept;
 ROSE_FIND(std::uint8_t)
 ROSE_FIND(std::uint16_t)

@@ -78,15 +78,25 @@ ROSE_AVX2 inline std::uint32_t differ_avx2(const std::uint32_t* a,
   return ~same;
 }
 
+// Copies 32 elements with one read of each.
 template <ElementBits T>
-ROSE_AVX2 std::size_t find_avx2(const T* fresh, const T* shadow, std::size_t count,
-                                std::uint32_t base, std::uint16_t* out) noexcept {
+ROSE_AVX2 inline void see_avx2(const T* fresh, T* seen) noexcept {
+  for (std::size_t part = 0; part < 32; part += 32 / sizeof(T)) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(seen + part), load_avx2(fresh + part));
+  }
+}
+
+template <ElementBits T>
+ROSE_AVX2 std::size_t find_avx2(const Seen<T>& rows, std::size_t count, std::uint32_t base,
+                                std::uint16_t* out) noexcept {
+  const auto [fresh, shadow, seen] = rows;
   std::uint16_t* const begin = out;
   std::size_t i = 0;
   for (; i + 32 <= count; i += 32) {
     ask_ahead(fresh + i, 32 * sizeof(T));
     ask_ahead(shadow + i, 32 * sizeof(T));
-    std::uint32_t changed = differ_avx2(fresh + i, shadow + i);
+    see_avx2(fresh + i, seen + i);
+    std::uint32_t changed = differ_avx2(seen + i, shadow + i);
     const auto found = static_cast<unsigned>(_mm_popcnt_u32(changed));
     const auto at = base + static_cast<std::uint32_t>(i);
     // Always writes three positions: with 1 % changes a branch for each would cost more.
@@ -101,16 +111,16 @@ ROSE_AVX2 std::size_t find_avx2(const T* fresh, const T* shadow, std::size_t cou
     out += found;
   }
   const auto done = static_cast<std::uint32_t>(i);
-  out += find_changed_portable(fresh + i, shadow + i, count - i, base + done, out);
+  out += find_changed_portable(rows.from(i), count - i, base + done, out);
   return static_cast<std::size_t>(out - begin);
 }
 
 }  // namespace
 
-#define ROSE_FIND(T)                                                                          \
-  ROSE_AVX2 std::size_t find_changed_avx2(const T* fresh, const T* shadow, std::size_t count, \
-                                          std::uint32_t base, std::uint16_t* out) noexcept {  \
-    return find_avx2(fresh, shadow, count, base, out);                                        \
+#define ROSE_FIND(T)                                                                         \
+  ROSE_AVX2 std::size_t find_changed_avx2(const Seen<T>& rows, std::size_t count,            \
+                                          std::uint32_t base, std::uint16_t* out) noexcept { \
+    return find_avx2(rows, count, base, out);                                                \
   }
 ROSE_FIND(std::uint8_t)
 ROSE_FIND(std::uint16_t)

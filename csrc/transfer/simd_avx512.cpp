@@ -134,45 +134,55 @@ ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint32_t* a,
   return changed;
 }
 
+// Copies 64 elements with one read of each.
 template <ElementBits T>
-ROSE_AVX512 std::size_t find_avx512(const T* fresh, const T* shadow, std::size_t count,
-                                    std::uint32_t base, std::uint16_t* out) noexcept {
+ROSE_AVX512 inline void see_avx512(const T* fresh, T* seen) noexcept {
+  for (std::size_t part = 0; part < 64; part += 64 / sizeof(T)) {
+    _mm512_storeu_si512(seen + part, _mm512_loadu_si512(fresh + part));
+  }
+}
+
+template <ElementBits T>
+ROSE_AVX512 std::size_t find_avx512(const Seen<T>& rows, std::size_t count, std::uint32_t base,
+                                    std::uint16_t* out) noexcept {
+  const auto [fresh, shadow, seen] = rows;
   FoundAvx512 found = found_avx512(base, out);
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
     ask_ahead(fresh + i, 64 * sizeof(T));
     ask_ahead(shadow + i, 64 * sizeof(T));
-    take_changed_avx512(differ_avx512(fresh + i, shadow + i), found);
+    see_avx512(fresh + i, seen + i);
+    take_changed_avx512(differ_avx512(seen + i, shadow + i), found);
   }
-  found.out += find_changed_portable(fresh + i, shadow + i, count - i,
-                                     base + static_cast<std::uint32_t>(i), found.out);
+  found.out += find_changed_portable(rows.from(i), count - i, base + static_cast<std::uint32_t>(i),
+                                     found.out);
   return static_cast<std::size_t>(found.out - out);
 }
 
 template <ElementBits T>
-ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::size_t words,
-                                        std::uint32_t base, std::uint64_t first_word,
-                                        std::uint16_t* out, Digest& digest) noexcept {
+ROSE_AVX512 std::size_t find_add_avx512(const Seen<T>& rows, std::size_t words, std::uint32_t base,
+                                        std::uint64_t first_word, std::uint16_t* out,
+                                        Digest& digest) noexcept {
   constexpr std::size_t kInWord = 8 / sizeof(T);
   constexpr std::size_t kStepWords = 64 / kInWord;  // words of 64 elements
   FoundAvx512 found = found_avx512(base, out);
   SumsAvx512 sums = sums_avx512(first_word, 0);
   std::size_t i = 0;
   for (; i + kStepWords <= words; i += kStepWords) {
-    const T* const a = fresh + kInWord * i;
-    const T* const b = shadow + kInWord * i;
-    ask_ahead(a, 64 * sizeof(T));
-    ask_ahead(b, 64 * sizeof(T));
-    take_changed_avx512(differ_avx512(a, b), found);
+    const auto [fresh, shadow, seen] = rows.from(kInWord * i);
+    ask_ahead(fresh, 64 * sizeof(T));
+    ask_ahead(shadow, 64 * sizeof(T));
+    see_avx512(fresh, seen);
+    take_changed_avx512(differ_avx512(seen, shadow), found);
     for (std::size_t part = 0; part < 64; part += 64 / sizeof(T)) {
-      add_avx512(_mm512_loadu_si512(a + part), sums);
+      add_avx512(_mm512_loadu_si512(seen + part), sums);
     }
   }
   add_to_digest_avx512(sums, digest);
   const std::size_t done = kInWord * i;
-  found.out += find_changed_portable(fresh + done, shadow + done, kInWord * (words - i),
+  found.out += find_changed_portable(rows.from(done), kInWord * (words - i),
                                      base + static_cast<std::uint32_t>(done), found.out);
-  add_words_portable(fresh + done, words - i, first_word + i, 0, digest);
+  add_words_portable(rows.seen + done, words - i, first_word + i, 0, digest);
   return static_cast<std::size_t>(found.out - out);
 }
 
@@ -334,23 +344,23 @@ ROSE_AVX512 void add_words_avx512(const void* bits, std::size_t words, std::uint
   add_words_portable(bytes + 8 * i, words - i, first_word + i, seed, digest);
 }
 
-#define ROSE_FIND(T)                                                                              \
-  ROSE_AVX512 std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count, \
-                                              std::uint32_t base, std::uint16_t* out) noexcept {  \
-    return find_avx512(fresh, shadow, count, base, out);                                          \
-  }                                                                                               \
-  ROSE_AVX512 std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words, \
-                                              std::uint32_t base, std::uint64_t first_word,       \
-                                              std::uint16_t* out, Digest& digest) noexcept {      \
-    return find_add_avx512(fresh, shadow, words, base, first_word, out, digest);                  \
-  }                                                                                               \
-  ROSE_AVX512 void take_changes_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,  \
-                                       Digest& moved) noexcept {                                  \
-    take_avx512(changes, first_word, moved);                                                      \
-  }                                                                                               \
-  ROSE_AVX512 std::uint32_t find_listed_avx512(const T* differences, std::uint32_t count,         \
-                                               std::uint16_t* ranks) noexcept {                   \
-    return list_avx512(differences, count, ranks);                                                \
+#define ROSE_FIND(T)                                                                             \
+  ROSE_AVX512 std::size_t find_changed_avx512(const Seen<T>& rows, std::size_t count,            \
+                                              std::uint32_t base, std::uint16_t* out) noexcept { \
+    return find_avx512(rows, count, base, out);                                                  \
+  }                                                                                              \
+  ROSE_AVX512 std::size_t find_and_add_avx512(const Seen<T>& rows, std::size_t words,            \
+                                              std::uint32_t base, std::uint64_t first_word,      \
+                                              std::uint16_t* out, Digest& digest) noexcept {     \
+    return find_add_avx512(rows, words, base, first_word, out, digest);                          \
+  }                                                                                              \
+  ROSE_AVX512 void take_changes_avx512(const TakenChanges<T>& changes, std::uint64_t first_word, \
+                                       Digest& moved) noexcept {                                 \
+    take_avx512(changes, first_word, moved);                                                     \
+  }                                                                                              \
+  ROSE_AVX512 std::uint32_t find_listed_avx512(const T* differences, std::uint32_t count,        \
+                                               std::uint16_t* ranks) noexcept {                  \
+    return list_avx512(differences, count, ranks);                                               \
   }
 ROSE_FIND(std::uint8_t)
 ROSE_FIND(std::uint16_t)

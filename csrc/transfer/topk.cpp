@@ -45,11 +45,12 @@ class KeyCounter {
       const std::uint16_t* const held = in_a_row(shadow, at, tile, shadow_.data());
       const std::uint8_t* const old =
           ages.data == nullptr ? nullptr : in_a_row(ages, at, tile, ages_.data());
-      const std::size_t changed = find_changed(options.isa, now, held, tile, 0, found_.data());
+      const std::size_t changed = find_changed<std::uint16_t>(
+          options.isa, {now, held, fresh_.data()}, tile, 0, found_.data());
       for (std::size_t i = 0; i < changed; ++i) {
         const std::uint16_t place = found_[i];
         const bool is_due = old != nullptr && old[place] >= options.ages.limit;
-        ++counts_[is_due ? kNothingSent : change_key(now[place], held[place])];
+        ++counts_[is_due ? kNothingSent : change_key(fresh_[place], held[place])];
       }
     }
   }
@@ -59,8 +60,8 @@ class KeyCounter {
  private:
   Buffer<std::uint64_t> counts_;
   Buffer<std::uint16_t> found_;
+  Buffer<std::uint16_t> fresh_;  // copy of a tile of the new elements
   // Copies of a tile, for arrays that are not a row.
-  Buffer<std::uint16_t> fresh_;
   Buffer<std::uint16_t> shadow_;
   Buffer<std::uint8_t> ages_;
 };

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rose.api.weights import WeightPublisher
 from rose.clock import BootClock
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.transfer.published import WeightPublisher
 from rose.units import NS_PER_S
 
 _POLL_S: Final = 0.02

@@ -33,7 +33,7 @@ class Rounds(Closing):
         who: str,
         name: str,
         stop: threading.Event | None = None,
-        rest: Callable[[], None] = lambda: None,
+        rest: Callable[[], object] = lambda: None,
     ) -> None:
         self._each, self._rest, self._who = each, rest, who
         self._stop = threading.Event() if stop is None else stop

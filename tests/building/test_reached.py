@@ -17,8 +17,9 @@ EVERYTHING: Final = "*"
 
 # With the change that will use them, or take them out. A package stands for all that is in it.
 AWAITING: Final[Mapping[str, str]] = {
-    # The demo's trainer and the suite `transfer` publish rows.
-    "rose.transfer.publishing.row_publisher": "one publisher for all doors",
+    # Users of Megatron-Core pass its map as `Shards(layout=)`.
+    "rose.engines.shards.megatron": "an example with Megatron-Core, which is not installed here",
+    "rose.engines.shards.megatron_rank": "an example with Megatron-Core",
 }
 
 Use = tuple[str, str]  # a module, and a name in it; "" for what runs when it is imported

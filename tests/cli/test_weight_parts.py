@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,6 @@ from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.observing.timed import TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.tiling import plain_layout
-from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.signing import Signing
 from rose.transfer.wire.messages import HelloReply, TensorEntry, encode
 from rose.transfer.wire.peers import Peers
@@ -194,14 +194,16 @@ def test_number_of_a_version_that_may_have_been_published_is_never_used_again(
     fresh = make_checkpoint(tmp_path / "v1", 1, base=base)
     state = tmp_path / "state"
     made, log = publisher_of(base, state)
-    assert str(made.version) == "run/1.1"
+    assert str(made.weights.newest) == "run/1.1"
     # Killed after the log had the version and before anything more was noted.
     monkeypatch.setattr(log, "append", killed_after(log.append))
     with pytest.raises(KeyboardInterrupt):
         made.publish(fresh)
     assert log.wait_manifests(1, 0)[0].version.n == 2
+    made.weights.close()
     again, _ = publisher_of(base, state)
-    assert str(again.version) == "run/2.3"
+    assert str(again.weights.newest) == "run/2.3"
+    again.weights.close()
 
 
 def killed_after(append: Callable[..., None]) -> Callable[..., None]:
@@ -213,20 +215,19 @@ def killed_after(append: Callable[..., None]) -> Callable[..., None]:
 
 
 def publisher_of(checkpoint: Path, state: Path) -> tuple[CheckpointPublisher, TimedLog]:
-    timeline, log = Timeline("x"), TimedLog()
-    log.timeline = timeline
-    options = WeightOptions(Security(bytes(32)), Signing(), None, None, Events(is_json=True))
-    with MergerThread(log, options.signing) as merger:
-        made = CheckpointPublisher(
-            checkpoint,
-            state,
-            "run",
-            plan=None,
-            log=log,
-            timeline=timeline,
-            options=options,
-            encoding="gap",
-            threads=1,
-            merger=merger,
-        )
+    log = TimedLog()
+    made = CheckpointPublisher(
+        checkpoint,
+        state,
+        "run",
+        listen="127.0.0.1:0",
+        options=WeightOptions(Security(bytes(32)), Signing(), None, None, Events(is_json=True)),
+        timeline=Timeline("x"),
+        encoding="gap",
+        threads=1,
+        log=log,
+        plan=None,
+        parts=(),
+        undo=ExitStack(),
+    )
     return made, log

@@ -97,16 +97,15 @@ def test_example_of_weights_runs(repo, capsys) -> None:
     assert said.endswith("True\n")
 
 
-def test_example_of_shard_maps_runs(repo, capsys) -> None:
-    said = said_by(repo / "examples" / "shards.py", capsys).splitlines()
-    assert [line.split(":")[0] for line in said] == [
-        "Megatron",
-        "FSDP",
-        "bytes of the update on each link",
-        *(f"rank {rank} equals the trainer" for rank in range(2)),
-    ]
-    assert "('training', 'serving'): 0" not in said[2]
-    assert all(line.endswith("True") for line in said[3:])
+def test_example_of_shards_commits_on_both_ranks_together(repo) -> None:
+    program = [sys.executable, str(repo / "examples" / "shards.py")]
+    done = subprocess.run(
+        program, cwd=repo, capture_output=True, text=True, timeout=200, check=True
+    )
+    said = re.findall(r"rank (\d) of the engine: (version \d+, digest \w{32})", done.stdout)
+    held = [{what for rank, what in said if rank == at} for at in "01"]
+    assert held[0] == held[1]
+    assert len(held[0]) == 4
 
 
 def test_a_toy_engine_gives_the_same_answers_with_rose_under_it(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.row_publisher import RowPublisher
 from rose.transfer import Version, VersionLog, manifest_bytes
 from rose.transfer.publishing.disk_store import DiskStore
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.signing import Signing
 from rose.transfer.wire import messages
 from tests.fuzz import fuzz_parsers

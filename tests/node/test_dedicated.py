@@ -12,10 +12,10 @@ from tests.node.rig import Program as Started
 from tests.node.rig import Scheduler, request
 
 pytest.importorskip("rose.engines.transformers.worker", reason="needs transformers")
+from bench.row_publisher import RowPublisher
 from rose.engines.transformers import load_model
 from rose.engines.transformers.live_weights import LiveWeights
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.server import serve
 from tests.waiting import wait_for
 

@@ -20,6 +20,7 @@ from rose.node.assembly import WorkerOptions
 from rose.node.ending import Ending
 from rose.node.speed import PREFILL_TOKENS, measure
 from rose.node.worker import main
+from rose.transfer import received
 from rose.transfer.digests import TileDigests
 from rose.transfer.tiles import Tiles
 from tests.waiting import LONG_S
@@ -131,7 +132,7 @@ class Receiver:
 
     digest = (0, 0)
 
-    def __init__(self, *parts, base, digests) -> None:
+    def __init__(self, *parts, base, signing, digests, lands) -> None:
         self.on_staged = parts[-1]
         self.staged = [101, 102]
         self.is_out = False
@@ -153,7 +154,10 @@ class Receiver:
 
 
 class Commit:
-    def __init__(self, staged, weights, base_digest, *, digests) -> None:
+    state = None
+
+    def __init__(self, staged, weights, base_digest, *, digests, subscribed) -> None:
+        self.staged = staged
         self.outcome = f"outcome of {staged.manifest.version.n}"
         self.base, self.digests = digests, None
 
@@ -169,11 +173,11 @@ class CommittingWorker:
 
 
 def test_staged_versions_are_committed_one_by_one_and_reported(monkeypatch) -> None:
-    monkeypatch.setattr(feed, "Receiver", Receiver)
-    monkeypatch.setattr(feed, "Commit", Commit)
+    monkeypatch.setattr(received, "Receiver", Receiver)
+    monkeypatch.setattr(received, "Commit", Commit)
     worker, digests = CommittingWorker(), TileDigests({0: (1, 1)})
     weights = SimpleNamespace(digests=lambda: digests, cut=Tiles.of(4, 4), bits=None)
-    receiver = feed.receive("source", weights, worker, version=100)
+    receiver = feed.receive("source", weights, worker, version=100)._receiver
     assert len(worker.commits) == 1
     receiver.on_staged()  # Nothing more is handed out before the report.
     ((commit, version, on_done),) = worker.commits

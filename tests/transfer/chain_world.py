@@ -2,11 +2,11 @@
 
 import threading
 
+from bench.row_publisher import RowPublisher
 from rose.transfer.manifest import Subscription, UpdateKey
 from rose.transfer.publishing.contributor import Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.merger import Merger
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller

@@ -12,9 +12,9 @@ import pytest
 
 import rose
 from bench.netns import Link, check_able, inside, shaped_link
+from bench.row_publisher import RowPublisher
 from rose.errors import Unavailable
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.tiles import Row
 from rose.transfer.wire.part_server import PartServer
 from rose.transfer.wire.server import serve

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.row_publisher import RowPublisher
 from rose.errors import CorruptData, InternalError, InvalidArgument, Unavailable
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.merger import MergerThread, Update, merged_update
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.shelf import path
 from rose.transfer.signing import Signing
 from tests.transfer.chain_world import KEY, Behind, Chain

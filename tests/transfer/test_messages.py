@@ -16,6 +16,7 @@ from rose.transfer.signing import fingerprint
 from rose.transfer.wire import messages
 from rose.transfer.wire.messages import (
     Empty,
+    GatherWords,
     HelloReply,
     KeptHello,
     ManifestsReply,
@@ -44,12 +45,14 @@ VERSIONS = st.builds(Version, NAMES, N, N)
 def manifests(draw: st.DrawFn) -> Manifest:
     tile_count = draw(st.integers(0, 8))
     tiles = [tile for tile in range(tile_count) if draw(st.booleans())]
+    base = draw(st.none() | VERSIONS)
+    size = 0 if base is None else 32
     chunks = [
         Chunk(
             tile,
             draw(st.integers(1, CHUNK_BYTES_MAX)),
             draw(N),
-            draw(st.binary(min_size=32, max_size=32)),
+            draw(st.binary(min_size=size, max_size=size)),
             draw(DIGESTS),
         )
         for tile in tiles
@@ -57,7 +60,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     says_all = draw(st.booleans())
     return Manifest(
         version=draw(VERSIONS),
-        base=draw(st.none() | VERSIONS),
+        base=base,
         digest=draw(DIGESTS),
         base_digest=draw(DIGESTS),
         layout=draw(LAYOUTS),
@@ -89,6 +92,7 @@ MESSAGES = {
     SnapshotRequest: st.builds(SnapshotRequest, st.none() | N, TILES),
     ManifestsReply: st.builds(ManifestsReply, st.lists(manifests(), max_size=3).map(tuple), PORTS),
     ReportRequest: st.builds(ReportRequest, NAMES, N, st.booleans(), DIGESTS),
+    GatherWords: st.builds(GatherWords, st.binary(max_size=99)),
     KeptHello: st.builds(KeptHello, st.binary(max_size=99), st.binary(max_size=32)),
     PartAsk: st.builds(PartAsk, U64, U64, U64, st.just("") | LAYOUTS, NAMES, TILES),
     PartDigests: TILES.flatmap(

@@ -60,7 +60,7 @@ def test_every_figure_has_a_name_and_a_name_has_one_kind() -> None:
 
 def test_metrics_stay_on_this_machine_without_certificates() -> None:
     metrics = Metrics("receiver", dict)
-    for address in ("0.0.0.0:0", "10.0.0.1:1", "localhost:0"):
+    for address in ("0.0.0.0:0", "10.0.0.1:1"):
         with pytest.raises(InvalidArgument, match="loopback"):
             MetricsServer(metrics, address, OPEN)
     with (

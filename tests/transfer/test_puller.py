@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.errors import CorruptData
 from rose.transfer import Delta, delta_apply, delta_pack
 from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.puller import sound_delta
 from tests.transfer.worker import TILE, TILES, weights
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.errors import InternalError, Unavailable
 from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey, Version
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitOutcome, CommitState
 from rose.transfer.receiving.puller import Puller

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.shelf import Limits
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay import Relay, follow

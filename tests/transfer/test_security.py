@@ -12,10 +12,10 @@ import grpc
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.addresses import reachable
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import add_port
 from rose.transfer.wire.remote import RemoteSource

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.errors import InvalidArgument, OutOfMemory
 from rose.transfer import Delta, ShardViews, delta_apply
 from rose.transfer.codec.operations import topk_pack
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.selection import Selection, drift_of
 from rose.transfer.tiles import Tiles
 from tests.transfer.lr_law import bits_of_floats

@@ -8,9 +8,9 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.errors import Unavailable
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire import server as server_module
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.row_publisher import RowPublisher
 from rose.errors import InvalidArgument, OutOfMemory
 from rose.transfer.codec.delta import Delta
 from rose.transfer.manifest import Manifest, Version
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.tiles import Row, Tiles
 from tests.transfer.lr_law import bits_of_floats

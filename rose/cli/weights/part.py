@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.cli.weights.options import WeightOptions, observed, until_signal
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.transfer.named import NamedRow
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.tiling import Tiling
@@ -41,9 +42,11 @@ def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> Non
         )
 
 
-def units_of(opened: Checkpoint) -> dict[str, Any]:
-    """Return a 1-D view of each tensor by name, as the unsigned integers that the codec packs."""
-    return {name: one.units(0, one.count) for name, one in opened.tensors.items()}
+def rows_of(opened: Checkpoint) -> list[NamedRow]:
+    """Return the tensors of a checkpoint as rows of units that share its memory."""
+    return [
+        NamedRow(one.stored, (), one.units(0, one.count), None) for one in opened.tensors.values()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class CheckpointPart:
         path = self._path(label)
         try:
             opened = open_checkpoint(path)
-            return opened.tiling(self.plan).views(units_of(opened), self.owned)
+            units = {one.stored.name: one.row for one in rows_of(opened)}
+            return opened.tiling(self.plan).views(units, self.owned)
         except (CorruptData, InvalidArgument) as error:
             raise Unavailable(f"rank {self.rank} cannot read {path.name}: {error}") from error
 

@@ -1,10 +1,9 @@
 """`rose publish CHECKPOINT`: publishes checkpoints on disk as versions for receivers."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec.structs import replace
@@ -14,29 +13,23 @@ from rose.cli.ranges import FiniteRange
 from rose.cli.runs import progress, read_named
 from rose.cli.weights.options import (
     PATH,
-    Events,
     WeightOptions,
     observed,
     until_signal,
     weight_options,
 )
-from rose.cli.weights.part import CheckpointPart, check_plan, serve_part, units_of
+from rose.cli.weights.part import CheckpointPart, check_plan, rows_of, serve_part
 from rose.cli.weights.state import PublishState, entries, read_state, write_state
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import hexadecimal
 from rose.transfer.manifest import Version
-from rose.transfer.observing.timed import TimedContributor, TimedLog
+from rose.transfer.observing.timed import TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
-from rose.transfer.plan.tiling import Tiling
+from rose.transfer.published import WeightPublisher
 from rose.transfer.publishing.contributor import ENCODINGS, Encoding
-from rose.transfer.publishing.merger import MergerThread
-from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.shelf import BYTES_MAX, VERSIONS_MAX
-from rose.transfer.tiles import TileViews
-from rose.transfer.wire.messages import TensorEntry
-from rose.transfer.wire.peers import Peers
 from rose.units import GIB
 
 if TYPE_CHECKING:
@@ -57,14 +50,15 @@ class CheckpointPublisher:
             `state_path` still exists.
         state_path: file that records the published checkpoints.
         run: name of the run; used only if `state_path` does not exist yet.
-        plan: plan that cuts checkpoints into tiles; None for a plain layout.
-        log: log of versions.
-        timeline: records durations.
+        listen: address of the weight server.
         options: program options.
-        encoding: wire encoding, as in `Contributor`.
+        timeline: records durations.
+        encoding: see `rose.publish`.
         threads: number of packing threads.
-        merger: makes merged deltas; it is notified of each version.
+        log: log of versions.
+        plan: plan that cuts checkpoints into tiles; None for a plain layout.
         parts: addresses of the other ranks' parts; () if this process publishes all tiles.
+        undo: closes what this object opens.
     """
 
     def __init__(
@@ -73,83 +67,51 @@ class CheckpointPublisher:
         state_path: Path,
         run: str,
         *,
-        plan: Plan | None,
-        log: TimedLog,
-        timeline: Timeline,
+        listen: str,
         options: WeightOptions,
-        encoding: Encoding,
+        timeline: Timeline,
+        encoding: Encoding | None,
         threads: int,
-        merger: MergerThread,
-        parts: Sequence[str] = (),
+        log: TimedLog,
+        plan: Plan | None,
+        parts: Sequence[str],
+        undo: ExitStack,
     ) -> None:
-        self._path, self._plan, self._timeline = state_path, plan, timeline
-        self._options, self._events = options, options.events
-        self._log, self._merger = log, merger
-        self._packing = partial(TimedContributor, encoding=encoding, threads=threads)
-        self._addresses = parts
-        self._parts: list[RemotePart] = []
+        self._path, self._timeline, self._events = state_path, timeline, options.events
         self._unsound: dict[Path, str] = {}
         before = read_state(state_path)
         begin = checkpoint if before is None else _first_of(Path(before.newest), checkpoint)
         opened = open_checkpoint(begin)
-        tiling = opened.tiling(plan)
-        self.checkpoint, self.layout = opened, tiling.tiles.layout
         name = str(begin.absolute())
-        self._state = PublishState(run, 0, 0, name, (name,)) if before is None else before
-        self._publisher = self._begun(opened, tiling)
-        self.opening = log.wait_manifests(-1, 0)[0]
-
-    def _begun(self, opened: Checkpoint, tiling: Tiling) -> Publisher:
-        """Start an incarnation; each rank loads its own tiles of the checkpoint."""
-        self._state = replace(
-            self._state, incarnation=self._state.incarnation + 1, n=self._state.n + 1
-        )
-        write_state(self._path, self._state)
-        mine = self._mine(opened, tiling)
-        mine.timeline = self._timeline
-        self._open_parts(tiling, opened.path.name)
-        return Publisher(
-            [mine, *self._parts],
-            tiling.tiles,
-            Version(self._state.run, self._state.incarnation, self._state.n),
-            self._log,
-            signing=self._options.signing,
-            on_published=self._merger.note,
-        )
-
-    def _mine(self, opened: Checkpoint, tiling: Tiling) -> TimedContributor:
-        """Return this process's contributor, for all tiles or only those of rank 0."""
-        if self._addresses and self._plan is not None:
-            part = CheckpointPart(self._plan, 0, opened.path, None)
-            return self._packing(part.shadow(opened.path.name), tiling.tiles, part.owned)
+        state = PublishState(run, 0, 0, name, (name,)) if before is None else before
+        self._state = replace(state, incarnation=state.incarnation + 1, n=state.n + 1)
+        write_state(state_path, self._state)
         with progress("reading", opened.nbytes) as advance:
-            shadow: dict[str, Any] = {}
-            for name, one in opened.tensors.items():
-                shadow[name] = one.units(0, one.count).copy()
-                one.forget(0, one.count)
-                advance(one.stored.nbytes)
-        return self._packing(tiling.views(shadow), tiling.tiles)
-
-    def _open_parts(self, tiling: Tiling, label: str) -> None:
-        """Open a checkpoint at every other rank's part; wait for ranks that are not up yet."""
-        # Imported here: it needs the extra `wire`, and `quiet_grpc` must run before gRPC's import.
-        from rose.transfer.wire.remote_part import RemotePart  # noqa: PLC0415
-
-        for part in self._parts:
-            part.open(label)
-        tls, token = self._options.security.tls, self._options.security.token.hex()
-        for address in self._addresses[len(self._parts) :]:
-            self._parts.append(RemotePart(address, token, tiling.tiles, label, tls=tls))
-
-    def close(self) -> None:
-        """Close the connections to the other ranks."""
-        for part in self._parts:
-            part.close()
-
-    @property
-    def version(self) -> Version:
-        """The newest version."""
-        return self._publisher.version
+            self.weights = undo.enter_context(
+                WeightPublisher(
+                    rows_of(opened),
+                    opening=Version(self._state.run, self._state.incarnation, self._state.n),
+                    listen=listen,
+                    security=options.security,
+                    signing=options.signing,
+                    encoding=encoding,
+                    threads=threads,
+                    plan=plan,
+                    log=log,
+                    timeline=timeline,
+                    owned=None if plan is None or not parts else plan.contributes(0),
+                    parts=_parts(parts, opened, plan, options, undo),
+                    on_copied=advance,
+                )
+            )
+        _forget(opened)
+        self._events.report(
+            "serving",
+            address=self.weights.address,
+            version=str(self.weights.newest),
+            n=self.weights.version,
+            digest=self.weights.digest,
+        )
 
     def publish(self, path: Path) -> None:
         """Publish a checkpoint as the next version, and print an event.
@@ -161,18 +123,14 @@ class CheckpointPublisher:
             Unavailable: the state file cannot be written.
         """
         opened = open_checkpoint(path)
-        tiling = opened.tiling(self._plan)
-        if tiling.tiles.layout != self.layout:
-            raise InvalidArgument(f"{path} has other tensors than the checkpoints before it")
-        if not self._publisher.is_sound:
+        if not self.weights.is_sound:
             self._begin_again()
         # Recorded before publishing, so that no number is ever used twice.
-        self._state = replace(self._state, n=self.version.n + 1)
+        self._state = replace(self._state, n=self.weights.version + 1)
         write_state(self._path, self._state)
-        new: list[TileViews] = [tiling.views(units_of(opened))]
-        new += self._elsewhere(path.name)
         with self._timeline.span("publish", n=self._state.n, checkpoint=path.name):
-            manifest = self._publisher.publish(*new)
+            manifest = self.weights.update_rows(rows_of(opened), path.name)
+        _forget(opened)
         done = (*self._state.published, str(path.absolute()))
         self._state = replace(self._state, newest=str(path.absolute()), published=done)
         write_state(self._path, self._state)
@@ -186,27 +144,28 @@ class CheckpointPublisher:
             bytes=manifest.nbytes,
         )
 
-    def _elsewhere(self, label: str) -> Iterator[TileViews]:
-        # Imported here, because it needs the extra `wire`.
-        from rose.transfer.wire.remote_part import WeightsElsewhere  # noqa: PLC0415
-
-        return (WeightsElsewhere(label) for _ in self._parts)
-
     def _begin_again(self) -> None:
-        """Start another incarnation with the newest checkpoint, after a rank was restarted."""
-        opened = open_checkpoint(Path(self._state.newest))
-        self._publisher = self._begun(opened, opened.tiling(self._plan))
-        self._events.report("begun", version=str(self.version), n=self.version.n)
+        """Begin an incarnation with the newest checkpoint, after a rank was restarted."""
+        opened, before = open_checkpoint(Path(self._state.newest)), self._state
+        self._state = replace(before, incarnation=before.incarnation + 1, n=before.n + 1)
+        write_state(self._path, self._state)
+        self.weights.begin_again(rows_of(opened), opened.path.name)
+        self._events.report("begun", version=str(self.weights.newest), n=self.weights.version)
 
-    def publish_new(self, folder: Path) -> None:
-        """Publish a folder's new checkpoints; skip damaged ones."""
+    def look(self, folder: Path) -> None:
+        """Publish the new checkpoints of a folder; print each error once."""
+        try:
+            found = list(entries(folder))
+        except Unavailable as error:
+            self._events.trouble(str(error))
+            return
+        self._events.trouble(None)
         done = set(self._state.published)
-        for path in entries(folder):
+        for path in found:
             if str(path.absolute()) not in done:
                 self._try(path)
 
     def _try(self, path: Path) -> None:
-        """Publish a checkpoint; print each of its errors once."""
         try:
             self.publish(path)
         except _WORLD as error:
@@ -214,14 +173,40 @@ class CheckpointPublisher:
                 self._unsound[path] = str(error)
                 self._events.report("trouble", reason=f"{path.name} is not published: {error}")
 
+    def is_received(self, receivers: int) -> bool:
+        """Return whether so many receivers have the newest version."""
+        n, answers = self.weights.version, self.weights.receivers.values()
+        return sum(one.n >= n and one.is_match for one in answers) >= receivers
+
+
+def _forget(opened: Checkpoint) -> None:
+    """Release the memory of a checkpoint that was read."""
+    for one in opened.tensors.values():
+        one.forget(0, one.count)
+
+
+def _parts(
+    addresses: Sequence[str],
+    opened: Checkpoint,
+    plan: Plan | None,
+    options: WeightOptions,
+    undo: ExitStack,
+) -> list["RemotePart"]:
+    """Open a checkpoint at every other rank's part; wait for ranks that are not up yet."""
+    # Imported here: it needs the extra `wire`, and `quiet_grpc` must run before gRPC's import.
+    from rose.transfer.wire.remote_part import RemotePart  # noqa: PLC0415
+
+    tiles, security = opened.tiling(plan).tiles, options.security
+    parts = []
+    for address in addresses:
+        token, tls = security.token.hex(), security.tls
+        parts.append(RemotePart(address, token, tiles, opened.path.name, tls=tls))
+        undo.callback(parts[-1].close)
+    return parts
+
 
 def _first_of(newest: Path, otherwise: Path) -> Path:
     return newest if newest.exists() else otherwise
-
-
-def _is_received(log: TimedLog, n: int, receivers: int) -> bool:
-    answers = log.receivers().values()
-    return sum(one.n >= n and one.is_match for one in answers) >= receivers
 
 
 def read_plan(path: Path) -> Plan:
@@ -269,7 +254,12 @@ def read_plan(path: Path) -> Plan:
     metavar="ADDRESS",
     help="For rank 0: address of another rank's part. Give one for each rank.",
 )
-@click.option("--link", "encoding", type=click.Choice(ENCODINGS), default="gap")
+@click.option(
+    "--link",
+    "encoding",
+    type=click.Choice(ENCODINGS),
+    help="Encoding of changes; by default strat with --tls, else gap.",
+)
 @click.option("--threads", type=click.IntRange(1, 64), default=2)
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX)
 @click.option("--keep-gib", type=FiniteRange(min=0.01), default=BYTES_MAX / GIB)
@@ -286,7 +276,7 @@ def publish(
     plan_path: Path | None,
     rank: int | None,
     parts: tuple[str, ...],
-    encoding: Encoding,
+    encoding: Encoding | None,
     threads: int,
     keep: int,
     keep_gib: float,
@@ -311,77 +301,27 @@ def publish(
         serve_part(CheckpointPart(plan, rank, checkpoint, watch), listen, threads, options)
         return
     timeline = Timeline("publisher")
-    log = TimedLog(versions_max=keep, bytes_max=int(keep_gib * GIB))
-    log.timeline = timeline
-    with until_signal(), MergerThread(log, options.signing) as merger:
+    with until_signal(), ExitStack() as undo:
         made = CheckpointPublisher(
             checkpoint,
             state or checkpoint.absolute().parent / f".{checkpoint.name}.published.json",
             run or checkpoint.name.removesuffix(".safetensors"),
-            plan=plan,
-            log=log,
-            timeline=timeline,
+            listen=listen,
             options=options,
+            timeline=timeline,
             encoding=encoding,
             threads=threads,
-            merger=merger,
+            log=TimedLog(versions_max=keep, bytes_max=int(keep_gib * GIB)),
+            plan=plan,
             parts=parts,
+            undo=undo,
         )
-        with (
-            closing(made),
-            observed(options, "publisher", partial(_figures, log, made), timeline),
-            _served(made, log, listen, options),
-        ):
-            clock = BootClock()
-            while True:
-                if watch is not None:
-                    _look(made, watch, options.events)
-                if once and _is_received(log, made.version.n, receivers):
-                    break
-                clock.sleep(_POLL_S)
-    log.close()
+        undo.enter_context(observed(options, "publisher", made.weights.figures, timeline))
+        clock = BootClock()
+        while True:
+            if watch is not None:
+                made.look(watch)
+            if once and made.is_received(receivers):
+                break
+            clock.sleep(_POLL_S)
     options.events.report("ended")
-
-
-@contextmanager
-def _served(
-    made: CheckpointPublisher,
-    log: TimedLog,
-    listen: str,
-    options: WeightOptions,
-) -> Iterator[None]:
-    """Serve published versions, and print the address."""
-    tensors = [
-        TensorEntry(one.stored.name, one.stored.dtype, one.stored.shape)
-        for one in made.checkpoint.tensors.values()
-    ]
-    peers = Peers(made.version.run, layout=made.layout, tensors=tensors)
-    with options.serve(log, listen, peers) as server:
-        options.events.report(
-            "serving",
-            address=server.address,
-            version=str(made.version),
-            n=made.version.n,
-            digest=hexadecimal(made.opening.digest),
-        )
-        yield
-
-
-def _look(made: CheckpointPublisher, folder: Path, events: Events) -> None:
-    try:
-        made.publish_new(folder)
-    except Unavailable as error:
-        events.trouble(str(error))
-    else:
-        events.trouble(None)
-
-
-def _figures(log: TimedLog, made: CheckpointPublisher) -> Mapping[str, float]:
-    sums = log.statistics()
-    return {
-        "versions": sums.versions,
-        "sent_bytes": sums.sent_bytes,
-        "snapshots": sums.snapshots,
-        "version": made.version.n,
-        "receivers": len(log.receivers()),
-    }

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -24,13 +25,13 @@ from rose.cli.weights.publish import read_plan
 from rose.cli.weights.sources import open_addresses
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import TileDigests, hexadecimal
-from rose.transfer.manifest import NAMELESS, StagedVersion, Subscription
+from rose.transfer.manifest import Subscription
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.tiling import Tiling, plain_layout, planned_tiling
-from rose.transfer.receiving.commit import Commit, CommitOutcome, CommitState
-from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.received import WeightReceiver
+from rose.transfer.receiving.commit import CommitState
 from rose.transfer.source import Source
 from rose.transfer.tensors import STORED_DTYPES, StoredTensor
 from rose.transfer.wire.messages import HelloReply, TensorEntry
@@ -50,8 +51,7 @@ class _CheckpointReceiver:
         upstream: source of versions.
         name: unique name of the receiver.
         target: files of the checkpoint.
-        tiling: tiling of the files.
-        wanted: tiles to receive; None for all.
+        subscription: tiles to receive.
         options: program options.
         timeline: records durations.
     """
@@ -60,39 +60,27 @@ class _CheckpointReceiver:
         self,
         upstream: Source,
         name: str,
-        target: LiveTiles,
-        tiling: Tiling,
-        wanted: Sequence[int] | None,
+        target: "_Files",
+        subscription: Subscription,
         *,
         options: WeightOptions,
         timeline: Timeline,
     ) -> None:
-        self._name, self._target, self._tiling, self._wanted = name, target, tiling, wanted
-        self._options, self._timeline, self._events = options, timeline, options.events
-        self.source = TimedSource(upstream, timeline)
-        self._subscription = Subscription(tiling.tiles, wanted)
+        self._target, self._timeline, self._events = target, timeline, options.events
+        self._source = TimedSource(upstream, timeline)
         self.has_staged = threading.Event()
-        self.counts = {"committed": 0, "rolled_back": 0, "quarantined": 0, "staged": 0}
-        self.receiver = self._receiver()
-
-    def _receiver(self) -> Receiver:
-        """Compute the files' digests, and start to receive."""
-        digests = _read(self._target, self._tiling, self._subscription.wanted)
-        self._digests: TileDigests | None = digests
-        return Receiver(
-            self.source,
-            self._name,
-            NAMELESS,
-            digests.total,
-            self._subscription,
-            self.source.staged(self._staged),
-            base=self._target.bits,
-            signing=self._options.signing,
-            digests=digests.copy(),
+        self._counts = {"committed": 0, "rolled_back": 0, "quarantined": 0, "staged": 0}
+        self.weights = WeightReceiver(
+            target,
+            subscription,
+            self._source,
+            name=name,
+            signing=options.signing,
+            on_staged=self._source.staged(self._staged),
         )
 
     def _staged(self) -> None:
-        self.counts["staged"] += 1
+        self._counts["staged"] += 1
         self.has_staged.set()
 
     def step(self, paused: Callable[[float], None]) -> None:
@@ -102,89 +90,77 @@ class _CheckpointReceiver:
             Unavailable: another process truncated a file.
         """
         self._target.check()
-        self._events.trouble(self.receiver.failure, about="receiving")
-        staged = self.receiver.take_staged()
-        if staged is None:
+        self._events.trouble(self.weights.failure, about="receiving")
+        commit = self.weights.take()
+        if commit is None:
             return
         begin_ns = self._timeline.clock.now_ns()
-        self._timeline.add("barrier", self.source.staged_ns, begin_ns)
-        with self._timeline.span("pause", n=staged.manifest.version.n):
-            outcome = self._commit(staged)
+        n, tiles = commit.staged.manifest.version.n, len(commit.staged.tiles)
+        self._timeline.add("barrier", self._source.staged_ns, begin_ns)
+        with self._timeline.span("pause", n=n), self._timeline.span("commit", n=n, tiles=tiles):
+            outcome = commit.run()  # leaves the files at a whole version, also on a signal
         paused((self._timeline.clock.now_ns() - begin_ns) / NS_PER_S)
         self._target.flush()
-        self._report(outcome, staged)
-        if outcome.state is CommitState.QUARANTINED:
-            self.receiver.close()
-            self.receiver = self._receiver()
-        else:
-            self.receiver.report(outcome)
-
-    def _commit(self, staged: StagedVersion) -> CommitOutcome:
-        commit = Commit(
-            staged,
-            self._target,
-            self.receiver.digest,
-            digests=self._digests,
-            subscribed=self._wanted,
-        )
-        with self._timeline.span("commit", n=staged.manifest.version.n, tiles=len(staged.deltas)):
-            outcome = commit.run()  # leaves the files at a whole version, also on a signal
-        self._digests = commit.digests
-        return outcome
-
-    def _report(self, outcome: CommitOutcome, staged: StagedVersion) -> None:
         what = outcome.state.name.lower()
-        self.counts[what] += 1
+        self._counts[what] += 1
         if outcome.state is CommitState.COMMITTED:
-            self.source.staleness.committed(outcome.version)
+            self._source.staleness.committed(outcome.version)
         self._events.report(
             what,
             version=str(outcome.version),
-            n=outcome.version.n,
+            n=n,
             digest=hexadecimal(outcome.digest),
-            is_snapshot=staged.manifest.is_snapshot,
-            tiles=len(staged.deltas),
+            is_snapshot=commit.staged.manifest.is_snapshot,
+            tiles=tiles,
             reason=outcome.reason,
         )
+        self.weights.settle(commit)
 
     def is_known_at(self, n: int) -> bool:
         """Return whether version `n` or a later one is committed, and reported to the upstream."""
-        held = self.receiver.held
-        return held.run != "" and held.n >= n and self.source.reported_n >= n
+        return (self.weights.version or 0) >= n and self._source.reported_n >= n
 
     def figures(self) -> Mapping[str, float]:
         """Return the values of the metrics."""
-        stats, held_n = self.receiver.stats, self.receiver.held.n
-        lag = self.source.staleness.lag()
+        stats, lag = self.weights.statistics, self._source.staleness.lag()
         return {
-            **self.counts,
-            "versions": self.counts["committed"],
+            **self._counts,
+            "versions": self._counts["committed"],
             "received_bytes": stats.received_bytes,
             "chunks_retried": stats.chunks_retried,
             "snapshots": stats.snapshots,
-            "version": held_n,
+            "version": self.weights.held.n,
             "lag_versions": lag.versions,
             "lag_seconds": lag.seconds,
         }
 
     def close(self) -> None:
         """Stop receiving; the files keep their version."""
-        self.receiver.close()
+        self.weights.close()
         self._target.flush()
 
 
-def _read(target: LiveTiles, tiling: Tiling, wanted: Sequence[int]) -> TileDigests:
-    found = {}
-    with progress("reading", sum(_nbytes(tiling, tile) for tile in wanted)) as advance:
-        for tile in wanted:
-            found[tile] = target.digest(tile)
-            advance(_nbytes(tiling, tile))
-    return TileDigests(found)
+class _Files(LiveTiles):
+    """Tiles of a checkpoint's files, whose reading is shown as progress.
 
+    Args:
+        checkpoint: checkpoint to change.
+        tiling: tiles of the checkpoint.
+        wanted: tiles to read.
+    """
 
-def _nbytes(tiling: Tiling, tile: int) -> int:
-    one = tiling.tiles[tile]
-    return one.count * one.width // 8
+    def __init__(self, checkpoint: Checkpoint, tiling: Tiling, wanted: Sequence[int]) -> None:
+        super().__init__(checkpoint, tiling)
+        self._sizes_of = {tile: tiling.tiles[tile].nbytes for tile in wanted}
+
+    def digests(self) -> TileDigests:
+        """Return the digests of the wanted tiles."""
+        found = {}
+        with progress("reading", sum(self._sizes_of.values())) as advance:
+            for tile, nbytes in self._sizes_of.items():
+                found[tile] = self.digest(tile)
+                advance(nbytes)
+        return TileDigests(found)
 
 
 def _locked(folder: Path) -> BinaryIO:
@@ -287,16 +263,18 @@ def receive(
         hello = there.wait_until_there()
         checkpoint, tiling = _open(folder, plan, hello, options.events)
         wanted = None if plan is None or rank is None else plan.tiles_for(replica, rank)
+        subscription = Subscription(tiling.tiles, wanted)
         target_n = there.newest_n() if once else None
-        with LiveTiles(checkpoint, tiling) as target:
-            made = _CheckpointReceiver(
-                there.source(), who, target, tiling, wanted, options=options, timeline=timeline
-            )
-            try:
-                with observed(options, "receiver", made.figures, timeline) as paused:
-                    _keep(made, target_n, paused)
-            finally:
-                made.close()
+        with (
+            _Files(checkpoint, tiling, subscription.wanted) as target,
+            closing(
+                _CheckpointReceiver(
+                    there.source(), who, target, subscription, options=options, timeline=timeline
+                )
+            ) as made,
+            observed(options, "receiver", made.figures, timeline) as paused,
+        ):
+            _keep(made, target_n, paused)
     options.events.report("ended")
 
 

@@ -1,6 +1,7 @@
 """Shard maps of frameworks: the places of a checkpoint's tensors in trainers and engines."""
 
 from rose.engines.shards.computed import ComputedTensors
+from rose.engines.shards.door import publish_shards, receive_shards
 from rose.engines.shards.dtensors import shard_map_of_dtensors
 from rose.engines.shards.megatron import MegatronLayout, MegatronModel, megatron_layout
 from rose.engines.shards.placements import (
@@ -11,9 +12,11 @@ from rose.engines.shards.placements import (
     pieces_of_placements,
 )
 from rose.engines.shards.places import views_of
-from rose.engines.shards.plain import joined, shard_map_of
+from rose.engines.shards.plain import shard_map_of
+from rose.engines.shards.ranks import check_whole
 from rose.engines.shards.storages import parameters_of
 from rose.engines.shards.trace import Loader, LoaderTrace, joined_traces, trace_loader
+from rose.transfer.sharded.shards import Shards
 
 __all__ = [
     "ComputedTensors",
@@ -24,12 +27,15 @@ __all__ = [
     "Placement",
     "Replicate",
     "Shard",
+    "Shards",
     "StridedShard",
-    "joined",
+    "check_whole",
     "joined_traces",
     "megatron_layout",
     "parameters_of",
     "pieces_of_placements",
+    "publish_shards",
+    "receive_shards",
     "shard_map_of",
     "shard_map_of_dtensors",
     "trace_loader",

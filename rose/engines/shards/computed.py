@@ -65,6 +65,11 @@ class ComputedTensors:
         """Return the host copies, by the names in `pieces`; change them in place."""
         return {_PREFIX + name: one for name, one in self._host.items()}
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Map the names in `pieces` to the names of the tensors."""
+        return {_PREFIX + name: name for name in self._host}
+
     def pieces(self, rank: int) -> tuple[Piece, ...]:
         """Return the pieces of a rank: one for each host copy that is not empty."""
         return tuple(

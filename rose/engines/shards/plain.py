@@ -1,6 +1,6 @@
-"""Shard maps of whole tensors, and of several ranks together."""
+"""Shard maps of whole tensors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -43,35 +43,6 @@ def whole(name: str, held: Look, parameter: str, *, rank: int) -> Piece:
     """Return the piece of a rank that holds a whole tensor."""
     region = Region((0,) * len(held.shape), held.shape)
     return Piece(name, region, rank, LocalView(parameter, held.offset, held.strides))
-
-
-def joined(maps: Iterable[ShardMap]) -> ShardMap:
-    """Merge the maps of a group of ranks, for instance one map per rank.
-
-    A tensor that is computed on one rank counts as computed on all ranks: the pieces of the other
-    ranks are dropped, so that every rank gets the tensor in the same way.
-
-    Raises:
-        InvalidArgument: two maps disagree on a tensor.
-    """
-    maps = tuple(maps)
-    tensors: dict[str, TensorSpec] = {}
-    computed: dict[str, str] = {}
-    for one in maps:
-        computed = {**one.computed, **computed}
-        for name, spec in one.tensors.items():
-            if tensors.setdefault(name, spec) != spec:
-                raise InvalidArgument(
-                    f"{name} must be the same on all ranks, got {_words(tensors[name])} and "
-                    f"{_words(spec)}"
-                )
-    pieces = dict.fromkeys(piece for one in maps for piece in one.pieces)
-    held = tuple(piece for piece in pieces if piece.tensor not in computed)
-    return ShardMap(tensors, held, computed)
-
-
-def _words(spec: TensorSpec) -> str:
-    return f"{spec.dtype} of shape {spec.shape}"
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 from rose.engines.shards.look import Placed, boxes_of
-from rose.engines.shards.plain import joined
 from rose.engines.shards.slots import Slots
 from rose.engines.shards.storages import parameters_of, storages_of
 from rose.engines.shards.tracer import Tracer
 from rose.engines.shards.writes import Write, Writes
 from rose.errors import RoseError
-from rose.transfer.plan import LocalView, Piece, ShardMap, TensorSpec
+from rose.transfer.plan import LocalView, Piece, ShardMap, TensorSpec, joined
 
 # A model's own loader, such as `load_weights` in vLLM and SGLang.
 Loader: TypeAlias = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]

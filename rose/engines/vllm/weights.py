@@ -44,7 +44,7 @@ Layout: TypeAlias = Sequence[tuple[str, str, Sequence[int]]]
 
 
 class Follower(Protocol):
-    """Receives a publisher's versions into tensors, as `rose.api.weights.WeightReceiver` does.
+    """Receives a publisher's versions into tensors, as `rose.receive` does.
 
     A protocol, because `rose.api` is above this package and may not be imported here.
     """

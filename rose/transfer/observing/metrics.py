@@ -34,6 +34,8 @@ GAUGES: Final[Mapping[str, str]] = {
     "lag_versions": "Number of versions by which the weights are behind the newest.",
     "lag_seconds": "Time for which the weights have been behind the newest version.",
     "receivers": "Receivers that have sent a report.",
+    "drift": "Norm of the changes that were not sent, relative to the norm of the weights.",
+    "unsent_share": "Share of the elements whose change was not sent.",
 }
 _PREFIX: Final = "rose_transfer_"
 

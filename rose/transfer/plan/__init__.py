@@ -1,6 +1,7 @@
 """The plan of a transfer: shard maps of trainer and engines, refined into tiles with routes."""
 
 from rose.transfer.plan.coverage import Coverage, check_coverage
+from rose.transfer.plan.joining import joined, one_holder_each
 from rose.transfer.plan.plan import Plan, make_plan
 from rose.transfer.plan.planned import Landing, PlannedTile
 from rose.transfer.plan.spec import (
@@ -15,7 +16,6 @@ from rose.transfer.plan.spec import (
     SourceRanks,
     TensorSpec,
 )
-from rose.transfer.plan.traffic import Traffic, traffic
 
 __all__ = [
     "Coverage",
@@ -32,8 +32,8 @@ __all__ = [
     "ShardMap",
     "SourceRanks",
     "TensorSpec",
-    "Traffic",
     "check_coverage",
+    "joined",
     "make_plan",
-    "traffic",
+    "one_holder_each",
 ]

@@ -13,8 +13,9 @@ import msgspec
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.plan.plan import Plan, make_plan
 from rose.transfer.plan.regions import check_pieces
-from rose.transfer.plan.spec import RelayNode, Replica, ShardMap, SourceRanks
+from rose.transfer.plan.spec import Places, RelayNode, Replica, ShardMap, SourceRanks
 from rose.transfer.plan.storage import Storage
+from rose.transfer.tiles import Tiles
 
 FORMAT: Final = 1
 PLAN_FORMAT: Final = 3
@@ -114,6 +115,46 @@ def _check_named(shards: ShardMap, what: str) -> None:
         check_pieces(shards)
     except InvalidArgument as error:
         raise InvalidArgument(f"{what}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """What one rank needs of a plan: all tiles, and the places of the rank's tiles in its memory.
+
+    Args:
+        counts: number of elements of each tile.
+        widths: bits per element of each tile.
+        layout: layout id.
+        places: places by tile.
+        format: format number of the file.
+    """
+
+    counts: tuple[int, ...]
+    widths: tuple[int, ...]
+    layout: str
+    places: Places
+    format: int = FORMAT
+
+    @property
+    def cut(self) -> Tiles:
+        """Return the tiles for publishers and receivers."""
+        return Tiles(self.counts, self.widths, self.layout)
+
+
+def places_to_json(plan: Plan, places: Places) -> bytes:
+    """Return a rank's part of a plan as the content of a file."""
+    counts = tuple(tile.count for tile in plan.tiles)
+    widths = tuple(tile.width for tile in plan.tiles)
+    return msgspec.json.encode(RankFile(counts, widths, plan.layout_id, places))
+
+
+def places_from_json(content: bytes, *, what: str) -> RankFile:
+    """Read a rank's part of a plan.
+
+    Raises:
+        InvalidArgument: the content is not such a file, has another format, or is too large.
+    """
+    return _decoded(RankFile, content, what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,17 @@ class Tiling:
             InvalidArgument: a tensor is missing, or has another number of units.
         """
         tiles = range(len(self._places)) if wanted is None else wanted
-        return ShardViews({tile: (self._view(units, self._places[tile]),) for tile in tiles})
+        return ShardViews(
+            {tile: (self.view(tile, units.get(self._places[tile].tensor)),) for tile in tiles}
+        )
 
-    def _view(self, units: Mapping[str, Any], place: TilePlace) -> Any:
-        row = units.get(place.tensor)
+    def view(self, tile: int, row: Any) -> Any:
+        """Return a tile as a view of its tensor's row of units.
+
+        Raises:
+            InvalidArgument: the row is None, or has another number of units than the tensor.
+        """
+        place = self._places[tile]
         if row is None or math.prod(row.shape) != math.prod(place.shape):
             raise InvalidArgument(f"the checkpoint has no {place.tensor} of shape {place.shape}")
         box = zip(place.region.offset, place.region.shape, strict=True)

@@ -39,14 +39,16 @@ class Relay(_message.Message):
     def __init__(self, address: _Optional[str] = ..., tiles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("name", "dtype", "shape")
+    __slots__ = ("name", "dtype", "shape", "aliases")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeptHello(_message.Message):
     __slots__ = ("format", "hello", "sha256")
@@ -105,6 +107,14 @@ class ReportRequest(_message.Message):
     is_match: bool
     digest: bytes
     def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ..., n: _Optional[int] = ..., is_match: bool = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class GatherWords(_message.Message):
+    __slots__ = ("format", "words")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    words: bytes
+    def __init__(self, format: _Optional[int] = ..., words: _Optional[bytes] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("run", "incarnation", "n")

@@ -57,7 +57,7 @@ def next_version(
     if not known:
         return Choice.WAIT
     newest = known[-1].version
-    if _is_same_chain(held.version, newest):
+    if is_same_chain(held.version, newest):
         return _next_update(held, known, subscription)
     return _entrance(held, known, subscription)
 
@@ -84,7 +84,8 @@ def fitting(held: Held, offered: Sequence[Manifest], subscription: Subscription)
     return [known[key] for key in sorted(known)]
 
 
-def _is_same_chain(one: Version, other: Version) -> bool:
+def is_same_chain(one: Version, other: Version) -> bool:
+    """Return True if two versions are of one run and one incarnation."""
     return (one.run, one.incarnation) == (other.run, other.incarnation)
 
 

@@ -11,15 +11,23 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
-from rose.errors import CorruptData, InvalidArgument, Unavailable, check
+from rose.errors import (
+    CorruptData,
+    InternalError,
+    InvalidArgument,
+    RoseError,
+    Unavailable,
+    check,
+)
 from rose.transfer.codec.strat import strat_unpack
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Manifest, StagedVersion, Subscription, UpdateKey, Version
-from rose.transfer.receiving.chain import Choice, Held, as_held, next_version
-from rose.transfer.receiving.commit import CommitOutcome, CommitState
+from rose.transfer.receiving.chain import Choice, Held, as_held, is_same_chain, next_version
+from rose.transfer.receiving.commit import CommitOutcome, CommitState, Target
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.source import NOTHING_KNOWN, Source
+from rose.units import ceil_div
 
 
 class ReceiverState(Enum):
@@ -52,6 +60,8 @@ ReadTile: TypeAlias = Callable[[int], Any]
 
 # Most reports that wait for an unreachable publisher; beyond this number the oldest are dropped.
 REPORTS_MAX: Final = 64
+# Tiles read to learn whether weights are worth reading: some hundredths of a second at 2 MiB each.
+SAMPLED_TILES: Final = 64
 # An offered version that lacks a chunk in this many pulls counts as no longer kept.
 MISSES_MAX: Final = 4
 
@@ -95,6 +105,9 @@ class Staging:
             the commit.
         signing: key with which manifests must be signed.
         digests: current digests of the tiles, if known.
+        lands: weights that nobody uses before the first commit. Until then, `round` writes whole
+            tiles straight into them, and reads what they hold itself. A first sync that was
+            interrupted leaves them torn, without a version; the next one fetches only what differs.
     """
 
     def __init__(
@@ -109,10 +122,12 @@ class Staging:
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
+        lands: Target | None = None,
     ) -> None:
-        # Run of the last commit. Old manifests of another run, signed with the same key, are not
-        # accepted from any source.
-        self._run: str | None = None
+        # Version of the last commit.
+        self._followed: Version | None = None
+        # False while the source may be another publisher than the one of the last commit.
+        self._is_same_source = False
         self._source = source
         self._name = name
         self._subscription = subscription
@@ -121,6 +136,9 @@ class Staging:
         self._puller = puller
         self._on_staged = on_staged
         self._base = base
+        self._lands = lands
+        # Digests of tiles of `lands`, as read; None until the first look at them.
+        self._found: dict[int, Digest] | None = None
         self._lock = threading.Lock()
         self._held = held
         self._state = ReceiverState.SYNCED
@@ -243,7 +261,7 @@ class Staging:
         self._move(ReceiverState.SYNCED)
         self._held = Held(outcome.version, outcome.digest)
         self._versions += 1
-        self._run = outcome.version.run
+        self._followed = outcome.version
         self._snapshot_from = self._repair_at = None
 
     def _went_back(self, outcome: CommitOutcome, *, is_whole: bool) -> None:
@@ -273,12 +291,22 @@ class Staging:
         Raises:
             Unavailable: the publisher cannot be reached, or lacks a version that it offers; call
                 again later.
-            OutOfMemory: the publisher has no room for a snapshot.
             CorruptData: an answer is invalid, or a snapshot arrived damaged.
             InvalidArgument: the publisher has other weights, or another run.
         """
+        try:
+            self._advance(timeout_s)
+        except RoseError:
+            self._is_same_source = False
+            raise
+
+    def _advance(self, timeout_s: float) -> None:
         self._send_reports()
         if self.state is not ReceiverState.SYNCED:
+            return
+        if not self._is_same_source and self._followed is not None:
+            self._find_chain(self._followed)
+        if self._lands is not None and self._found is None and not self._look(timeout_s):
             return
         if (at := self._repair_at) is not None:
             self._repair_at = None  # one attempt
@@ -292,7 +320,7 @@ class Staging:
         if isinstance(chosen, Manifest):
             self._stage(chosen, held)
         elif chosen is Choice.SNAPSHOT:
-            self._snapshot_from = self.held.n if self._versions else NOTHING_KNOWN
+            self._snapshot_from = self.held.n if self._is_same_source else NOTHING_KNOWN
 
     def _send_reports(self) -> None:
         while True:
@@ -304,6 +332,44 @@ class Staging:
                 self._source.report(self._name, n, is_match, digest)
             with self._lock:
                 self._reports.popleft()
+
+    def _look(self, timeout_s: float) -> bool:
+        """Read what `lands` holds, unless a sample shows that it is nothing published.
+
+        Return False if nothing was published yet.
+        """
+        target = self._lands
+        offered = self._offered(self._source.wait_manifests(NOTHING_KNOWN, timeout_s))
+        survey = self._snapshot(None, ()) if offered else None
+        if target is None or survey is None:
+            return False
+        wanted = self._subscription.wanted
+        sample = set(wanted[:: ceil_div(len(wanted), SAMPLED_TILES) or 1])
+        published = {(c.tile, c.digest) for one in offered for c in one.chunks if c.tile in sample}
+        for one in (*offered, survey):
+            published |= {(tile, one.tile_digests[tile]) for tile in sample if one.tile_digests}
+        if any((tile, target.digest(tile)) in published for tile in sample):
+            self._found = {tile: target.digest(tile) for tile in wanted}
+            self._digests = TileDigests(self._found)
+            with self._lock:
+                self._held = replace(self._held, digest=self._digests.total)
+        else:
+            self._found = {}
+            self._snapshot_from = NOTHING_KNOWN
+        return True
+
+    @property
+    def _is_landing(self) -> bool:
+        return self._lands is not None and self._versions == 0
+
+    def _land(self, tile: int, elements: Any) -> Digest:
+        """Write a whole tile into weights that nobody uses yet; return its digest as read."""
+        if self._lands is None or self._found is None:
+            raise InternalError("whole tiles landed before the weights were read")
+        self._found.pop(tile, None)
+        self._lands.write(tile, elements)
+        self._found[tile] = found = self._lands.digest(tile)
+        return found
 
     def _choose(self, held: Held, timeout_s: float) -> Manifest | Choice:
         offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
@@ -332,8 +398,19 @@ class Staging:
 
     def _after_n(self, held: Held) -> int:
         """Return the number above which to ask for versions; -1 if the chain is unknown."""
-        is_known = self._versions > 0 and held.version.run != ""
+        is_known = self._is_same_source and held.version.run != ""
         return held.version.n if is_known else NOTHING_KNOWN
+
+    def _find_chain(self, followed: Version) -> None:
+        """Find out whether the source still has the chain of the last commit.
+
+        A publisher that was started again may have other versions with lower or equal numbers.
+        """
+        known = self._source.wait_manifests(followed.n - 1, 0)
+        known = known or self._source.wait_manifests(NOTHING_KNOWN, 0)
+        self._is_same_source = any(is_same_chain(one.version, followed) for one in known)
+        if known and not self._is_same_source and self._snapshot_from is not None:
+            self._snapshot_from = NOTHING_KNOWN
 
     def _join(self, at_least_n: int, timeout_s: float) -> None:
         """Stage the tiles that differ from the newest version; wait for version `at_least_n` first.
@@ -380,7 +457,10 @@ class Staging:
     def _differing(self, survey: Manifest) -> list[int]:
         """Return the tiles that differ from a version; if unknown, all subscribed tiles."""
         known, wanted = self._digests, self._subscription.wanted
-        if known is None or not survey.tile_digests or any(one not in known for one in wanted):
+        if self._is_landing and self._found is not None:
+            found = self._found
+            return [one for one in wanted if found.get(one) != survey.tile_digests[one]]
+        if known is None or any(one not in known for one in wanted):
             return list(wanted)
         differing = [one for one in wanted if known[one] != survey.tile_digests[one]]
         return differing or list(wanted)  # the known digests were wrong: trust none
@@ -390,7 +470,8 @@ class Staging:
         if manifest is None:
             return None
         self._offered([manifest])
-        if not manifest.is_snapshot or [one.tile for one in manifest.chunks] != list(tiles):
+        is_asked = manifest.is_snapshot and len(manifest.tile_digests) == manifest.tile_count
+        if not is_asked or [one.tile for one in manifest.chunks] != list(tiles):
             raise CorruptData(
                 f"version {manifest.version} must arrive as a snapshot of the requested tiles only"
             )
@@ -423,16 +504,24 @@ class Staging:
         return manifests
 
     def _of_run(self, manifests: list[Manifest]) -> list[Manifest]:
-        run = self._run
-        if run is None:
+        """Return manifests of the run that is followed, or of a run that began later.
+
+        Without signatures the source is trusted, and nothing needs to be compared.
+        """
+        followed = self._followed
+        if followed is None or not self._signing.key:
             return manifests
-        same = [one for one in manifests if one.version.run == run]
-        if manifests and not same:
-            other = manifests[-1].version
+        alive = [
+            one
+            for one in manifests
+            if one.version.run == followed.run or one.version.incarnation > followed.incarnation
+        ]
+        if manifests and not alive:
             raise InvalidArgument(
-                f"version {other} belongs to another run than {run}: start a new receiver"
+                f"version {manifests[-1].version} belongs to a run that began before {followed}, "
+                f"which this receiver follows: start a new receiver"
             )
-        return same
+        return alive
 
     def _stage(self, manifest: Manifest, held: Held) -> None:
         """Fetch a version that was chosen for `held`; do nothing if the weights changed meanwhile.
@@ -445,11 +534,14 @@ class Staging:
             self._move(ReceiverState.STAGING)
         staged: StagedVersion | None = None
         try:
-            pulled = self._puller.pull(manifest, self._subscription)
+            land = self._land if self._is_landing else None
+            pulled = self._puller.pull(manifest, self._subscription, land)
             if pulled is None:
                 self._missed(manifest)
             else:
                 staged = self._decoded(pulled)
+                if manifest.is_snapshot:
+                    staged = replace(staged, digests=self._digests_of(manifest))
                 self._puller.forget()
         except CorruptData:
             self._given_up += 1
@@ -465,8 +557,12 @@ class Staging:
         if staged is not None:
             if manifest.is_snapshot:
                 self._snapshots += 1
-                self._repaired += len(staged.deltas)
+                self._repaired += len(manifest.chunks)
             self._on_staged()
+
+    def _digests_of(self, snapshot: Manifest) -> TileDigests:
+        wanted = self._subscription.wanted
+        return TileDigests({tile: snapshot.tile_digests[tile] for tile in wanted})
 
     def _missed(self, manifest: Manifest) -> None:
         """Switch to a snapshot if a version is no longer kept.

@@ -25,19 +25,19 @@ from rose.transfer.manifest_bytes import (
 )
 from rose.transfer.proto import weights_pb2 as pb
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 SERVICE: Final = "rose.transfer.Weights"
 PARTS_SERVICE: Final = "rose.transfer.Parts"
 TOKEN_KEY: Final = "rose-token"  # in the call's metadata
-REQUEST_BYTES_MAX: Final = 1 << 20  # a snapshot request of some 200,000 tiles
+REQUEST_BYTES_MAX: Final = 64 << 20  # shard map of a rank with some 200,000 pieces
 REPLY_BYTES_MAX: Final = 64 << 20  # manifests with a million tiles in total
 PART_BYTES_MAX: Final = CHUNK_BYTES_MAX + 64
 PART_TILES_MAX: Final = 1 << 17  # in one message of digests, or one request
 
 NAME_MAX: Final = 256
-LABEL_MAX: Final = 4096
+LABEL_MAX: Final = 1 << 16
 RELAYS_MAX: Final = 1024
-TENSORS_MAX: Final = 1 << 18
+TENSORS_MAX: Final = 1 << 22  # more than a reply has room for
 MANIFESTS_MAX: Final = 1 << 13
 _DIMENSIONS_MAX: Final = 16
 _N_MAX: Final = (1 << 63) - 1
@@ -63,11 +63,16 @@ class RelayPlace:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor of a checkpoint; the dtype is named as in safetensors headers."""
+    """A published tensor; the dtype is named as in safetensors headers.
+
+    Args:
+        aliases: further names of the same elements in the same order, such as tied weights.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,13 @@ class ReportRequest:
     n: int
     is_match: bool
     digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class GatherWords:
+    """A call of a rank to the publisher, or the answer, packed by `rose.transfer.sharded.words`."""
+
+    words: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +290,12 @@ def _relays(column: Sequence[Any]) -> tuple[RelayPlace, ...]:
 
 def _tensors(column: Sequence[Any]) -> tuple[TensorEntry, ...]:
     some = _at_most(column, TENSORS_MAX, "tensors")
-    return tuple(TensorEntry(_label(one.name), _name(one.dtype), _shape(one.shape)) for one in some)
+    return tuple(
+        TensorEntry(
+            _label(one.name), _name(one.dtype), _shape(one.shape), tuple(map(_label, one.aliases))
+        )
+        for one in some
+    )
 
 
 def _shape(column: Sequence[int]) -> tuple[int, ...]:
@@ -350,6 +367,7 @@ _KINDS: Final[Mapping[type[Any], Any]] = {
         SnapshotRequest,
         ManifestsReply,
         ReportRequest,
+        GatherWords,
         PartAsk,
         PartDigests,
         PartFrame,

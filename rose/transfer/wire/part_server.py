@@ -99,21 +99,26 @@ class PartServer(Closing):
     # ---- the four methods: each yields messages
 
     def _open(self, ask: messages.PartAsk, _context: Any) -> Iterator[object]:
+        with self._lock:
+            self._session, self._contributor, self._pending = None, None, None
+        made = self._opened(ask)
+        owned, digests = made.owned, [made.digests[tile] for tile in made.owned]
+        with self._lock:
+            self._newest, self._owned = 0, owned
+            self._session, self._contributor, self._is_sound = ask.session, made, True
+        for at in range(0, len(digests), messages.PART_TILES_MAX):
+            some = slice(at, at + messages.PART_TILES_MAX)
+            yield messages.PartDigests(tuple(owned[some]), tuple(digests[some]))
+
+    def _opened(self, ask: messages.PartAsk) -> Contributor:
+        """Return a contributor whose shadow is the weights of a label."""
         if ask.layout != self._tiles.layout:
             raise InvalidArgument(
                 "the layouts of the publisher and of this rank differ: give both the same tensors"
             )
         views = self._weights(_label(ask))
         shadow = ShardViews({tile: (_copied(views.bits(tile)),) for tile in self._owned})
-        with self._lock:
-            self._session, self._contributor, self._pending = None, None, None
-            self._newest = 0
-            made = Contributor(shadow, self._tiles, self._owned, threads=self._threads)
-            self._session, self._contributor, self._is_sound = ask.session, made, True
-            digests = [made.digests[tile] for tile in self._owned]
-        for at in range(0, len(digests), messages.PART_TILES_MAX):
-            some = slice(at, at + messages.PART_TILES_MAX)
-            yield messages.PartDigests(tuple(self._owned[some]), tuple(digests[some]))
+        return Contributor(shadow, self._tiles, self._owned, threads=self._threads)
 
     def _pack(self, ask: messages.PartAsk, context: Any) -> Iterator[object]:
         new = self._weights(_label(ask))
@@ -137,7 +142,7 @@ class PartServer(Closing):
             raise InvalidArgument("the requested tiles belong to another rank")
         for tile in ask.tiles:
             with self._lock:  # per tile: a new session does not wait for a slow reader
-                [(_, frame)] = self._settled(ask).whole((tile,))
+                frame = self._settled(ask).whole(tile).tobytes()
             yield messages.PartFrame(tile, frame)
 
     def _settled(self, ask: messages.PartAsk) -> Contributor:

@@ -1,16 +1,17 @@
 """The weight server: offers versions to other processes, and with TLS also to other machines."""
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Final, TypeAlias
 
 from rose.closing import Closing, Once
-from rose.errors import Unavailable
+from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_plane import ChunkServer
+from rose.transfer.wire.memory_door import MemoryDoor
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, unary
@@ -44,13 +45,18 @@ WAIT_MAX_S: Final = 10.0
 RECEIVERS_MAX: Final = 128
 # Threads for the other calls, so that they never wait for a receiver that waits.
 _CALLS_MAX: Final = 16
+# Answers a call of a rank of a sharded trainer or engine.
+Gathering: TypeAlias = Callable[[bytes], bytes]
 
 
 class _Answers:
     """The methods of a weight server. Threads call them, and keep nothing else alive."""
 
-    def __init__(self, log: Shelf, peers: Peers, chunk_port: int) -> None:
+    def __init__(
+        self, log: Shelf, peers: Peers, chunk_port: int, gathering: Gathering | None
+    ) -> None:
         self._log, self._peers, self._chunk_port = log, peers, chunk_port
+        self._gathering = gathering
         self._is_closing = threading.Event()
         self._lock = threading.Lock()  # guards the two below
         self._waiting = 0
@@ -116,6 +122,15 @@ class _Answers:
         self._log.report(request.receiver, request.n, request.is_match, request.digest)
         return messages.Empty()
 
+    def gather(self, request: messages.GatherWords) -> messages.GatherWords:
+        if self._gathering is None:
+            raise InvalidArgument(
+                "shards= needs the address of a publisher whose ranks publish with shards=, and "
+                "not of a relay or of a publisher of whole tensors"
+            )
+        with self._place():
+            return messages.GatherWords(self._gathering(request.words))
+
 
 class WeightServer(Closing):
     """Serves one log until it is closed or dropped: control by gRPC, chunks by TCP.
@@ -123,13 +138,14 @@ class WeightServer(Closing):
     `serve` makes it. Without the token a peer learns nothing on either port.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  (`serve` is the only caller)
         self,
         log: Shelf,
         host: str,
         port: int,
         security: Security,
         peers: Peers,
+        gathering: Gathering | None = None,
     ) -> None:
         self._security = security
         self.peers = peers
@@ -137,7 +153,7 @@ class WeightServer(Closing):
         with ExitStack() as undo:
             self._chunks = ChunkServer(log, security.token, host, tls=security.tls)
             undo.callback(self._chunks.close)
-            answers = _Answers(log, peers, self._chunks.port)
+            answers = _Answers(log, peers, self._chunks.port, gathering)
             server = TokenServer(
                 "rose-weights",
                 host,
@@ -149,6 +165,7 @@ class WeightServer(Closing):
                     "Wait": unary(messages.WaitRequest, answers.wait, answers.encode),
                     "Snapshot": unary(messages.SnapshotRequest, answers.snapshot),
                     "Report": unary(messages.ReportRequest, answers.report),
+                    "Gather": unary(messages.GatherWords, answers.gather),
                 },
                 calls_max=RECEIVERS_MAX + _CALLS_MAX,
                 request_bytes_max=messages.REQUEST_BYTES_MAX,
@@ -156,6 +173,9 @@ class WeightServer(Closing):
             )
             undo.callback(server.close)
             undo.callback(answers.close)
+            if log.shared is not None:
+                with suppress(OSError):  # without a door, receivers of this host pull chunks
+                    undo.enter_context(MemoryDoor(log.shared, security.token, self._chunks.port))
             self._undo = undo.pop_all()
         self.address: Final = server.address
         self._once.when_dropped(self, self._undo.close)
@@ -178,6 +198,7 @@ def serve(
     token: str | None = None,
     tls: TlsFiles | None = None,
     peers: Peers | None = None,
+    gathering: Gathering | None = None,
 ) -> WeightServer:
     """Serve a log.
 
@@ -188,6 +209,7 @@ def serve(
             port and token, so that receivers find it.
         tls: certificates for both sides.
         peers: the server's identity.
+        gathering: function that answers the ranks of sharded trainers and engines.
 
     Raises:
         InvalidArgument: the address is not on loopback and there is no `tls`, the token is invalid,
@@ -196,4 +218,5 @@ def serve(
     """
     security = Security.of(token, tls)
     host, port = security.place(address)
-    return WeightServer(log, host, port, security, Peers() if peers is None else peers)
+    known = Peers() if peers is None else peers
+    return WeightServer(log, host, port, security, known, gathering)

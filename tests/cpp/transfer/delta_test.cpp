@@ -17,6 +17,7 @@
 #include "transfer/parallel.h"
 #include "transfer/payload_room.h"
 #include "transfer/topk.h"
+#include "twice_mapped.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -183,6 +184,60 @@ TEST(every_isa_and_layout_packs_the_same_bits_at_every_size_and_offset) {
   });
 }
 
+// `fresh` and `shadow` share pages. Checks that the delta, its digests and the shadow agree.
+template <typename T>
+void pack_while_it_changes(const Box<const T>& fresh, const Box<T>& shadow,
+                           const PackOptions& options) {
+  Row<T> old(shadow.count());
+  gather<T>(shadow, 0, old.size(), old.data());
+  const OwnDelta delta = pack<T>(fresh, shadow, options);
+  CHECK(check_delta(delta.view()).ok());
+  CHECK(delta.base_digest == digest(read(old), {}).value());
+  CHECK(apply(old, delta, false).ok());
+  Row<T> held(shadow.count());
+  gather<T>(shadow, 0, held.size(), held.data());
+  CHECK(old == held);
+  CHECK(delta.digest == digest(read(held), {}).value());
+}
+
+TEST(weights_that_change_while_they_are_packed_are_read_once) {
+  for_each_width([](auto element) {
+    using T = decltype(element);
+    for (const unsigned per_mille : {1U, 20U, 300U, 1000U}) {
+      // Neighbours are equal except at the changes, so all densities occur.
+      const Versions<T> made = versions<T>(70001, per_mille, 7);
+      Row<T> pages;
+      T sum = 1;
+      for (std::size_t i = 0; i < made.old.size(); ++i) {
+        pages.push_back(sum = static_cast<T>(sum + made.fresh[i] - made.old[i]));
+      }
+      for (const Isa isa : isas()) {
+        for (const std::size_t ahead : {1, 2, 8, 65}) {
+          for (const bool is_known : {true, false}) {
+            const test::TwiceMapped<T> memory{pages, ahead};
+            PackOptions options{.isa = isa};
+            if (is_known) options.base_digest = digest<T>(memory.shadow(), {}).value();
+            pack_while_it_changes(memory.fresh(), memory.shadow(), options);
+            // Every second element: neither box is a row.
+            const std::uint64_t half = memory.shadow().count() / 2;
+            Shape shape;
+            CHECK(shape.append({half, 2}));
+            pack_while_it_changes<T>({memory.fresh().data, shape}, {memory.shadow().data, shape},
+                                     {.isa = isa});
+          }
+          if constexpr (std::is_same_v<T, std::uint16_t>) {
+            const test::TwiceMapped<T> memory{pages, ahead};
+            Row<std::uint8_t> ages(memory.shadow().count(), 1);
+            pack_while_it_changes(
+                memory.fresh(), memory.shadow(),
+                {.threshold = 1 << 7, .ages = {.counts = write(ages), .limit = 2}, .isa = isa});
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST(apply_and_undo_are_exact_and_verified) {
   for_each_width([](auto element) {
     using T = decltype(element);
@@ -277,10 +332,10 @@ TEST(find_changed_writes_no_further_than_its_slack) {
   for (const Isa isa : isas()) {
     for (const std::size_t count : {1, 31, 32, 63, 64, 65, 200}) {
       for (const unsigned per_mille : {0U, 30U, 1000U}) {
-        const Versions<std::uint16_t> made = versions(count, per_mille, 5);
+        Versions<std::uint16_t> made = versions(count, per_mille, 5);
         Bits found(count + kFoundSlack);  // ASan guards its end
-        const std::size_t changed =
-            find_changed(isa, made.fresh.data(), made.old.data(), count, 100, found.data());
+        const std::size_t changed = find_changed<std::uint16_t>(
+            isa, {made.fresh.data(), made.old.data(), made.fresh.data()}, count, 100, found.data());
         std::size_t next = 0;
         for (std::size_t i = 0; i < count; ++i) {
           if (made.fresh[i] != made.old[i]) CHECK_EQ(found[next++], 100 + i);

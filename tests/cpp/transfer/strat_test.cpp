@@ -12,10 +12,13 @@
 #include "transfer/block_writer.h"
 #include "transfer/class_groups.h"
 #include "transfer/class_planes.h"
+#include "transfer/delta_apply.h"
+#include "transfer/digest.h"
 #include "transfer/strat.h"
 #include "transfer/strat_decode.h"
 #include "transfer/strat_encode.h"
 #include "transfer/wire_pack.h"
+#include "twice_mapped.h"
 
 using namespace rose;
 using namespace rose::transfer;
@@ -279,6 +282,37 @@ void one_pass() {
 }
 
 template <typename T>
+void wire_pack_while_it_changes() {
+  // Half of the elements are large and equal, and some of the small ones differ by 1: for STRAT.
+  ClassRule rule = rule_for<T>();
+  rule.all_mask = 0;
+  std::vector<T> pages(50'000, static_cast<T>((rule.origin + 7) << rule.shift));
+  for (std::size_t i = 0; i < pages.size(); i += 2) pages[i] = static_cast<T>(1 + i / 53 % 2);
+  for (const Isa isa : isas()) {
+    const test::TwiceMapped<T> memory{pages, 2};
+    const std::vector<T> old = memory.held();
+    auto packed = wire_pack<T>(memory.fresh(), memory.shadow(),
+                               {.block_elements = kBlockElementsDense, .isa = isa}, rule);
+    CHECK(packed.ok());
+    const auto view = [&](const auto& encoded) {
+      return DeltaView{.count = old.size(),
+                       .block_elements = kBlockElementsDense,
+                       .width = kWidth<T>,
+                       .entries = encoded.entries.span(),
+                       .payload = encoded.payload.span()};
+    };
+    CHECK(Entry::decode(packed.value().wire.entries[0]).kind == Kind::kStrat);
+    auto unpacked = strat_unpack<T>(view(packed.value().wire), old, {.rule = rule});
+    CHECK(unpacked.ok());
+    CHECK(std::ranges::equal(unpacked.value().payload.span(), packed.value().delta.payload.span()));
+    std::vector<T> weights = old;
+    CHECK(delta_apply(row_of(weights.data(), weights.size()), view(packed.value().delta), {}).ok());
+    CHECK(weights == memory.held());
+    CHECK(packed.value().delta.digest == digest<T>(memory.shadow(), {}).value());
+  }
+}
+
+template <typename T>
 void damaged_encodings() {
   const Versions<T> versions{8};
   const Versions<T> sound = encoded_of(versions);
@@ -449,6 +483,12 @@ TEST(one_pass_makes_the_delta_and_its_wire_encoding) {
   one_pass<std::uint8_t>();
   one_pass<std::uint16_t>();
   one_pass<std::uint32_t>();
+}
+
+TEST(weights_that_change_while_they_are_packed_for_the_wire_are_read_once) {
+  wire_pack_while_it_changes<std::uint8_t>();
+  wire_pack_while_it_changes<std::uint16_t>();
+  wire_pack_while_it_changes<std::uint32_t>();
 }
 
 TEST(damaged_encodings_are_refused_or_decode_to_a_sound_delta) {

@@ -19,6 +19,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rose.engines.shards.dtensors import shard_map_of_dtensors
+from rose.engines.shards.ranks import TrainerRank
+from rose.transfer.sharded.shards import Shards
 
 WORLD = 4
 SHAPES = {"even": (8, 4), "uneven": (7, 5), "short": (3, 2), "three": (5, 3, 4), "tiny": (1, 1)}
@@ -66,6 +68,9 @@ def main(rank: int, folder: Path) -> None:
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     named = tensors(mesh)
     shards = shard_map_of_dtensors(named, rank=rank, mesh=mesh)
+    own = TrainerRank(named, Shards(rank, WORLD)).shards
+    assert own.tensors.keys() == shards.tensors.keys()
+    assert set(own.pieces) == {piece for piece in shards.pieces if piece.rank == rank}
     found = {}
     for name, one in named.items():
         if name == "plain":

@@ -17,12 +17,12 @@ from rose.transfer.plan import (
     SourceRanks,
     check_coverage,
     make_plan,
-    traffic,
 )
 from rose.transfer.plan.coverage import renamed
 from rose.transfer.tiles import TILE_ELEMENTS
 from rose_lab.cli.timeline import FILE_BYTES_MAX, merged
 from rose_lab.cli.transfer_plan import Planned, print_planned
+from rose_lab.sim.plan_traffic import traffic
 
 if TYPE_CHECKING:
     from rose.transfer.plan.files import ShardFile

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rose.transfer.plan import Coverage, Plan, Traffic
+from rose.transfer.plan import Coverage, Plan
 from rose.units import ceil_div
 from rose_lab.cli.delta_report import density
 from rose_lab.numbers import size_text
+from rose_lab.sim.plan_traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)

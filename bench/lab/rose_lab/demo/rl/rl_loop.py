@@ -25,8 +25,7 @@ from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.turns import capabilities_of
 from rose.scheduler.worker import GrantChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.manifest import Manifest
-from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.staging import ReceiverState
+from rose.transfer.received import WeightReceiver
 from rose.transfer.source import Source, SourceAround
 from rose.transfer.wire.remote import RemoteSource
 from rose_lab.demo.rl.handoff import Handoff
@@ -124,7 +123,7 @@ class RlLoop:
         self._given_up: str | None = None
         self._parts = ExitStack()
         self._dedicated: RemoteWorker | None = None
-        self._receiver: Receiver | None = None
+        self._receiver: WeightReceiver | None = None
         self._speed: dict[str, Any] = {}
         self._started = 0
 
@@ -188,8 +187,6 @@ class RlLoop:
         for part in (self.rollouts, self.handoff):
             if part.error is not None:
                 return str(part.error)
-        if self._receiver is not None and self._receiver.state is ReceiverState.QUARANTINED:
-            return "the borrowed worker's weights match no version"
         return self._given_up
 
     def stop(self) -> None:

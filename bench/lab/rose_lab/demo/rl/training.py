@@ -8,8 +8,10 @@ from typing import Final
 
 from rose.clock import Clock
 from rose.transfer.manifest import Version
+from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.publishing.publisher import Publisher
+from rose.transfer.tiles import Row, Tiles
 from rose.transfer.wire.server import serve
 from rose.units import NS_PER_S
 from rose_lab.demo.rl.checkpoint import TrainingProgress, save_checkpoint
@@ -189,9 +191,9 @@ class PublishedWeights:
 
     def __init__(self, bits: Bits, *, version: Version, address: str, token: str | None) -> None:
         self._log = VersionLog()
-        self._publisher = RowPublisher(
-            bits, version.run, version.incarnation, version.n, log=self._log
-        )
+        self._tiles = Tiles.of(len(bits))
+        shadow = Contributor(Row(bits.copy(), self._tiles), self._tiles)
+        self._publisher = Publisher([shadow], self._tiles, version, self._log)
         # Other threads read this number, and must not wait for a publication in progress.
         self._n = version.n
         self._server = serve(self._log, address, token=token)
@@ -208,7 +210,7 @@ class PublishedWeights:
 
     def publish(self, bits: Bits) -> None:
         """Publish `bits` as the next version; an error changes nothing."""
-        self._n = self._publisher.publish(bits).version.n
+        self._n = self._publisher.publish(Row(bits, self._tiles)).version.n
 
     def traffic(self) -> tuple[int, int]:
         """Return the bytes sent to receivers, and the bytes that whole weights would have taken."""

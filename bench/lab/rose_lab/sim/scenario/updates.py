@@ -26,9 +26,9 @@ from rose.transfer.plan import (
     SourceRanks,
     TensorSpec,
     make_plan,
-    traffic,
 )
 from rose.units import MS_PER_S
+from rose_lab.sim.plan_traffic import traffic
 from rose_lab.sim.scenario.parts import Network
 
 _TRAINING: Final = "training"

@@ -1,4 +1,4 @@
-"""A publisher for weights that are one row of bits: the simplest trainer."""
+"""A publisher for weights that are one row of bits, for experiments and tests."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,5 +1,8 @@
 """`rose.publish` and `rose.receive`: tensors follow a training loop bit for bit, or say why not."""
 
+import time
+import urllib.request
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,6 +11,10 @@ from safetensors.torch import load_file
 
 import rose
 from rose.cli.main import main
+from rose.transfer.named import named_rows
+from rose.transfer.published import WeightPublisher
+from rose.transfer.signing import Signing
+from rose.transfer.wire.security import Security
 
 WAIT_S = 30.0
 
@@ -153,7 +160,7 @@ def test_after_an_interrupt_the_tensors_are_a_version_and_follow_on(
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(receiver._target, "apply", interrupted)
+            patch.setattr(receiver._weights, "apply", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 receiver.commit()
         assert receiver.version == 1
@@ -191,7 +198,7 @@ def test_a_checkpoint_on_disk_follows_too(publisher, tmp_path, monkeypatch) -> N
             lambda some: some.update(f16=np.zeros(31, ml_dtypes.bfloat16)),
             r"f16 is BF16 \(31,\), not F16 \(31,\)",
         ),
-        (lambda some: some.update(f32=np.zeros((7, 5))), "f32 has the dtype float64"),
+        (lambda some: some.update(f32=np.zeros((7, 5), ">f4")), "f32 has the dtype >f4"),
         (dict.clear, "tensors must have at least one entry"),
     ],
 )
@@ -258,3 +265,170 @@ def test_nobody_at_the_address_is_said() -> None:
             rose.receive(arrays(0), address, token="0" * 64)
     with pytest.raises(rose.Unavailable, match="did not answer Hello"):
         rose.receive(arrays(0), address, token=token)
+
+
+TOKEN = "ab" * 32
+
+
+def restarted(earlier: rose.WeightPublisher, weights, **options) -> rose.WeightPublisher:
+    """Publish at the address and with the token of a publisher that is closed."""
+    return rose.publish(weights, listen=earlier.address, token=earlier.token, **options)
+
+
+@pytest.mark.parametrize("first_version", [None, 1])
+def test_a_run_that_starts_again_from_the_beginning_is_joined_anew(first_version) -> None:
+    here, there = arrays(1), arrays(0)
+    with rose.publish(there, token=TOKEN) as earlier:
+        receiver = received(earlier, here)
+        for seed in (1, 2):
+            there = changed(there, seed)
+            follow(receiver, earlier.update(there))
+    there = arrays(5)
+    with receiver, restarted(earlier, there, first_version=first_version) as later:
+        there = changed(there, 7)
+        later.update(there)
+        while receiver.held.run != later.newest.run or receiver.version != later.version:
+            receiver.wait(WAIT_S)
+            receiver.commit()
+        assert equal(here, there)
+
+
+def test_numbers_of_a_publisher_that_may_be_found_again_exceed_the_earlier_ones() -> None:
+    with rose.publish(arrays(0), token=TOKEN) as earlier:
+        assert earlier.version == 1
+        address = earlier.address
+    with rose.publish(arrays(0), listen=address) as stranger:
+        assert stranger.version == 1  # no earlier receiver has its token
+    with restarted(earlier, arrays(0)) as later:
+        assert later.version > 1_000_000
+
+
+def test_a_signed_version_of_an_older_run_is_not_taken() -> None:
+    here, key = arrays(1), b"k" * 16
+    with rose.publish(arrays(0), token=TOKEN, manifest_key=key) as old:
+        replayed, now = old.newest, old.address
+    with rose.publish(arrays(2), listen=now, token=TOKEN, manifest_key=key) as new:
+        receiver = received(new, here, manifest_key=key)
+        follow(receiver, new.version)
+    with (
+        receiver,
+        WeightPublisher(
+            named_rows(arrays(0)),
+            opening=replayed,
+            listen=now,
+            security=Security.of(TOKEN),
+            signing=Signing(key),
+        ),
+        pytest.raises(rose.DeadlineExceeded, match="a run that began before"),
+    ):
+        receiver.wait(5.0)
+    assert equal(here, arrays(2))
+
+
+def test_tensors_that_no_update_touches_are_compared_too(publisher) -> None:
+    here, there = arrays(1), arrays(0)
+    with received(publisher, here, scrub_s=1e6) as receiver:
+        follow(receiver, 1)
+        here["f16"][3] = 5.0
+        there["f32"] += 1
+        publisher.update(there)
+        receiver.wait(WAIT_S)
+        with pytest.raises(rose.CorruptData, match="somebody else wrote to f16"):
+            receiver.commit()
+        assert receiver.version is None
+        follow(receiver, 2)
+        assert equal(here, there)
+
+
+def test_the_background_finds_damage_while_nothing_is_published(publisher) -> None:
+    here = arrays(1)
+    with received(publisher, here, scrub_s=0.05) as receiver:
+        follow(receiver, 1)
+        here["f16"][3] = 5.0
+        receiver.wait(WAIT_S)
+        assert receiver.version is None
+        receiver.commit()
+        assert receiver.version == 1
+        assert equal(here, arrays(0))
+
+
+@pytest.mark.parametrize("moves", ["parameter", "passed tensor"])
+def test_a_tensor_that_the_engine_moved_is_not_committed_in_silence(moves: str) -> None:
+    trained, engine = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    state = engine.state_dict()
+    with rose.publish(trained.state_dict()) as publisher:
+        receiver = received(publisher, state)
+        with receiver:
+            follow(receiver, 1)
+            moved = engine.weight if moves == "parameter" else state["weight"]
+            moved.data = moved.data.clone()
+            with torch.no_grad():
+                trained.weight += 1
+            publisher.update(trained.state_dict())
+            receiver.wait(WAIT_S)
+            with pytest.raises(rose.InvalidArgument, match="weight moved to other memory"):
+                receiver.commit()
+            assert receiver.version == 1
+
+
+def test_tensors_that_are_no_longer_tied_are_refused() -> None:
+    w = torch.zeros(4)
+    with rose.publish({"a": w, "b": w}) as publisher:
+        with pytest.raises(rose.InvalidArgument, match="a shared its memory with another name"):
+            publisher.update({"a": w, "b": w + 1})
+        assert publisher.update({"a": w, "b": w}) == 2
+
+
+def test_what_top_k_holds_back_is_shown() -> None:
+    before = {"w": np.zeros(100, ml_dtypes.bfloat16)}
+    with rose.publish(before, largest=0.1, metrics="127.0.0.1:0") as publisher:
+        assert publisher.drift.unsent == 0
+        publisher.update({"w": np.arange(100).astype(ml_dtypes.bfloat16)})
+        with received(publisher, {"w": before["w"].copy()}, name="engine") as receiver:
+            follow(receiver, 2)
+            while "engine" not in publisher.receivers:
+                time.sleep(0.01)
+        assert publisher.receivers["engine"].n == 2
+        assert (publisher.drift.elements, publisher.drift.unsent) == (100, 89)
+        page = urllib.request.urlopen(f"http://{publisher.metrics_address}/metrics", timeout=30)
+        figures = page.read().decode()
+    assert 'rose_transfer_unsent_share{role="publisher"} 0.89' in figures
+    assert 'rose_transfer_lag_versions{role="publisher"} 0.0' in figures
+
+
+def test_top_k_needs_a_tensor_that_it_can_limit() -> None:
+    with pytest.raises(
+        rose.InvalidArgument, match="limits tensors of bfloat16, and there are none"
+    ):
+        rose.publish({"w": np.zeros(3, np.float32)}, largest=0.5)
+
+
+def test_whatever_is_closed_refuses_at_once(publisher) -> None:
+    receiver = received(publisher, arrays(0))
+    for one in (receiver, publisher):
+        one.close()
+        one.close()
+    for call in (lambda: receiver.wait(1e6), receiver.commit, lambda: publisher.update(arrays(0))):
+        with pytest.raises(rose.Unavailable, match="was closed"):
+            call()
+
+
+def test_an_update_after_an_interrupted_one_heals(publisher, monkeypatch) -> None:
+    here, there = arrays(1), arrays(0)
+    with received(publisher, here) as receiver:
+        follow(receiver, 1)
+
+        def interrupted(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(publisher._publisher, "_append", interrupted)
+            patch.setattr(publisher._publisher, "_taken_back", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                publisher.update(changed(there, 1))
+        there = changed(there, 2)
+        follow(receiver, publisher.update(there))
+        assert equal(here, there)
+        there = changed(there, 3)
+        follow(receiver, publisher.update(there))
+        assert equal(here, there)

@@ -1,0 +1,191 @@
+"""One rank of a sharded trainer or engine, as `rose.transfer.sharded` sees it: torch's side."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from typing_extensions import Self
+
+from rose.engines.shards.computed import ComputedTensors
+from rose.engines.shards.dtensors import shard_map_of_dtensors
+from rose.engines.shards.places import views_of
+from rose.engines.shards.plain import shard_map_of
+from rose.engines.shards.storages import parameters_of
+from rose.engines.shards.trace import Loader, trace_loader
+from rose.errors import InvalidArgument
+from rose.transfer.plan import Places, ShardMap, TensorSpec
+from rose.transfer.plan.files import ShardFile
+from rose.transfer.sharded.shards import Shards
+from rose.transfer.tiles import ShardViews
+
+# A model, or its tensors by name.
+Weights: TypeAlias = nn.Module | Mapping[str, torch.Tensor]
+
+
+class TrainerRank:
+    """A trainer rank's part of the weights: DTensors, and plain tensors that every rank holds.
+
+    Args:
+        weights: a model, or tensors by name.
+        shards: the rank.
+    """
+
+    def __init__(self, weights: Weights, shards: Shards) -> None:
+        named = _named(weights)
+        self._locals = {name: _local(one) for name, one in named.items()}
+        self.shards = _own_map(named, shards)
+
+    def views(self, places: Places) -> ShardViews:
+        """Return tiles as views of the local tensors."""
+        return ShardViews(views_of(self._locals, places))
+
+    def copy(self) -> Self:
+        """Return a copy with memory of its own."""
+        made = object.__new__(type(self))
+        made.shards = self.shards
+        used = {piece.view.parameter for piece in self.shards.pieces}
+        made._locals = {name: _cloned(one) for name, one in self._locals.items() if name in used}
+        return made
+
+
+class EngineRank:
+    """An engine rank's memory: parameters, and host copies of tensors that its loader computes.
+
+    Args:
+        model: a model, or its tensors by name.
+        shards: the rank.
+        specs: tensors of the trainer.
+
+    Raises:
+        InvalidArgument: the tensors do not fit the trainer's.
+    """
+
+    def __init__(self, model: Weights, shards: Shards, specs: Sequence[TensorSpec]) -> None:
+        self._hosts: ComputedTensors | None = None
+        self._changed: dict[int, str] = {}  # computed tensor of each tile on the host
+        if shards.load_weights is not None:
+            self._trace(model, shards.load_weights, specs, shards.rank)
+            return
+        named = _named(model)
+        self._memory = {name: _local(one) for name, one in named.items()}
+        self.file = ShardFile(_own_map(named, shards))
+
+    def _trace(
+        self, model: Weights, load_weights: Loader, specs: Sequence[TensorSpec], rank: int
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InvalidArgument("load_weights= needs the model whose parameters it writes")
+        traced = trace_loader(model, load_weights, specs, rank=rank)
+        self._memory = parameters_of(model)
+        shards, sizes = traced.shards, dict(traced.storages)
+        if traced.shards.computed:
+            zeros = {
+                spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+                for spec in specs
+                if spec.name in traced.shards.computed
+            }
+            self._hosts = hosts = ComputedTensors(model, load_weights, zeros, ends=traced.ends)
+            self._memory |= hosts.parameters
+            pieces = (*shards.pieces, *hosts.pieces(rank))
+            shards = ShardMap(shards.tensors, pieces, {})
+            sizes |= hosts.storages(rank)
+        held = tuple((*at, size) for at, size in sizes.items())
+        self.file = ShardFile(shards, storages=held, buffers=tuple(sorted(traced.excused)))
+
+    def views(self, places: Places) -> ShardViews:
+        """Return tiles as views of the memory."""
+        hosts = {} if self._hosts is None else self._hosts.names
+        self._changed = {
+            tile: hosts[view.parameter]
+            for tile, row in places.items()
+            for view, _ in row
+            if view.parameter in hosts
+        }
+        return ShardViews(views_of(self._memory, places))
+
+    def load(self, tiles: Iterable[int]) -> None:
+        """Pass the changed host copies to the loader."""
+        changed = {self._changed[tile] for tile in tiles if tile in self._changed}
+        if self._hosts is not None and changed:
+            self._hosts.load(changed)
+
+    def undo(self) -> None:
+        """Restore what the last `load` wrote."""
+        if self._hosts is not None:
+            self._hosts.undo()
+
+    def settle(self) -> None:
+        """Make the last `load` final."""
+        if self._hosts is not None:
+            self._hosts.settle()
+
+
+def check_whole(name: str, tensor: Any) -> None:
+    """Refuse a part of a tensor, which must not be published as if it were the whole.
+
+    Raises:
+        InvalidArgument: the tensor is a DTensor on several ranks, or was emptied by ZeRO-3.
+    """
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is not None and mesh.size() > 1:
+        raise InvalidArgument(
+            f"{name} is a DTensor, of which this rank holds a part: pass shards=rose.Shards(rank, "
+            "ranks) on every rank, or the tensors of get_model_state_dict with full_state_dict"
+        )
+    whole = getattr(tensor, "ds_shape", None) or getattr(tensor, "ds_numel", None)
+    if whole and not tensor.numel():
+        raise InvalidArgument(
+            f"{name} is empty, because ZeRO-3 keeps its elements elsewhere: gather it with "
+            "deepspeed.zero.GatheredParameters or a full_state_dict, and pass the whole tensor"
+        )
+
+
+def _named(weights: Weights) -> dict[str, torch.Tensor]:
+    return dict(weights.state_dict() if isinstance(weights, nn.Module) else weights)
+
+
+def _own_map(named: Mapping[str, torch.Tensor], shards: Shards) -> ShardMap:
+    """Return the map of one rank; without a layout plain tensors count as whole."""
+    rank, layout = shards.rank, shards.layout
+    if layout is not None:
+        own = tuple(piece for piece in layout.pieces if piece.rank == rank)
+        return ShardMap(layout.tensors, own, layout.computed)
+    for name, one in named.items():
+        if not one.numel() and hasattr(one, "ds_numel"):
+            check_whole(name, one)
+    plain = shard_map_of(
+        {name: one for name, one in named.items() if not hasattr(one, "to_local")}, rank=rank
+    )
+    parts = [plain]
+    for mesh in dict.fromkeys(
+        one.device_mesh for one in named.values() if hasattr(one, "to_local")
+    ):
+        some = {
+            name: one
+            for name, one in named.items()
+            if hasattr(one, "to_local") and one.device_mesh == mesh
+        }
+        here = mesh.get_rank()
+        every = shard_map_of_dtensors(some, rank=here)
+        held = (replace(one, rank=rank) for one in every.pieces if one.rank == here)
+        parts.append(ShardMap(every.tensors, tuple(held), {}))
+    tensors = {name: spec for one in parts for name, spec in one.tensors.items()}
+    return ShardMap(
+        {name: tensors[name] for name in named},
+        tuple(piece for one in parts for piece in one.pieces),
+        {},
+    )
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy whose storage has the same layout, since places count from its start."""
+    storage = tensor.untyped_storage().clone()
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -1,0 +1,1 @@
+"""Trainers and engines of several ranks: they find each other, plan, and commit together."""

@@ -1,0 +1,333 @@
+"""`publish_shards` and `receive_shards`: all ranks in threads of one process, over loopback."""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rose
+from rose.engines.shards.door import publish_shards, receive_shards
+from rose.engines.shards.megatron import MegatronModel, megatron_layout
+from rose.engines.shards.ranks import check_whole
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
+from rose.transfer.sharded import patience, publishing
+from rose.transfer.sharded.shards import Shards
+from tests.engines.shards.two_by_two import BF16, FusedEngine, is_loaded, trainer_model
+
+TOKEN = "cd" * 32
+LONG_S = 60.0
+pytestmark = pytest.mark.timeout(200)
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return {
+        name: torch.randn(one.shape).to(BF16) for name, one in trainer_model().state_dict().items()
+    }
+
+
+WEIGHTS = [weights(seed) for seed in range(4)]
+
+
+class World:
+    """Two ranks of a trainer that hold everything, and engines; each call runs on all ranks."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._pool = stack.enter_context(ThreadPoolExecutor(16))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.trainer: list[Any] = []
+        self.engines: dict[str, list[FusedEngine]] = {}
+        self.receivers: dict[str, list[Any]] = {}
+
+    def start(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return self._pool.submit(call, *arguments)
+
+    def together(self, *calls: Callable[[], Any]) -> list[Any]:
+        """Return the results of calls that run at the same time, or their exceptions."""
+        futures = [self._pool.submit(call) for call in calls]
+        return [one.exception(LONG_S) or one.result() for one in futures]
+
+    def publish(self, rank: int, tensors: dict[str, torch.Tensor], *, ranks: int = 2) -> Any:
+        made = publish_shards(
+            tensors, Shards(rank, ranks), listen=self.address, token=TOKEN, within_s=LONG_S
+        )
+        return self._stack.enter_context(made)
+
+    def begin(self, at: int = 0) -> None:
+        self.trainer = self.together(
+            *(lambda rank=rank: self.publish(rank, WEIGHTS[at]) for rank in range(2))
+        )
+
+    def update(self, at: int) -> list[Any]:
+        return self.together(*(lambda one=one: one.update(WEIGHTS[at]) for one in self.trainer))
+
+    def receive(self, name: str, rank: int, ranks: int, *, barrier_s: float = LONG_S) -> Any:
+        engine = self.engines[name][rank]
+        shards = Shards(rank, ranks, name, engine.load_weights)
+        made = receive_shards(
+            engine, self.address, shards, token=TOKEN, barrier_s=barrier_s, within_s=LONG_S
+        )
+        return self._stack.enter_context(made)
+
+    def join(
+        self, name: str, ranks: int, *, converts: bool = True, barrier_s: float = LONG_S
+    ) -> None:
+        self.engines[name] = [FusedEngine(at, ranks, converts=converts) for at in range(ranks)]
+        self.receivers[name] = self.together(
+            *(
+                lambda rank=rank: self.receive(name, rank, ranks, barrier_s=barrier_s)
+                for rank in range(ranks)
+            )
+        )
+
+    def follow(self, name: str, at: int) -> None:
+        """Commit until all ranks hold the weights `at`, in the publisher's newest version."""
+
+        def commit(receiver: Any) -> None:
+            while receiver.version != self.trainer[0].version:
+                receiver.wait(LONG_S)
+                receiver.commit()
+
+        assert self.together(*(lambda one=one: commit(one) for one in self.receivers[name])) == [
+            None
+        ] * len(self.receivers[name])
+        assert {one.digest for one in self.receivers[name]} == {self.trainer[0].digest}
+        assert self.holds(name, at)
+
+    def holds(self, name: str, at: int) -> bool:
+        return all(is_loaded(one, WEIGHTS[at], converts=True) for one in self.engines[name])
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(stack)
+
+
+def test_known_shards_join_without_change_and_others_by_a_new_layout(world: World) -> None:
+    world.begin()
+    world.join("one", 1)
+    world.follow("one", 0)
+    assert world.update(1) == [2, 2]
+    world.follow("one", 1)
+    world.join("two", 1)
+    world.follow("two", 1)
+    assert world.trainer[0].version == 2
+    world.join("three", 2)
+    assert world.trainer[0].version == 3  # the weights of 2, in tiles that fit all engines
+    for name in ("one", "two", "three"):
+        world.follow(name, 1)
+    assert world.update(2) == [4, 4]
+    for name in ("three", "two", "one"):
+        world.follow(name, 2)
+
+
+def test_ranks_wait_for_rank_0_and_say_so(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(patience, "FIRST_S", 0.0)
+    caplog.set_level(logging.WARNING)
+    other = world.start(world.publish, 1, WEIGHTS[0])
+    world.engines["one"] = [FusedEngine(0, 1, converts=True)]
+    engine = world.start(world.receive, "one", 0, 1)
+    patience_of = "rank 1 of the trainer has waited"
+    while not (patience_of in caplog.text and "rank 0 of one has waited" in caplog.text):
+        assert not other.done()
+    world.trainer = [world.publish(0, WEIGHTS[0]), other.result(LONG_S)]
+    world.receivers["one"] = [engine.result(LONG_S)]
+    world.follow("one", 0)
+
+
+def test_ranks_with_other_tensors_are_named_on_both_sides(world: World) -> None:
+    wider = WEIGHTS[0] | {"3.weight": torch.zeros(131, 64, dtype=BF16)}
+    found = world.together(lambda: world.publish(0, WEIGHTS[0]), lambda: world.publish(1, wider))
+    for one in found:
+        assert isinstance(one, InvalidArgument)
+        assert "rank 1 of the trainer has 3.weight as bfloat16 of shape (131, 64), and" in str(one)
+
+
+def test_engine_that_lacks_rows_is_refused_by_name(world: World) -> None:
+    world.begin()
+    engine = FusedEngine(0, 1)
+    engine.register_parameter("more", torch.nn.Parameter(torch.zeros(3, dtype=BF16)))
+    world.engines["one"] = [engine]
+    with pytest.raises(InvalidArgument, match="no piece describes 3 elements of more on rank 0"):
+        world.receive("one", 0, 1)
+
+
+def test_publisher_of_whole_tensors_says_what_is_needed(world: World) -> None:
+    with rose.publish({"w": torch.zeros(3)}, token=TOKEN) as whole:
+        world.address = whole.address
+        world.engines["one"] = [FusedEngine(0, 1)]
+        with pytest.raises(InvalidArgument, match="not of a relay or of a publisher of whole"):
+            world.receive("one", 0, 1)
+
+
+def test_missing_rank_is_named_and_the_next_try_works(world: World) -> None:
+    world.begin()
+    world.join("one", 2, barrier_s=1.0)
+    world.follow("one", 0)
+    world.update(1)
+    first, second = world.receivers["one"]
+    first.wait(LONG_S)
+    with pytest.raises(DeadlineExceeded, match="on no rank: rank 1 of one was not ready"):
+        first.commit()
+    assert world.holds("one", 0)
+    second.wait(LONG_S)
+    world.follow("one", 1)
+
+
+def test_ranks_ahead_undo_if_one_does_not_commit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.begin()
+    world.join("one", 2, barrier_s=1.0)
+    world.follow("one", 0)
+    world.update(1)
+    first, second = world.receivers["one"]
+    for one in (first, second):
+        one.wait(LONG_S)
+    with monkeypatch.context() as silent:
+        silent.setattr(second, "_end", lambda _open: None)  # it commits, and tells nobody
+        found = world.together(first.commit, second.commit)
+    assert isinstance(found[0], DeadlineExceeded)
+    assert "on no rank: rank 1 of one has not committed version 3 in time" in str(found[0])
+    assert is_loaded(world.engines["one"][0], WEIGHTS[0], converts=True)
+    with pytest.raises(DeadlineExceeded, match="rank 1 of one has not committed version 3"):
+        second.commit()
+    assert world.holds("one", 0)
+    world.follow("one", 1)
+
+
+def test_rank_that_cannot_commit_makes_all_ranks_undo(world: World) -> None:
+    world.begin()
+    world.join("one", 2)
+    world.follow("one", 0)
+    parameter = world.engines["one"][1].get_parameter("pqkv1")
+    with torch.no_grad():
+        parameter[0, 0] += 1
+    world.update(1)
+    for one in world.receivers["one"]:
+        one.wait(LONG_S)
+    found = world.together(*(one.commit for one in world.receivers["one"]))
+    for error in found:
+        assert isinstance(error, CorruptData)
+        assert "on no rank: rank 1 of one could not commit" in str(error)
+    assert is_loaded(world.engines["one"][0], WEIGHTS[0], converts=True)
+    world.follow("one", 1)
+
+
+def test_engines_follow_a_restarted_trainer(world: World) -> None:
+    world.begin()
+    world.join("one", 2)
+    world.follow("one", 0)
+    for one in world.trainer:
+        one.close()
+    world.begin(2)
+    world.follow("one", 2)
+    world.update(3)
+    world.follow("one", 3)
+
+
+def test_restarted_rank_of_the_trainer_takes_part_again(world: World) -> None:
+    world.begin()
+    world.join("one", 2)
+    world.trainer[1].close()
+    found = world.together(lambda: world.trainer[0].update(WEIGHTS[1]))
+    assert isinstance(found[0], Unavailable)
+    world.trainer[1] = world.publish(1, WEIGHTS[1])
+    world.update(2)
+    world.follow("one", 2)
+
+
+def test_rank_that_misses_an_update_loses_it_for_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "PACK_S", 0.5)
+    world.begin()
+    with pytest.raises(Unavailable, match="rank 1 of the trainer has not reached update 1"):
+        world.trainer[0].update(WEIGHTS[1])
+    with pytest.raises(Unavailable, match="update 1 failed"):
+        world.trainer[1].update(WEIGHTS[1])
+    monkeypatch.undo()
+    assert world.update(2) == [2, 2]
+    world.join("one", 1)
+    world.follow("one", 2)
+
+
+def test_tensors_that_change_their_shape_are_refused(world: World) -> None:
+    world.begin()
+    other = {**WEIGHTS[1], "1.norm.weight": torch.zeros(7, dtype=BF16)}
+    with pytest.raises(InvalidArgument, match=r"1\.norm\.weight was .*64.* and is .*7"):
+        world.trainer[0].update(other)
+
+
+def test_engine_without_a_loader_holds_whole_tensors(world: World) -> None:
+    trainer = world.publish(0, WEIGHTS[0], ranks=1)
+    held = {name: torch.zeros_like(one) for name, one in WEIGHTS[0].items()}
+    with receive_shards(
+        held, trainer.address, Shards(0, 1), token=TOKEN, barrier_s=LONG_S, within_s=LONG_S
+    ) as receiver:
+        receiver.wait(LONG_S)
+        receiver.commit()
+    assert all(torch.equal(one, WEIGHTS[0][name]) for name, one in held.items())
+
+
+def test_ranks_of_megatron_publish_by_its_layout(world: World) -> None:
+    model = MegatronModel((1,), 16, 4, 2, 4, 24, 20, tp=2, is_tied=True)
+    layout = megatron_layout(model)
+    specs = layout.shards.tensors
+    whole = {name: torch.randn(spec.shape).to(BF16) for name, spec in specs.items()}
+    memory: list[dict[str, torch.Tensor]] = [{}, {}]
+    for (rank, name), count in layout.storages.items():
+        memory[rank][name] = torch.zeros(count, dtype=BF16)
+    for piece in layout.shards.pieces:
+        region, view = piece.region, piece.view
+        box = zip(region.offset, region.shape, strict=True)
+        row = memory[piece.rank][view.parameter]
+        part = whole[piece.tensor][tuple(slice(at, at + size) for at, size in box)]
+        row.as_strided(region.shape, view.strides, view.offset).copy_(part)
+
+    def published(rank: int) -> Any:
+        shards = Shards(rank, 2, layout=layout.shards)
+        return publish_shards(memory[rank], shards, listen=world.address, token=TOKEN)
+
+    with ExitStack() as stack:
+        for one in world.together(lambda: published(0), lambda: published(1)):
+            stack.enter_context(one)
+        held = {name: torch.zeros_like(one) for name, one in whole.items()}
+        receiver = receive_shards(held, world.address, Shards(0, 1), token=TOKEN)
+        stack.enter_context(receiver)
+        receiver.wait(LONG_S)
+        receiver.commit()
+    assert all(torch.equal(one, whole[name]) for name, one in held.items())
+
+
+def test_parts_are_not_published_as_whole() -> None:
+    class Emptied(torch.Tensor):
+        ds_shape = torch.Size((4, 4))
+
+    with pytest.raises(InvalidArgument, match="w is empty, because ZeRO-3 keeps"):
+        check_whole("w", torch.zeros(0).as_subclass(Emptied))
+    check_whole("w", torch.zeros(0))
+
+    part = SimpleNamespace(device_mesh=SimpleNamespace(size=lambda: 2))
+    with pytest.raises(InvalidArgument, match="w is a DTensor, of which this rank holds a part"):
+        check_whole("w", part)
+
+
+def test_ranks_are_numbers_in_range() -> None:
+    for rank, ranks in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(InvalidArgument, match="rank must be from 0 to ranks - 1"):
+            Shards(rank, ranks)
+    with pytest.raises(InvalidArgument, match="every rank of a trainer needs the same token"):
+        publish_shards(WEIGHTS[0], Shards(1, 2), listen="127.0.0.1:0")
