@@ -256,6 +256,8 @@ class World:
             for receiver in self.receivers.values():
                 receiver.step(1 << 10)
                 receiver.check()
+        for receiver in self.receivers.values():
+            receiver.scrub()  # of tiles that landed nothing but a scrub sees what flips later
         # A relay that failed or lied before is left out for a while.
         self.sleep(BACKOFF_MAX_S if is_left_out else 1.0)
 
