@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from rose.slo import SLO, Policy
+    from rose.transfer.attestation import Attestation, attest
     from rose.transfer.published import WeightPublisher, publish
     from rose.transfer.received import WeightReceiver, receive
 
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SLO",
     "Attached",
+    "Attestation",
     "Borrower",
     "BorrowerStep",
     "CorruptData",
@@ -45,6 +47,7 @@ __all__ = [
     "WeightPublisher",
     "WeightReceiver",
     "attach",
+    "attest",
     "borrow",
     "open",
     "publish",
@@ -68,6 +71,7 @@ _MODULES = {
         "Unavailable",
     ),
     "rose.slo": ("SLO", "Policy"),
+    "rose.transfer.attestation": ("Attestation", "attest"),
     "rose.transfer.published": ("WeightPublisher", "publish"),
     "rose.transfer.received": ("WeightReceiver", "receive"),
 }
