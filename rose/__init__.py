@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rose.api.borrower import Borrower, BorrowerStep, Sequence, borrow
     from rose.api.device import Device, open  # noqa: A004 (it is called rose.open)
     from rose.api.serving import Request, Serving, ServingStep
+    from rose.api.weights import publish, receive
     from rose.errors import (
         CorruptData,
         DeadlineExceeded,
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     )
     from rose.slo import SLO, Policy
     from rose.transfer.attestation import Attestation, attest
-    from rose.transfer.published import WeightPublisher, publish
-    from rose.transfer.received import WeightReceiver, receive
+    from rose.transfer.published import WeightPublisher
+    from rose.transfer.received import WeightReceiver
+    from rose.transfer.sharded.shards import Shards
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "Sequence",
     "Serving",
     "ServingStep",
+    "Shards",
     "StepAborted",
     "Unavailable",
     "WeightPublisher",
@@ -60,6 +63,7 @@ _MODULES = {
     "rose.api.borrower": ("Borrower", "BorrowerStep", "Sequence", "borrow"),
     "rose.api.device": ("Device", "open"),
     "rose.api.serving": ("Request", "Serving", "ServingStep"),
+    "rose.api.weights": ("publish", "receive"),
     "rose.errors": (
         "CorruptData",
         "DeadlineExceeded",
@@ -72,8 +76,9 @@ _MODULES = {
     ),
     "rose.slo": ("SLO", "Policy"),
     "rose.transfer.attestation": ("Attestation", "attest"),
-    "rose.transfer.published": ("WeightPublisher", "publish"),
-    "rose.transfer.received": ("WeightReceiver", "receive"),
+    "rose.transfer.published": ("WeightPublisher",),
+    "rose.transfer.received": ("WeightReceiver",),
+    "rose.transfer.sharded.shards": ("Shards",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

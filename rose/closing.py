@@ -2,12 +2,14 @@
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 
 from typing_extensions import Self
 
 from rose.errors import Unavailable
+from rose.thread import Thread
 
 
 class Closing:
@@ -63,6 +65,22 @@ class Once:
         if self.has_begun:
             raise Unavailable(f"{what} was closed")
 
+    def when_dropped(self, owner: object, close: Callable[[], None]) -> None:
+        """Close in a thread of its own if `owner` is dropped before it was closed.
+
+        The thread that drops it may hold any lock, so it cannot close it itself. The end of the
+        program is no drop: daemon threads and sockets end with the process.
+
+        Args:
+            owner: object to watch. Running threads must not refer to it; see `weakly`.
+            close: function without a reference to `owner`.
+        """
+        weakref.finalize(owner, self._close_aside, close).atexit = False
+
+    def _close_aside(self, close: Callable[[], None]) -> None:
+        if not self.has_begun and self._pid == os.getpid():
+            Thread(lambda: self(close), name="rose-close", on_failure=lambda _: None).start()
+
     def __call__(self, close: Callable[[], None]) -> None:
         """Run `close`, unless it was run before; its exception is raised to this caller only."""
         if self._pid != os.getpid():
@@ -71,3 +89,15 @@ class Once:
             if not self.has_begun:
                 self.has_begun = True
                 close()
+
+
+def weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function for a thread that calls a bound method as long as its object exists."""
+    known = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = known()
+        if found is not None:
+            found()
+
+    return call

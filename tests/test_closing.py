@@ -1,18 +1,22 @@
 """Objects that own threads close once, whoever closes them, and only in their own process."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rose
-from rose.closing import Closing, Once
-from rose.errors import Unavailable
+from rose import closing
+from rose.closing import Closing, Once, weakly
+from rose.errors import Unavailable, check
 from rose.executor import CoServing
 from rose.executor.keeper import Keeper
 from rose.thread import ThreadPool
@@ -87,6 +91,54 @@ def test_nothing_is_closed_in_a_forked_child(monkeypatch) -> None:
     slow.close()
     assert slow.closed == 1
     slow.once.check_here("a thing")
+
+
+class Running(Closing):
+    """Has a thread, and a reference to itself."""
+
+    def __init__(self, closed: threading.Event) -> None:
+        self.itself = self
+        self._once = Once()
+        pause = threading.Event()
+        rounds = Rounds(
+            weakly(self._round), who="test", name="test", rest=lambda: pause.wait(0.01) and None
+        )
+        self._undo = ExitStack()
+        self._undo.callback(closed.set)
+        self._undo.callback(rounds.close)
+        self._once.when_dropped(self, self._undo.close)
+        rounds.start()
+
+    def close(self) -> None:
+        self._once(self._undo.close)
+
+    def _round(self) -> None:
+        check(self.itself is self, "it is here while its thread uses it")
+
+
+def test_a_dropped_object_is_closed_by_a_thread_of_its_own() -> None:
+    closed = threading.Event()
+    gone = weakref.ref(Running(closed))
+
+    def is_closed() -> bool:
+        gc.collect()
+        return closed.wait(0.01)
+
+    wait_for(is_closed)
+    assert gone() is None
+
+
+def test_a_drop_after_a_close_does_nothing(monkeypatch) -> None:
+    closed = threading.Event()
+    running = Running(closed)
+    running.close()
+    closed.clear()
+    gone = weakref.ref(running)
+    monkeypatch.setattr(closing, "Thread", None)  # Starting one would fail.
+    del running
+    gc.collect()
+    assert gone() is None
+    assert not closed.is_set()
 
 
 def test_eight_threads_close_weights_at_once() -> None:

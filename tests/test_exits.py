@@ -98,6 +98,11 @@ def test_an_uncaught_exception_beside_open_weights_is_all_that_is_printed() -> N
     assert stderr.count(stderr[0]) == 1
 
 
+def test_a_status_beside_open_weights_is_kept_and_nothing_is_printed() -> None:
+    assert last_words("sys.exit(3)") == (3, [])
+    assert last_words("receiver.wait(1000)", number=signal.SIGTERM) == (-signal.SIGTERM, [])
+
+
 def test_an_interrupt_beside_open_weights_is_all_that_is_printed() -> None:
     status, stderr = last_words("receiver.wait(1000)", number=signal.SIGINT)
     assert (status, stderr[-1]) == (-signal.SIGINT, "KeyboardInterrupt")

@@ -76,13 +76,13 @@ def check(function: Check) -> Check:
 
 GROUND: Final = (
     "errors",
+    "thread",
     "closing",
     "units",
     "clock",
     "config",
     "events",
     "addresses",
-    "thread",
     "whole_file",
     "telemetry",
 )

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rose.api.weights import receive
 from rose.config import quiet_grpc
-from rose.transfer.received import WeightReceiver, receive
+from rose.transfer.received import WeightReceiver
 
 
 def register() -> None:

@@ -80,6 +80,10 @@ class LiveTiles(Closing):
             self._write(tile, row)
             back.pop_all()
 
+    def write(self, tile: int, elements: Units) -> None:
+        """Overwrite a tile with a row of elements. Raises the errors of `bits`."""
+        self._write(tile, elements)
+
     def check(self) -> None:
         """Check that no file was shortened.
 

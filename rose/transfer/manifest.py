@@ -2,21 +2,25 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from typing_extensions import Buffer
 
 from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import Delta
-from rose.transfer.digests import Digest, digest_sum, keyed
+from rose.transfer.codec.operations import digest
+from rose.transfer.digests import Digest, TileDigests, digest_sum, keyed
 from rose.transfer.tiles import Tiles, is_layout
 from rose.units import MIB
 
 MANIFEST_FORMAT: Final = 3
 CHUNK_BYTES_MAX: Final = 4 * MIB
 SHA256_BYTES: Final = 32
+# A whole tile is sent as its elements and a MAC of this size, which is zeros without a key.
+TILE_MAC_BYTES: Final = 32
 WHOLE: Final = -1
 
 
@@ -63,14 +67,17 @@ class UpdateKey:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Description of one frame of a version. A frame is the delta of one tile, as bytes.
+    """Description of one frame of a version.
+
+    A frame is the delta of one tile, as bytes. In a snapshot it is the whole tile: its elements,
+    and `TILE_MAC_BYTES` of MAC.
 
     Args:
         tile: index of the tile.
         nbytes: size of the frame in bytes.
-        changed: number of elements that the delta changes.
-        sha256: SHA-256 of the frame.
-        digest: digest of the tile after the delta is applied.
+        changed: number of elements that the delta changes; in a snapshot, all of them.
+        sha256: SHA-256 of the frame; b"" in a snapshot, whose frames are made when they are sent.
+        digest: digest of the tile in this version.
     """
 
     tile: int
@@ -90,16 +97,26 @@ class Chunk:
                 f"a chunk must have 1 to {CHUNK_BYTES_MAX} bytes, got {self.nbytes}"
             )
         is_known = 0 <= self.tile < 1 << 32 and 0 <= self.changed < 1 << 63
-        if not is_known or len(self.sha256) != SHA256_BYTES or not _is_digest(self.digest):
+        is_hash = len(self.sha256) in (0, SHA256_BYTES)
+        if not is_known or not is_hash or not _is_digest(self.digest):
             raise InvalidArgument(
                 f"the chunk of tile {self.tile} has a field out of range: tile must be below 2^32, "
-                "changed below 2^63, sha256 32 bytes, and digest two 64-bit numbers"
+                "changed below 2^63, sha256 0 or 32 bytes, and digest two 64-bit numbers"
             )
 
+    @property
+    def is_whole(self) -> bool:
+        """True if the frame is a whole tile."""
+        return not self.sha256
+
     def is_of(self, frame: Buffer) -> bool:
-        """Return True if a frame has the published size and SHA-256."""
-        nbytes = memoryview(frame).nbytes
-        return nbytes == self.nbytes and hashlib.sha256(frame).digest() == self.sha256
+        """Return True if a frame has the published size, and the SHA-256 or the tile's digest."""
+        content = memoryview(frame).cast("B")
+        if content.nbytes != self.nbytes:
+            return False
+        if not self.is_whole:
+            return hashlib.sha256(content).digest() == self.sha256
+        return digest(np.frombuffer(content[:-TILE_MAC_BYTES], np.uint8)) == self.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +125,8 @@ class Manifest:
 
     Args:
         base: version to which the deltas apply, possibly several versions older; None in a
-            snapshot, which holds whole tiles as deltas from zeros. A manifest whose base is its
-            own version is an announcement: it changes nothing and states the current version.
+            snapshot, whose chunks are whole tiles. A manifest whose base is its own version is an
+            announcement: it changes nothing and states the current version.
         digest: digest of all weights after this version is applied.
         base_digest: digest of all weights before this version is applied; (0, 0) in a snapshot.
         layout: layout id of `Tiles`.
@@ -158,6 +175,10 @@ class Manifest:
                 f"version {self.version} must have fewer than 2^32 tiles and 2^63 elements, got "
                 f"{self.tile_count} and {self.count}"
             )
+        if any(chunk.is_whole is not self.is_snapshot for chunk in self.chunks):
+            raise InvalidArgument(
+                f"version {self.version} must have SHA-256s of its chunks, and a snapshot none"
+            )
         tiles = [chunk.tile for chunk in self.chunks]
         if any(one >= other for one, other in pairwise(tiles)):
             raise InvalidArgument(
@@ -202,15 +223,26 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
-    """A version whose deltas have all been received and checked, ready to be committed.
+    """A version whose chunks have all been received and checked, ready to be committed.
 
     Args:
         manifest: manifest as published.
-        deltas: (tile, delta) in the order of the manifest's chunks; only subscribed tiles.
+        deltas: (tile, delta) in the order of the manifest's chunks; only subscribed tiles. () in a
+            snapshot.
+        whole: elements of each staged tile of a snapshot, on the host. A commit exchanges them with
+            the tile's present elements.
+        digests: in a snapshot, digests of all subscribed tiles in this version.
     """
 
     manifest: Manifest
-    deltas: tuple[tuple[int, Delta], ...]
+    deltas: tuple[tuple[int, Delta], ...] = ()
+    whole: dict[int, Any] = field(default_factory=dict)
+    digests: TileDigests | None = None
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """Return the tiles to change, in order."""
+        return tuple(tile for tile, _ in self.deltas) or tuple(self.whole)
 
 
 class Subscription:

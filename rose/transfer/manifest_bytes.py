@@ -101,13 +101,14 @@ def manifest_of(message: Any) -> Manifest:
 def _chunks(message: Any, count: int) -> tuple[Chunk, ...]:
     sha256, digests = message.chunk_sha256, as_digests(message.chunk_digest)
     lengths = {len(message.chunk_nbytes), len(message.chunk_changed), len(digests)}
-    if lengths != {count} or len(sha256) != SHA256_BYTES * count:
+    size = SHA256_BYTES if message.HasField("base") else 0  # whole tiles have no SHA-256
+    if lengths != {count} or len(sha256) != size * count:
         raise InvalidArgument("the columns of a manifest's chunks differ in length")
     columns = zip(
         message.chunk_tile,
         message.chunk_nbytes,
         message.chunk_changed,
-        (sha256[at : at + SHA256_BYTES] for at in range(0, len(sha256), SHA256_BYTES)),
+        (sha256[at * size : (at + 1) * size] for at in range(count)),
         digests,
         strict=True,
     )

@@ -1,12 +1,9 @@
-"""`rose.publish`: serves the weights of a training loop, and each change of them as a version."""
+"""The publisher of named weights: serves them, and each change of them as a version."""
 
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from rose.clock import unix_ms, unix_s
 from rose.closing import Closing, Once
 from rose.config import quiet_grpc
 from rose.errors import InvalidArgument
@@ -22,82 +19,13 @@ from rose.transfer.publishing.log import Acknowledgement
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.selection import Drift, Selection
+from rose.transfer.publishing.shadow_memory import ShadowMemory
 from rose.transfer.signing import Signing
 from rose.transfer.tiles import ShardViews
-from rose.transfer.wire.security import Security, TlsFiles
+from rose.transfer.wire.security import Security
 
 if TYPE_CHECKING:
     from rose.transfer.wire.remote_part import RemotePart
-
-Tls = tuple[str | Path, str | Path, str | Path]
-
-# 2025-01-01 in seconds since 1970. Default numbers count from it, to stay short.
-_EPOCH_S: Final = 1_735_689_600
-
-
-def publish(
-    tensors: Tensors,
-    *,
-    listen: str = "127.0.0.1:0",
-    token: str | None = None,
-    tls: Tls | None = None,
-    manifest_key: bytes = b"",
-    run: str | None = None,
-    first_version: int | None = None,
-    names: Names | None = None,
-    encoding: Encoding | None = None,
-    largest: float | None = None,
-    plan: Plan | None = None,
-    metrics: str | None = None,
-) -> "WeightPublisher":
-    """Serve weights and their changes to `rose.receive` and `rose receive`.
-
-    Args:
-        tensors: name → NumPy array or torch tensor, or a module. Tensors that share all memory are
-            published once, and receivers may hold them under any of their names. Names that
-            wrappers add (`module.`, `_orig_mod.`, `base_model.model.`) are removed. On the tensors'
-            device rose keeps a copy of the weights that receivers hold.
-        listen: host and port; port 0 picks a free port.
-        token: 64 hexadecimal digits that receivers must present; None: a random token.
-        tls: PEM files (certificate, key, authority), required for receivers on other machines.
-        manifest_key: signing key. Receivers with this key accept only versions that were signed
-            with it, through any relay. b"": no signatures.
-        run: name of the training run; None: a new name. Receivers of another run join anew.
-        first_version: number of these weights. None: 1, or, if port and token are given, so that
-            receivers of an earlier publisher may come, the seconds since 2025-01-01: a number above
-            the earlier ones.
-        names: own name → published name, as a mapping or a function; see `named_rows`.
-        encoding: "strat" sends about a quarter fewer bytes than "gap", and takes more time to pack
-            and to unpack. None: "strat" to other machines, "gap" within this one.
-        largest: most elements that one version may change in a bf16 tensor, as a share in (0, 1].
-            The largest changes are sent first, and a change that waited for 255 versions is sent
-            too. So receivers lag slightly behind: `drift` says how much. None: every change is
-            sent at once.
-        plan: plan that cuts the tensors into tiles for sharded receivers; None: whole tensors.
-        metrics: address for Prometheus; None: no metrics.
-
-    Raises:
-        InvalidArgument: a name or dtype is not supported, `largest` is out of range or there is no
-            bf16 tensor, or `listen` is no loopback address and `tls` is missing.
-        Unavailable: the port is taken.
-    """
-    security = Security.of(token, tls_files(tls))
-    run = run or f"rose-{secrets.token_hex(4)}"
-    if first_version is None:
-        is_found_again = token is not None and security.place(listen)[1] != 0
-        first_version = unix_s() - _EPOCH_S if is_found_again else 1
-    return WeightPublisher(
-        named_rows(tensors, names=names),
-        opening=Version(run, unix_ms(), first_version),
-        listen=listen,
-        security=security,
-        signing=Signing(manifest_key),
-        names=names,
-        encoding=encoding,
-        largest=largest,
-        plan=plan,
-        metrics=metrics,
-    )
 
 
 class WeightPublisher(Closing):
@@ -109,12 +37,12 @@ class WeightPublisher(Closing):
         listen: address of the weight server.
         security: token, and certificates if given.
         signing: signing key of manifests.
-        names: see `publish`.
-        encoding: see `publish`.
+        names: see `rose.publish`.
+        encoding: see `rose.publish`.
         threads: threads that pack.
-        largest: see `publish`.
-        plan: see `publish`.
-        metrics: see `publish`.
+        largest: see `rose.publish`.
+        plan: see `rose.publish`.
+        metrics: see `rose.publish`.
         log: log for the versions; None for one with the usual limits.
         timeline: records durations; None for none.
         owned: tiles to publish from this process; None for all.
@@ -189,9 +117,10 @@ class WeightPublisher(Closing):
     ) -> None:
         """Begin an incarnation with these weights."""
         views = views_of(self.tiling, {one.stored.name: [one.row] for one in rows})
+        memory = ShadowMemory(views.bits(tile) for tile in self._owned)
         shadow: dict[int, tuple[Any, ...]] = {}
         for tile in self._owned:
-            shadow[tile] = (copy := _copied(views.bits(tile)),)
+            shadow[tile] = (copy := memory.copy(views.bits(tile)),)
             on_copied(copy.nbytes)
         contributor = TimedContributor(
             ShardViews(shadow),
@@ -209,6 +138,7 @@ class WeightPublisher(Closing):
             self._log,
             signing=self._signing,
             on_published=self._merger.note,
+            memory=memory,
         )
 
     def _selections_of(self, share: float) -> dict[int, Selection]:
@@ -347,12 +277,3 @@ class WeightPublisher(Closing):
 def _without_row(one: NamedRow) -> NamedRow:
     """Return the names of a tensor without its memory, which the trainer may free."""
     return NamedRow(one.stored, one.aliases, None, None)
-
-
-def _copied(bits: Any) -> Any:
-    return bits.clone() if hasattr(bits, "clone") else bits.copy()
-
-
-def tls_files(tls: Tls | None) -> TlsFiles | None:
-    """Return paths of certificates."""
-    return None if tls is None else TlsFiles(*map(Path, tls))

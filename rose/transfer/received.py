@@ -1,6 +1,5 @@
-"""`rose.receive`: tensors that follow the versions of a publisher."""
+"""The receiver: weights in use that follow the versions of a publisher."""
 
-import secrets
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,22 +8,9 @@ from typing import Final, Protocol
 
 from rose.clock import BootClock
 from rose.closing import Closing, Once
-from rose.config import quiet_grpc
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
-from rose.transfer.codec.places import Places
+from rose.errors import CorruptData, DeadlineExceeded
 from rose.transfer.digests import TileDigests, hexadecimal
 from rose.transfer.manifest import NAMELESS, Subscription, Version
-from rose.transfer.named import (
-    NamedRow,
-    Names,
-    Tensors,
-    matched,
-    named_rows,
-    tensors_by_name,
-    views_of,
-)
-from rose.transfer.plan.tiling import plain_tiling
-from rose.transfer.published import Tls, tls_files
 from rose.transfer.receiving.commit import Commit, CommitState, Target
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.scrub import Scrub
@@ -32,7 +18,6 @@ from rose.transfer.receiving.staging import ReceiverStatistics
 from rose.transfer.rounds import Rounds
 from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.source import Source
-from rose.transfer.tensors import StoredTensor
 from rose.units import KIB, MIB, NS_PER_S
 
 # Time in which the background reads all tensors once.
@@ -40,76 +25,6 @@ SCRUB_S: Final = 60.0
 # Bytes that a commit reads beside the tiles that it changes: all of a small model.
 _COMMIT_SCRUB_BYTES: Final = 16 * MIB
 _TILE_COST_BYTES: Final = 64 * KIB  # what it costs to read a small tile
-
-
-def receive(
-    tensors: Tensors,
-    upstream: str,
-    *,
-    token: str,
-    tls: Tls | None = None,
-    manifest_key: bytes = b"",
-    name: str | None = None,
-    names: Names | None = None,
-    scrub_s: float = SCRUB_S,
-) -> "WeightReceiver":
-    """Follow a publisher: `commit` updates the tensors in place to the newest version.
-
-    Args:
-        tensors: name → array or tensor, or a module, with the publisher's names, dtypes and shapes.
-            They may hold any values: only tiles that differ are fetched. Nobody else may write to
-            them. Names that wrappers add (`module.`, `_orig_mod.`, ...) are removed.
-        upstream: address of `rose.publish`, `rose publish` or `rose relay`.
-        token: the publisher's token.
-        tls: PEM files (certificate, key, authority), required if `upstream` is on another machine.
-        manifest_key: the publisher's signing key; versions with another signature are refused.
-        name: unique name of this receiver; None: a random name.
-        names: own name → published name, as a mapping or a function; see `named_rows`.
-        scrub_s: time in seconds in which a background thread reads all tensors once, and compares
-            them with the version's digests. Tensors that somebody else has changed are repaired by
-            the next `commit`.
-
-    Raises:
-        InvalidArgument: the tensors differ from the publisher's, or cannot be written in place.
-        Unavailable: `upstream` does not answer, or has no weights yet.
-    """
-    quiet_grpc()
-    # Imported here: the module needs the extra `wire`, and gRPC reads its log level at import.
-    from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
-
-    given = tensors_by_name(tensors)
-    places = Places(given)
-    own = named_rows(given, names=names, is_written=True)
-    with ExitStack() as undo:
-        source = RemoteSource(upstream, token, tls=tls_files(tls))
-        undo.callback(source.close)
-        hello = source.hello()
-        if not hello.layout:
-            raise Unavailable(f"{upstream} has no weights yet: retry once they are published")
-        theirs = [
-            NamedRow(StoredTensor(one.name, one.dtype, one.shape), one.aliases, None, None)
-            for one in hello.tensors
-        ]
-        rows = matched(own, theirs, what=upstream)
-        tiling = plain_tiling(one.stored for one in theirs)
-        if tiling.tiles.layout != hello.layout:
-            raise InvalidArgument(
-                f"{upstream} divides its tensors by a plan: pass shards=, or use "
-                f"`rose receive --plan`"
-            )
-        made = WeightReceiver(
-            views_of(tiling, rows),
-            Subscription(tiling.tiles),
-            source,
-            name=name or f"rose-{secrets.token_hex(8)}",
-            signing=Signing(manifest_key),
-            place=lambda tile: tiling.place(tile).tensor,
-            check=places.check,
-            scrub_s=scrub_s,
-        )
-        places.watch()
-        made.closes(undo.pop_all())
-    return made
 
 
 class Weights(Target, Protocol):
@@ -136,7 +51,9 @@ class WeightReceiver(Closing):
         place: function that returns the name of a tile's tensor, for errors.
         check: called before each commit; raises if the weights can no longer be changed.
         on_staged: called by the background thread when a version is ready; must not block.
-        scrub_s: see `receive`; 0 for no background scrub.
+        scrub_s: see `rose.receive`; 0 for no background scrub.
+        lands: whether nobody uses the weights before the first commit, so that a first sync may
+            write into them; see `Receiver`.
     """
 
     def __init__(
@@ -152,11 +69,12 @@ class WeightReceiver(Closing):
         check: Callable[[], None] = lambda: None,
         on_staged: Callable[[], None] = lambda: None,
         scrub_s: float = 0.0,
+        lands: bool = False,
     ) -> None:
         self._once = Once()
         self._weights, self._subscription = weights, subscription
         self._source, self._name, self._signing = source, name, signing
-        self._place, self._check = place, check
+        self._place, self._check, self._lands = place, check, lands
         self._staged = threading.Event()
         self._on_staged = on_staged
         self._clock = BootClock()
@@ -181,17 +99,18 @@ class WeightReceiver(Closing):
 
     def _begun(self, held: Version) -> Receiver:
         """Start a receiver whose base is the present weights."""
-        self._digests = self._weights.digests()
+        self._digests = digests = None if self._lands else self._weights.digests()
         return Receiver(
             self._source,
             self._name,
             held,
-            self._digests.total,
+            None if digests is None else digests.total,
             self._subscription,
             self._has_staged,
             base=self._weights.bits,
             signing=self._signing,
-            digests=self._digests.copy(),
+            digests=None if digests is None else digests.copy(),
+            lands=self._weights if self._lands else None,
         )
 
     def _has_staged(self) -> None:

@@ -29,7 +29,7 @@ class Source(Protocol):
         ...
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a snapshot: chunks of the given tiles, and the digests of all tiles.
+        """Return a snapshot: a chunk for each of the given tiles, and the digests of all tiles.
 
         Args:
             n: number of the version; None for the newest.
@@ -40,7 +40,6 @@ class Source(Protocol):
 
         Raises:
             Unavailable: the publisher cannot be reached.
-            OutOfMemory: the publisher has no room for a snapshot.
             CorruptData: the answer is not a manifest.
         """
         ...

@@ -1,6 +1,7 @@
 """Tensors of a checkpoint, and the units in which the delta codec sees their elements."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,6 +49,32 @@ STORED_DTYPES: Final = {
     "BF16": StoredDtype(16, (7, 8)),
     "F32": StoredDtype(32, (23, 8)),
     "C64": StoredDtype(64, (23, 8)),
+    "C128": StoredDtype(128),  # safetensors has no such dtype: for tensors in memory only
+}
+
+# Name of a dtype in NumPy, ml_dtypes and torch → its key in `STORED_DTYPES`.
+STORED_NAMES: Final[Mapping[str, str]] = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float4_e2m1fn_x2": "F4",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
+    "complex128": "C128",
 }
 
 
@@ -65,6 +92,23 @@ class StoredTensor:
     shape: tuple[int, ...]
     begin: int = 0
 
+    @classmethod
+    def of(cls, name: str, dtype: str, shape: tuple[int, ...]) -> "StoredTensor":
+        """Describe a tensor in memory, as safetensors would store it.
+
+        An element of torch's `float4_e2m1fn_x2` is two elements of F4: the last dimension doubles,
+        and a tensor without dimensions becomes a row of two.
+
+        Args:
+            name: name of the tensor.
+            dtype: a key of `STORED_NAMES`.
+            shape: shape of the tensor in memory.
+        """
+        if dtype.endswith("_x2"):
+            *outer, last = shape or (1,)
+            shape = (*outer, 2 * last)
+        return cls(name, STORED_NAMES[dtype], shape)
+
     @property
     def stored(self) -> StoredDtype:
         """Return the storage format of the dtype."""
@@ -79,19 +123,3 @@ class StoredTensor:
     def count(self) -> int:
         """Return the number of units."""
         return self.nbytes // self.stored.unit_bytes
-
-
-STORED_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "uint16": "U16",
-    "int16": "I16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "uint32": "U32",
-    "int32": "I32",
-    "float32": "F32",
-}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import WIDTHS, Delta
 from rose.transfer.codec.operations import delta_apply, digest
+from rose.transfer.codec.tensor import overwrite
 from rose.transfer.digests import Digest, TileDigests
 from rose.units import MIB, ceil_div
 
@@ -42,14 +43,14 @@ class Tile:
     width: int = 16
 
     @property
-    def nbytes(self) -> int:
-        """Return the size of the tile, in bytes."""
-        return self.count * self.width // 8
-
-    @property
     def where(self) -> slice:
         """Return the slice of a row that this tile covers."""
         return slice(self.first, self.first + self.count)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the elements, in bytes."""
+        return self.count * self.width // 8
 
 
 class Tiles:
@@ -188,6 +189,11 @@ class ShardViews:
             if len(done) < len(views):
                 for view in done:
                     delta_apply(view, delta, undo=not undo)
+
+    def write(self, tile: int, elements: Any) -> None:
+        """Overwrite a tile in all its views with a row of elements on the host."""
+        for view in self._at(tile):
+            overwrite("a tile of the target", view, elements)
 
     def digest(self, tile: int) -> Digest:
         """Return the digest of a tile; if its views differ, the sum of their distinct digests."""

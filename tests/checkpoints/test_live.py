@@ -45,7 +45,10 @@ def made(folder: Path, shapes: dict[str, tuple[str, tuple[int, ...]]] = SHAPES) 
             lambda name: name != "__metadata__"
         ),
         st.tuples(
-            st.sampled_from(sorted(name for name, one in STORED_DTYPES.items() if one.bits >= 8)),
+            st.sampled_from(
+                # safetensors has no C128
+                sorted(name for name, one in STORED_DTYPES.items() if 8 <= one.bits < 128)
+            ),
             st.lists(st.integers(0, 4), max_size=3).map(tuple),
         ),
         max_size=6,

@@ -42,7 +42,8 @@ def opening(n: int, incarnation: int, bits: int) -> Manifest:
 
 
 def whole(n: int, incarnation: int = 1) -> Manifest:
-    return replace(link(n, incarnation), base=None, base_digest=(0, 0))
+    chunks = tuple(replace(one, sha256=b"") for one in link(n).chunks)
+    return replace(link(n, incarnation), base=None, base_digest=(0, 0), chunks=chunks)
 
 
 def held(n: int, incarnation: int = 1) -> Held:

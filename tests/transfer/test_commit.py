@@ -1,5 +1,7 @@
 """A commit changes all weights or none, whatever fails and whenever it pauses."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,25 +22,28 @@ NEW = changed(OLD, 2, share=0.3)
 TOUCHED = len(TILES)  # so much changes that every tile does
 
 
-def staged_of(old: Bits, new: Bits | None) -> StagedVersion:
-    """Return the version that leads from `old` to `new`, or `old` as a snapshot."""
+def staged_of(old: Bits, new: Bits) -> StagedVersion:
+    """Return the version that leads from `old` to `new`."""
     log = VersionLog()
     publisher = RowPublisher(old, "run", 1, 1, log, tile_elements=TILE)
-    if new is None:
-        made = publisher.snapshot(None, range(len(publisher.tiles)))
-        assert made is not None
-        manifest, frames = made
-    else:
-        manifest = publisher.publish(new)
-        frames = {one.tile: log.chunk(manifest.key, one.tile) or b"" for one in manifest.chunks}
+    manifest = publisher.publish(new)
     deltas = tuple(
-        (one.tile, sound_delta(frames[one.tile], one, TILES[one.tile])) for one in manifest.chunks
+        (one.tile, sound_delta(log.chunk(manifest.key, one.tile) or b"", one, TILES[one.tile]))
+        for one in manifest.chunks
     )
     return StagedVersion(manifest, deltas)
 
 
 DELTA = staged_of(OLD, NEW)
-SNAPSHOT = staged_of(NEW, None)
+
+
+def snapshot(*tiles: int) -> StagedVersion:
+    """Return the new version as a snapshot, of which some tiles, or all, were fetched."""
+    manifest = RowPublisher(NEW, "run", 1, 1, VersionLog(), tile_elements=TILE).snapshot(None, ())
+    assert manifest is not None
+    row = Row(NEW, TILES)
+    whole = {tile: row.bits(tile).copy() for tile in tiles or range(len(TILES))}
+    return StagedVersion(manifest, whole=whole, digests=row.digests())
 
 
 class Failing:
@@ -47,7 +52,7 @@ class Failing:
     def __init__(self, row: Row, *, method: str, at: int, is_late: bool = False) -> None:
         self.row = row
         self.method, self.at, self.is_late = method, at, is_late
-        self.calls = {"apply": 0, "undo": 0, "digest": 0, "bits": 0}
+        self.calls = {"apply": 0, "undo": 0, "write": 0, "digest": 0, "bits": 0}
 
     def _count(self, method: str) -> bool:
         self.calls[method] += 1
@@ -57,6 +62,13 @@ class Failing:
         fails = self._count("undo" if undo else "apply")
         if not fails or self.is_late:
             self.row.apply(tile, delta, undo=undo)
+        if fails:
+            raise CorruptData("planted")
+
+    def write(self, tile: int, elements: Bits) -> None:
+        fails = self._count("write")
+        if not fails or self.is_late:
+            self.row.write(tile, elements)
         if fails:
             raise CorruptData("planted")
 
@@ -100,7 +112,7 @@ def test_commit_with_known_digests_reads_only_what_it_changes() -> None:
     assert run(Commit(staged_of(OLD, new), row, row_digest(OLD), digests=digests)) is (
         CommitState.COMMITTED
     )
-    assert row.calls == {"apply": 1, "undo": 0, "digest": 1, "bits": 0}
+    assert row.calls == {"apply": 1, "undo": 0, "write": 0, "digest": 1, "bits": 0}
 
 
 def test_slice_is_at_most_one_tile() -> None:
@@ -138,29 +150,51 @@ def test_digest_that_fails_at_any_time_leaves_the_base(at: int) -> None:
     assert np.array_equal(bits, OLD)
 
 
-@pytest.mark.parametrize("method", ["apply", "digest", "bits"])
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("method", ["write", "digest", "bits"])
 @pytest.mark.parametrize("at", range(1, len(TILES) + 1))
-def test_snapshot_that_fails_in_any_tile_leaves_what_was_there(method: str, at: int) -> None:
+def test_snapshot_that_fails_in_any_tile_leaves_the_old_bits(
+    method: str, at: int, is_late: bool
+) -> None:
     bits = weights(77)
-    row = Failing(Row(bits, TILES), method=method, at=at)
-    assert run(Commit(SNAPSHOT, row, row_digest(OLD))) is CommitState.ROLLED_BACK
+    row = Failing(Row(bits, TILES), method=method, at=at, is_late=is_late)
+    assert run(Commit(snapshot(), row, row_digest(OLD))) is CommitState.ROLLED_BACK
     assert np.array_equal(bits, weights(77))
 
 
-def test_snapshot_goes_back_to_what_is_there_not_to_what_is_believed() -> None:
+def test_snapshot_that_is_not_the_version_goes_back_to_the_actual_bits() -> None:
     bits = weights(77)
-    row = Failing(Row(bits, TILES), method="apply", at=3)
-    commit = Commit(SNAPSHOT, row, row_digest(OLD), digests=Row(OLD, TILES).digests())
+    staged = snapshot(*range(1, len(TILES)))  # tile 0 was believed to be right
+    commit = Commit(staged, Row(bits, TILES), row_digest(OLD), digests=Row(OLD, TILES).digests())
     assert run(commit) is CommitState.ROLLED_BACK
     assert np.array_equal(bits, weights(77))
     assert commit.outcome.digest == row_digest(weights(77))
 
 
-def test_snapshot_makes_any_weights_the_version() -> None:
-    bits = weights(77)
-    commit = Commit(SNAPSHOT, Row(bits, TILES), (0, 0), digests=Row(OLD, TILES).digests())
+def test_snapshot_that_cannot_be_undone_ends_in_quarantine() -> None:
+    row = Failing(Row(weights(77), TILES), method="write", at=5)
+    commit = Commit(snapshot(), row, (0, 0))
+    while row.calls["write"] < 4:
+        commit.step()
+    assert commit.abandon() is CommitState.QUARANTINED
+
+
+def test_snapshot_makes_any_weights_the_version_and_takes_their_elements() -> None:
+    bits, staged = weights(77), snapshot()
+    commit = Commit(staged, Row(bits, TILES), (0, 0), digests=Row(OLD, TILES).digests())
     assert run(commit) is CommitState.COMMITTED
     assert np.array_equal(bits, NEW)
+    # So a commit takes no more memory than the staged tiles.
+    assert np.array_equal(np.concatenate(list(staged.whole.values())), weights(77))
+
+
+def test_snapshot_that_has_landed_is_only_named() -> None:
+    row = Failing(Row(NEW.copy(), TILES), method="", at=0)
+    staged = StagedVersion(snapshot().manifest, digests=row.row.digests())
+    commit = Commit(staged, row, (0, 0))
+    assert run(commit) is CommitState.COMMITTED
+    assert commit.outcome.digest == row_digest(NEW)
+    assert not any(row.calls.values())
 
 
 @pytest.mark.parametrize("at", range(1, TOUCHED))
@@ -300,20 +334,19 @@ def test_outcome_is_available_after_the_end() -> None:
         _ = Commit(DELTA, Row(OLD.copy(), TILES), row_digest(OLD)).outcome
 
 
-@pytest.mark.parametrize("staged", [DELTA, SNAPSHOT])
-def test_finished_commit_can_be_taken_back(staged: StagedVersion) -> None:
+@pytest.mark.parametrize("stage", [lambda: DELTA, snapshot])
+def test_finished_commit_can_be_taken_back(stage: Callable[[], StagedVersion]) -> None:
     """As when another rank of the engine could not commit; the next commit works."""
     bits = OLD.copy()
     row = Row(bits, TILES)
-    commit = Commit(staged, row, row_digest(OLD), digests=row.digests())
+    commit = Commit(stage(), row, row_digest(OLD), digests=row.digests())
     assert run(commit) is CommitState.COMMITTED
     outcome = commit.take_back("planted: rank 1 is missing")
     assert (outcome.state, outcome.is_abandoned) == (CommitState.ROLLED_BACK, True)
     assert outcome.digest == row_digest(OLD)
     assert np.array_equal(bits, OLD)
-    assert run(Commit(staged, row, outcome.digest, digests=outcome.digests)) is (
-        CommitState.COMMITTED
-    )
+    again = Commit(stage(), row, outcome.digest, digests=outcome.digests)
+    assert run(again) is CommitState.COMMITTED
     assert np.array_equal(bits, NEW)
 
 

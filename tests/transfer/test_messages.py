@@ -45,12 +45,14 @@ VERSIONS = st.builds(Version, NAMES, N, N)
 def manifests(draw: st.DrawFn) -> Manifest:
     tile_count = draw(st.integers(0, 8))
     tiles = [tile for tile in range(tile_count) if draw(st.booleans())]
+    base = draw(st.none() | VERSIONS)
+    size = 0 if base is None else 32
     chunks = [
         Chunk(
             tile,
             draw(st.integers(1, CHUNK_BYTES_MAX)),
             draw(N),
-            draw(st.binary(min_size=32, max_size=32)),
+            draw(st.binary(min_size=size, max_size=size)),
             draw(DIGESTS),
         )
         for tile in tiles
@@ -58,7 +60,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     says_all = draw(st.booleans())
     return Manifest(
         version=draw(VERSIONS),
-        base=draw(st.none() | VERSIONS),
+        base=base,
         digest=draw(DIGESTS),
         base_digest=draw(DIGESTS),
         layout=draw(LAYOUTS),

@@ -23,7 +23,7 @@ from rose.transfer.wire.security import REJECTIONS_MAX, Rejections, Security, Tl
 from rose.transfer.wire.server import WeightServer, serve
 from tests.transfer import chunk_wire as wire
 from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
-from tests.transfer.worker import LONG_S, TILE, Worker, changed, weights
+from tests.transfer.worker import LONG_S, TILE, HandClock, Worker, changed, weights
 
 TOKEN = secrets.token_hex(32)
 
@@ -162,7 +162,7 @@ def test_server_refuses_a_receiver_that_shows_no_good_certificate(
             source._chunk_port = server._chunks.port
             with pytest.raises((Unavailable, InvalidArgument)):
                 list(source.chunks(manifest.key, manifest.chunks))
-        assert server._log.statistics().sent_bytes == 0
+        assert publisher._log.statistics().sent_bytes == 0
         with source_of(server, tls) as source:
             assert len(source.wait_manifests(-1, 0)) == 2
 
@@ -297,7 +297,13 @@ def test_client_without_a_token_gets_no_data(caplog: pytest.LogCaptureFixture) -
 
 
 def test_rejections_of_a_flood_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    rejections = Rejections()
-    logged = [rejections.note("token", str(one)) for one in range(2 * REJECTIONS_MAX)]
-    assert logged.count(True) == REJECTIONS_MAX
-    assert len(caplog.records) == REJECTIONS_MAX
+    clock = HandClock()
+    rejections = Rejections(clock)
+    for _ in range(2):  # twice in one minute
+        for one in range(2 * REJECTIONS_MAX):
+            rejections.note("token", str(one))
+        assert len(caplog.records) == REJECTIONS_MAX
+    clock.sleep(60.0)
+    assert [rejections.note("token", "1") for _ in range(3)] == [True, False, False]
+    clock.sleep(59.0)
+    assert not rejections.note("token", "1")

@@ -1,129 +1,149 @@
-"""Making a snapshot delays no version, and all its tiles are of one version."""
+"""Whole tiles are read from the shadow when they are sent, and delay no version."""
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import Chunk, Manifest, Version
+from rose.errors import Unavailable
+from rose.transfer.manifest import TILE_MAC_BYTES, Manifest, Version
+from rose.transfer.publishing import past
 from rose.transfer.publishing import publisher as publishing
 from rose.transfer.publishing.contributor import Contributor, Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.tiles import Row
-from tests.transfer.worker import LONG_S, TILES, Bits, changed, eventually, weights
+from tests.transfer.worker import (
+    LONG_S,
+    TILES,
+    Bits,
+    HandClock,
+    changed,
+    row_digest,
+    weights,
+)
 
 BITS = [weights(1)]
-for step in range(4):
+for step in range(8):
     BITS.append(changed(BITS[-1], 70 + step, share=0.3))
 
 
-class Slow(Contributor):
-    """Stops in the first whole tile that is asked for, until it is let go."""
+class Paused(Contributor):
+    """Calls `before_tile` before it packs each tile, while the shadow is between two versions."""
 
-    def __init__(self, encoding: Encoding) -> None:
+    def __init__(self, encoding: Encoding = "gap") -> None:
         super().__init__(Row(BITS[0].copy(), TILES), TILES, encoding=encoding)
-        self.is_asked, self.is_let_go = threading.Event(), threading.Event()
+        self.before_tile: Callable[[int], None] = lambda _tile: None
 
-    def whole(
-        self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
-    ) -> Iterator[tuple[Chunk, bytes]]:
-        self.is_asked.set()
-        assert self.is_let_go.wait(LONG_S)
-        yield from super().whole(tiles, undone)
+    def _pack_both(self, new: Any, tile: int, rules: Any) -> Any:
+        self.before_tile(tile)
+        return super()._pack_both(new, tile, rules)
 
 
-def made_while_publishing(n: int | None, encoding: Encoding) -> tuple[Publisher, Manifest, Bits]:
-    """Publish twice while a snapshot is made; returns what came of it, and its bits."""
-    slow = Slow(encoding)
-    publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
+def publisher_of(contributor: Contributor, **limits: int) -> Publisher:
+    return Publisher([contributor], TILES, Version("run", 1, 1), VersionLog(**limits))
+
+
+def elements(publisher: Publisher, manifest: Manifest, tile: int) -> Bits:
+    frame = publisher.whole(manifest.version.n, tile)
+    assert frame is not None
+    assert manifest.chunks[tile].is_of(frame)
+    assert len(frame) == TILES[tile].nbytes + TILE_MAC_BYTES
+    return np.frombuffer(frame, np.uint16, TILES[tile].count)
+
+
+def snapshot_of(publisher: Publisher) -> Manifest:
+    snapshot = publisher.snapshot(None, range(len(TILES)))
+    assert snapshot is not None
+    return snapshot
+
+
+@pytest.mark.parametrize("encoding", ["gap", "strat"])
+@pytest.mark.parametrize("bytes_max", [0, 1 << 20])
+def test_all_tiles_of_a_snapshot_are_of_its_version_whatever_is_published_meanwhile(
+    encoding: Encoding, bytes_max: int
+) -> None:
+    """The log keeps one version, and the deltas since the snapshot are merged at once or never."""
+    publisher = publisher_of(Paused(encoding), versions_max=1)
+    publisher._past._bytes_max = bytes_max
+    manifest = snapshot_of(publisher)
+    got = np.empty_like(BITS[0])
+    for tile in TILES:
+        got[tile.where] = elements(publisher, manifest, tile.index)
+        publisher.publish(Row(BITS[tile.index % 8 + 1], TILES))
+    assert np.array_equal(got, BITS[0])
+    assert len(publisher._past._steps) == (len(TILES) if bytes_max else 1)
+
+
+def test_tile_is_read_while_a_version_is_packed() -> None:
+    contributor = Paused()
+    publisher = publisher_of(contributor)
+    manifest = snapshot_of(publisher)
+    got: list[Bits] = []
+    contributor.before_tile = lambda tile: got.append(elements(publisher, manifest, tile))
     publisher.publish(Row(BITS[1], TILES))
-    made: list[tuple[Manifest, dict[int, bytes]]] = []
-
-    def snapshot() -> None:
-        snapshot = publisher.snapshot(n, range(len(TILES)))
-        assert snapshot is not None
-        made.append(snapshot)
-
-    def publish() -> None:
-        for bits in BITS[2:4]:
-            publisher.publish(Row(bits, TILES))
-
-    making, publish_all = threading.Thread(target=snapshot), threading.Thread(target=publish)
-    making.start()
-    assert slow.is_asked.wait(LONG_S)
-    publish_all.start()
-    eventually(lambda: publisher._publishing > 0)  # it waits for those few tiles, and is the next
-    slow.is_let_go.set()
-    publish_all.join(LONG_S)
-    making.join(LONG_S)
-    [(manifest, frames)] = made
-    held = np.zeros_like(BITS[0])
-    row = Row(held, TILES)
-    for tile, frame in frames.items():
-        row.apply(tile, Delta.from_bytes(frame), undo=False)
-    assert row.digests().total == manifest.digest
-    return publisher, manifest, held
+    assert np.array_equal(np.concatenate(got), BITS[0])
 
 
-@pytest.mark.parametrize(("n", "step"), [(None, 1), (2, 1), (1, 0)])
-def test_snapshot_has_one_version_while_others_are_published(
-    n: int | None, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publishing, "SNAPSHOT_TILES", 3)
-    publisher, manifest, held = made_while_publishing(n, "gap")
-    assert manifest.version.n == step + 1
-    assert publisher.version.n == 4
-    assert np.array_equal(held, BITS[step])
+def test_tile_that_is_packed_already_waits_for_the_end_of_that_publish() -> None:
+    contributor = Paused()
+    publisher = publisher_of(contributor)
+    manifest = snapshot_of(publisher)
+    got: list[Bits] = []
+    reader = threading.Thread(target=lambda: got.append(elements(publisher, manifest, 0)))
+
+    def read_in_between(tile: int) -> None:
+        if tile == 1:
+            reader.start()
+            reader.join(0.1)  # bounds what is looked for, and nothing else
+            assert not got
+
+    contributor.before_tile = read_in_between
+    publisher.publish(Row(BITS[1], TILES))
+    reader.join(LONG_S)
+    assert np.array_equal(got[0], Row(BITS[0], TILES).bits(0))
 
 
-def test_newest_snapshot_is_made_at_once_if_versions_cannot_be_undone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(publishing, "SNAPSHOT_TILES", 3)
-    _, manifest, held = made_while_publishing(None, "strat")
-    assert np.array_equal(held, BITS[manifest.version.n - 1])
+def test_reader_of_a_long_publish_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "WHOLE_WAIT_S", 0.01)
+    contributor = Paused()
+    publisher = publisher_of(contributor)
+    manifest = snapshot_of(publisher)
+    refused: list[Unavailable] = []
+
+    def read_in_between(tile: int) -> None:
+        if tile == 1:
+            with pytest.raises(Unavailable, match="request the tile again"):
+                publisher.whole(manifest.version.n, 0)
+            refused.append(Unavailable())
+
+    contributor.before_tile = read_in_between
+    publisher.publish(Row(BITS[1], TILES))
+    assert refused
+    assert np.array_equal(elements(publisher, manifest, 0), Row(BITS[0], TILES).bits(0))
 
 
-def test_no_tile_is_made_while_somebody_wants_to_publish() -> None:
-    slow = Slow("gap")
-    slow.is_let_go.set()
-    publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
-    making = threading.Thread(target=lambda: publisher.snapshot(None, range(8)))
-    with publisher._first():
-        making.start()
-        was_asked = slow.is_asked.wait(0.2)  # Bounds what is looked for, and nothing else.
-    making.join(LONG_S)
-    assert slow.is_asked.is_set()
-    assert not was_asked
+def test_shadow_that_changed_by_itself_is_not_sent() -> None:
+    contributor = Paused()
+    publisher = publisher_of(contributor)
+    contributor._shadow.bits(3)[5] ^= 1
+    with pytest.raises(Unavailable, match="changed by itself"):
+        publisher.whole(1, 3)
+    assert publisher.whole(1, 4) is not None
 
 
-def test_version_is_sent_before_the_rest_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "SNAPSHOT_TILES", 1)
-    order: list[object] = []
-
-    class Noted(Slow):
-        def pack(self, new: object, part: object) -> None:
-            order.append("pack")
-            super().pack(new, part)  # type: ignore[arg-type]
-
-        def whole(
-            self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
-        ) -> Iterator[tuple[Chunk, bytes]]:
-            order.extend(tiles)
-            yield from super().whole(tiles, undone)
-
-    slow = Noted("gap")
-    publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
-    making = threading.Thread(target=lambda: publisher.snapshot(None, range(8)))
-    publish_one = threading.Thread(target=lambda: publisher.publish(Row(BITS[1], TILES)))
-    making.start()
-    assert slow.is_asked.wait(LONG_S)
-    publish_one.start()
-    eventually(lambda: publisher._publishing > 0)
-    slow.is_let_go.set()
-    for thread in (making, publish_one):
-        thread.join(LONG_S)
-    assert order == [0, "pack", *range(1, 8)]
+def test_nothing_is_kept_for_snapshots_that_nobody_fetches_any_more() -> None:
+    publisher = publisher_of(Paused(), versions_max=1)
+    publisher._past._clock = clock = HandClock()
+    manifest = snapshot_of(publisher)
+    for step in range(3):
+        publisher.publish(Row(BITS[step + 1], TILES))
+        clock.sleep(past.IDLE_S / 2)
+        assert publisher.whole(manifest.version.n, 0) is not None
+    clock.sleep(past.IDLE_S + 1)
+    publisher.publish(Row(BITS[5], TILES))
+    assert not publisher._past._steps
+    assert publisher.whole(manifest.version.n, 0) is None
+    assert snapshot_of(publisher).digest == row_digest(BITS[5])

@@ -1,17 +1,21 @@
 """Tensors that transfer accepts, the bits that it sees, and the errors for all others."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rose import _core
+from rose.checkpoints.safetensors_file import SafetensorsFile
 from rose.errors import InvalidArgument
 from rose.transfer import delta_apply, delta_pack
 from rose.transfer.codec.backend import ISAS, host_isa, lowered_isa
 from rose.transfer.codec.operations import digest, topk_pack, topk_unpack
 from rose.transfer.codec.tensor import bits_of, check_pair
+from rose.transfer.tensors import STORED_NAMES, StoredTensor
 from tests.transfer.twins import same
 from tests.vectors.delta_v2 import changed
 
@@ -38,20 +42,29 @@ FREE = np.zeros(8, np.uint16)
         ("uint32", 32, None),
         ("int32", 32, None),
         ("float32", 32, (23, 8)),
+        ("bool", 8, None),
+        ("int64", 32, None),
+        ("uint64", 32, None),
+        ("float64", 32, None),
+        ("complex64", 32, (23, 8)),
+        ("complex128", 32, None),
     ],
 )
 def test_arrays_of_numpy_are_bits_of_their_width(
     dtype: str, width: int, exponent: tuple[int, int] | None
 ) -> None:
-    array = np.arange(24, dtype=dtype).reshape(2, 3, 4)
+    array = np.arange(24).astype(dtype).reshape(2, 3, 4)
     seen = bits_of("new", array)
     assert (seen.width, seen.exponent, seen.dtype, seen.device) == (width, exponent, dtype, "cpu")
-    assert (seen.shape, seen.bits.shape, seen.bits.dtype) == ((2, 3, 4), (24,), f"u{width // 8}")
+    units = 8 * array.itemsize // width
+    assert seen.units == units
+    assert (seen.shape, seen.bits.shape) == ((2, 3, 4), (24 * units,))
+    assert seen.bits.dtype == f"u{width // 8}"
     assert seen.bits.ctypes.data == array.ctypes.data
     assert seen.bits.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *(one for one in STORED_NAMES if "float8" in one)])
 def test_dtypes_of_ml_dtypes_are_supported(dtype: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.arange(6).astype(getattr(ml_dtypes, dtype)).reshape(2, 3)
@@ -60,36 +73,21 @@ def test_dtypes_of_ml_dtypes_are_supported(dtype: str) -> None:
     assert seen.bits.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "bfloat16",
-        "float16",
-        "float32",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "uint8",
-        "int8",
-        "uint16",
-        "int16",
-        "int32",
-        "uint32",
-    ],
-)
+@pytest.mark.parametrize("dtype", STORED_NAMES)
 def test_tensors_of_torch_share_their_memory(dtype: str) -> None:
     torch = pytest.importorskip("torch")
     size = getattr(torch, dtype).itemsize
-    old, new = (np.random.default_rng(i).integers(0, 256, 120, dtype=np.uint8) for i in (1, 2))
+    old, new = (np.random.default_rng(i).integers(0, 256, 480, dtype=np.uint8) for i in (1, 2))
     fresh, shadow, held = (
         torch.from_numpy(one.copy()).view(getattr(torch, dtype)).reshape(-1, 6)
         for one in (new, old, old)
     )
-    seen = bits_of("held", held)
-    assert (seen.width, seen.dtype) == (8 * size, dtype)
+    seen, unit = bits_of("held", held), min(size, 4)
+    assert (seen.width, seen.units, seen.dtype) == (8 * unit, size // unit, dtype)
     assert seen.bits.ctypes.data == held.data_ptr()
     delta = delta_pack(fresh, shadow)
-    assert delta.width == 8 * size
-    assert same(delta, delta_pack(new.view(f"u{size}"), old.view(f"u{size}").copy()))
+    assert delta.width == 8 * unit
+    assert same(delta, delta_pack(new.view(f"u{unit}"), old.view(f"u{unit}").copy()))
     assert shadow.view(torch.uint8).numpy().tobytes() == new.tobytes()
     delta_apply(held, delta)
     assert held.view(torch.uint8).numpy().tobytes() == new.tobytes()
@@ -104,6 +102,51 @@ def test_bits_without_a_meaning_go_with_any_dtype_of_their_width() -> None:
     for dtype in (np.uint8, np.float32, np.int32):
         with pytest.raises(InvalidArgument, match="new has the dtype uint16 and shadow"):
             check_pair(raw, bits_of("shadow", np.zeros(shape, dtype)))
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int64", "complex64", "complex128"])
+def test_wide_elements_may_be_strided_or_single(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    new, old = (rng.integers(0, 1 << 62, (6, 10)).view(np.uint8) for _ in range(2))
+    for pick in (
+        lambda all_: all_[::2, 1::2],
+        lambda all_: all_.T[1:],
+        lambda all_: all_[0, 0, ...],
+        lambda all_: all_[:0],
+    ):
+        arrays = [np.array(one).view(dtype) for one in (new, old, old)]
+        tensors = [torch.from_numpy(one.copy()) for one in arrays]
+        deltas = []
+        for fresh, shadow, held in (arrays, tensors):
+            whole = shadow.copy() if shadow is arrays[1] else shadow.clone()
+            views = [pick(one) for one in (fresh, shadow, held)]
+            deltas.append(delta_pack(views[0], views[1]))
+            delta_apply(views[2], deltas[-1])
+            pick(whole)[...] = views[0]
+            for one in (shadow, held):  # the elements of the view, and no others
+                assert np.asarray(one).tobytes() == np.asarray(whole).tobytes()
+        assert same(*deltas)
+
+
+def test_tensor_in_memory_is_described_as_a_file_stores_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    save = pytest.importorskip("safetensors.torch").save_file
+    tensors = {
+        name: torch.zeros(3, 16, dtype=torch.uint8).view(getattr(torch, name))
+        for name in STORED_NAMES
+        if name != "complex128"  # not in the format
+    }
+    save(tensors, tmp_path / "all.safetensors")
+    stored = SafetensorsFile(tmp_path / "all.safetensors").tensors
+    found = {one.name: one for one in stored}
+    for name, tensor in tensors.items():
+        seen = bits_of(name, tensor)
+        made = StoredTensor.of(name, seen.dtype, seen.shape)
+        assert replace(made, begin=found[name].begin) == found[name]
+        assert made.count == seen.bits.size
+    assert StoredTensor.of("w", "float4_e2m1fn_x2", ()).shape == (2,)
+    assert StoredTensor.of("w", "complex128", (3,)).count == 12
 
 
 # ---- shapes and strides
@@ -206,12 +249,15 @@ class Other:
     [
         ([1, 2], FREE, "new is a list: pass an array of NumPy, a tensor of torch or an object"),
         (FREE, Other(), "shadow is a Other: pass"),
+        (None, FREE, "new is a NoneType: pass an array"),
+        (np.zeros(8, object), FREE, "new has the dtype object: choose one of bool, uint8, int8"),
+        (np.zeros(8, "u2,u2"), FREE, "new has the dtype .*: choose one of bool"),
         (
-            np.zeros(8, np.float64),
-            FREE,
-            "new has the dtype float64: choose integers of 8, 16 or 32 bits",
+            np.zeros(8, np.int64),
+            np.zeros(8, np.uint32),
+            "new has the dtype int64 and shadow uint32",
         ),
-        (np.zeros(8, bool), FREE, "new has the dtype bool"),
+        (np.zeros(8, bool), FREE, "new has the dtype bool and shadow uint16: make them equal"),
         (np.zeros(8, ">u2"), FREE, "new has the dtype >u2"),
         (np.zeros(8, "V2"), FREE, r"new has the dtype \|V2"),
         (FREE[::-1], FREE.copy(), "new has a stride below 0"),
@@ -383,22 +429,27 @@ def test_unsupported_torch_tensors_are_refused() -> None:
             raise AssertionError
 
     here = torch.zeros(8, dtype=torch.bfloat16)
+    emptied = torch.nn.Parameter(torch.zeros(0))
+    emptied.ds_tensor = here  # as ZeRO-3 leaves a parameter
     cases = [
+        (torch.zeros(8, dtype=torch.bool), here, "new has the dtype bool and shadow bfloat16"),
+        (torch.nested.nested_tensor([here]), here, "new is nested: pass its parts as tensors"),
         (
-            torch.zeros(8).double(),
+            torch.quantize_per_tensor(torch.zeros(8), 0.1, 0, torch.qint8),
             here,
-            "new has the dtype float64: choose integers of 8, 16 or 32 bits",
+            "new has the dtype qint8: choose one of bool, uint8, int8",
         ),
-        (torch.zeros(8, dtype=torch.bool), here, "new has the dtype bool"),
         (torch.zeros(8), here, "new has the dtype float32 and shadow bfloat16: make them equal"),
         (
             here,
             here.clone().half(),
             "new has the dtype bfloat16 and shadow float16: make them equal",
         ),
-        (here.to_sparse(), here.clone(), "new is sparse or lazily negated: pass a dense copy"),
-        (torch._neg_view(here), here.clone(), "new is sparse or lazily negated"),
-        (Spread(), here.clone(), r"new is spread over ranks: pass new.to_local\(\)"),
+        (here.to_sparse(), here.clone(), "new is sparse, or lazily negated or conjugated: pass a"),
+        (torch._neg_view(here), here.clone(), "new is sparse, or lazily negated"),
+        (torch.zeros(8, dtype=torch.complex64).conj(), here, "negated or conjugated: pass a dense"),
+        (Spread(), here.clone(), "new is spread over ranks: gather the whole tensor, or publish"),
+        (emptied, here.clone(), "new is spread over ranks: gather the whole tensor, or publish"),
         (here.to("meta"), here.to("meta"), "new is on meta: transfer computes on CPUs and on CUDA"),
         (here, here.to("meta"), "new is on cpu and shadow on meta: move one of them"),
         (here, here, "new and shadow overlap in memory"),

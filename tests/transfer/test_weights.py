@@ -198,7 +198,7 @@ def test_a_checkpoint_on_disk_follows_too(publisher, tmp_path, monkeypatch) -> N
             lambda some: some.update(f16=np.zeros(31, ml_dtypes.bfloat16)),
             r"f16 is BF16 \(31,\), not F16 \(31,\)",
         ),
-        (lambda some: some.update(f32=np.zeros((7, 5))), "f32 has the dtype float64"),
+        (lambda some: some.update(f32=np.zeros((7, 5), ">f4")), "f32 has the dtype >f4"),
         (dict.clear, "tensors must have at least one entry"),
     ],
 )

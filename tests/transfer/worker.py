@@ -71,6 +71,19 @@ def row_digest(bits: Bits, tile_elements: int = TILE) -> Digest:
     return Row(bits, Tiles.of(len(bits), tile_elements)).digests().total
 
 
+def whole_row(source: Source, n: int | None = None) -> Bits:
+    """Return the weights of a version, from a snapshot of all tiles."""
+    snapshot = source.snapshot(n, range(len(TILES)))
+    assert snapshot is not None
+    bits = np.zeros(COUNT, np.uint16)
+    for tile, frame in source.chunks(snapshot.key, snapshot.chunks):
+        assert frame is not None
+        assert snapshot.chunks[tile].is_of(frame)
+        bits[TILES[tile].where] = np.frombuffer(frame, np.uint16, TILES[tile].count)
+    assert row_digest(bits) == snapshot.digest
+    return bits
+
+
 class Planted(SourceAround):
     """A source that disappears and damages chunks on request, and records all requests."""
 
@@ -109,7 +122,9 @@ class Planted(SourceAround):
             self.crossed.append((key, tile))
             if self.spoiled and frame is not None:
                 self.spoiled -= 1
-                yield tile, bytes(frame)[:-1] + b"\xa5"
+                content = bytearray(frame)
+                content[len(content) // 2] ^= 0xA5
+                yield tile, bytes(content)
             else:
                 yield tile, frame
 
@@ -126,6 +141,7 @@ class Worker:
         held: Version = NAMELESS,
         wrap: Callable[[Row], Target] = lambda row: row,
         claimed: tuple[int, int] | None = None,
+        name: str = "worker",
         **knobs: Any,
     ) -> None:
         self.bits = bits.copy()
@@ -135,7 +151,7 @@ class Worker:
         self._bell = threading.Event()
         self.receiver = Receiver(
             source,
-            "worker",
+            name,
             held,
             Row(self.bits, tiles).digests().total if claimed is None else claimed,
             Subscription(tiles),

@@ -95,7 +95,7 @@ class _CheckpointReceiver:
         if commit is None:
             return
         begin_ns = self._timeline.clock.now_ns()
-        n, tiles = commit.staged.manifest.version.n, len(commit.staged.deltas)
+        n, tiles = commit.staged.manifest.version.n, len(commit.staged.tiles)
         self._timeline.add("barrier", self._source.staged_ns, begin_ns)
         with self._timeline.span("pause", n=n), self._timeline.span("commit", n=n, tiles=tiles):
             outcome = commit.run()  # leaves the files at a whole version, also on a signal

@@ -131,6 +131,17 @@ class LiveWeights:
         fresh = _widened(part[changed]).view(torch.int32)
         self._live_bits[place].index_copy_(0, torch.from_numpy(changed), fresh)
 
+    def write(self, tile: int, elements: npt.NDArray[np.uint16]) -> None:
+        """Overwrite one tile with a row of elements on the host.
+
+        Raises:
+            InvalidArgument: the tile does not exist.
+        """
+        place = self._slice(tile)
+        self._views.write(tile, elements)
+        if self._row is not None:
+            self._live_bits[place] = self._expected(place)
+
     def digest(self, tile: int) -> tuple[int, int]:
         """Return the digest of a tile."""
         self._slice(tile)

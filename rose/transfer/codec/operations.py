@@ -270,7 +270,7 @@ def topk_pack(
 
 
 def _delta_of(tensor: TensorBits, packed: PackedDelta, block_elements: int) -> Delta:
-    return Delta(math.prod(tensor.shape), block_elements, tensor.width, *packed)
+    return Delta(tensor.units * math.prod(tensor.shape), block_elements, tensor.width, *packed)
 
 
 def _key_of(least: float) -> int:

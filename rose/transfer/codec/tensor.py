@@ -1,32 +1,27 @@
-"""Tensors of any library as boxes of 8, 16 or 32-bit numbers.
+"""Tensors of any library as boxes of units: numbers of 8, 16 or 32 bits.
 
 Nothing is copied or converted: the boxes share memory and strides with the tensors. torch is used
 only for torch tensors and for memory that NumPy cannot read.
 """
 
+import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.box import Box
 from rose.transfer.codec.foreign import taken
+from rose.transfer.tensors import STORED_DTYPES, STORED_NAMES
 
 CPU: Final = "cpu"
 BFLOAT16: Final = "bfloat16"
-# Widths of the dtypes that stand for raw bits; they match every dtype of the same width.
-_RAW_WIDTHS: Final = {f"{kind}{width}": width for kind in ("uint", "int") for width in (8, 16, 32)}
-# Width of a float, and its exponent: lowest bit and number of bits.
-_FLOATS: Final = {
-    "float8_e4m3fn": (8, (3, 4)),
-    "float8_e5m2": (8, (2, 5)),
-    BFLOAT16: (16, (7, 8)),
-    "float16": (16, (10, 5)),
-    "float32": (32, (23, 8)),
-}
+# Dtypes that stand for raw bits; each matches every dtype of the same size.
+_RAW: Final = frozenset(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +30,16 @@ class TensorBits:
 
     Args:
         name: argument name, for messages.
-        bits: a NumPy array of uint8, uint16 or uint32 on the CPU, a torch tensor of int8, int16 or
-            int32 elsewhere. One row if the elements are contiguous; otherwise with the strides of
-            the tensor, all >= 0. Elements are in row-major order.
+        bits: the units of the elements: a NumPy array of uint8, uint16 or uint32 on the CPU, a
+            torch tensor of int8, int16 or int32 elsewhere. One row if the elements are contiguous;
+            otherwise with the strides of the tensor, all >= 0, and a last dimension for the units
+            of an element, if it has several. Elements are in row-major order.
+        shape: shape of the tensor, in elements.
         dtype: name of the dtype.
         device: "cpu", or torch's name of the device.
-        exponent: (lowest bit, number of bits) of a float's exponent; None for other elements.
+        width: bits of a unit: 8, 16 or 32.
+        exponent: (lowest bit, number of bits) of the exponent in a unit; None if there is none.
+        units: units of an element: 2 or more if it has more than 32 bits.
     """
 
     name: str
@@ -50,11 +49,12 @@ class TensorBits:
     device: str
     width: int
     exponent: tuple[int, int] | None
+    units: int
 
     @property
     def is_raw(self) -> bool:
-        """True if the dtype states only the width of the elements, not their meaning."""
-        return self.dtype in _RAW_WIDTHS
+        """True if the dtype states only the size of the elements, not their meaning."""
+        return self.dtype in _RAW
 
 
 def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = None) -> TensorBits:
@@ -62,9 +62,8 @@ def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = N
 
     Args:
         name: argument name, for messages.
-        tensor: a NumPy array, a torch tensor, or an object with DLPack; integers or floats of 8, 16
-            or 32 bits, or bf16 and fp8 of ml_dtypes; any strides >= 0. A tensor that requires grad
-            is detached.
+        tensor: a NumPy array, a torch tensor, or an object with DLPack; any dtype of
+            `STORED_NAMES`, and any strides >= 0. A tensor that requires grad is detached.
         is_written: whether the elements will be changed in place.
         stream: GPU stream that will read the tensor; used for GPU arrays of other libraries.
 
@@ -88,6 +87,22 @@ def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = N
     return seen
 
 
+def overwrite(name: str, tensor: Any, row: npt.NDArray[Any]) -> None:
+    """Copy a row of unsigned integers on the host to a tensor of equally wide elements.
+
+    Raises:
+        InvalidArgument: see `bits_of`.
+    """
+    bits = bits_of(name, tensor, is_written=True).bits
+    if isinstance(bits, np.ndarray):
+        bits[...] = row.reshape(bits.shape)
+        return
+    import torch  # noqa: PLC0415
+
+    signed = row.view(f"i{row.itemsize}").copy()  # torch takes no read-only memory
+    bits.copy_(torch.from_numpy(signed).view(bits.shape))
+
+
 def _torch_for(name: str, needs_gpu: bool) -> Any:  # noqa: FBT001
     try:
         import torch  # noqa: PLC0415
@@ -101,53 +116,102 @@ def _torch_for(name: str, needs_gpu: bool) -> Any:  # noqa: FBT001
     return torch
 
 
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """What a dtype says of its elements.
+
+    Args:
+        units: units of an element.
+        unsigned: NumPy's dtype of a unit.
+        signed: torch's dtype of a unit; None for dtypes of NumPy.
+    """
+
+    dtype: str
+    width: int
+    units: int
+    exponent: tuple[int, int] | None
+    unsigned: "np.dtype[Any]"
+    signed: Any = None
+
+
 def _bits_of_numpy(name: str, array: Any) -> TensorBits:
-    dtype = str(array.dtype)
-    width, exponent = _meaning(name, dtype)
-    if not array.flags.aligned:
+    meaning = _meaning_in_numpy(array.dtype)
+    if meaning is None:
+        _refuse(name, array.dtype)
+    flags = array.flags
+    if not flags.aligned:
         raise InvalidArgument(f"{name} is not aligned to its elements: pass a copy of it")
-    box = array.squeeze()  # the stride of a dimension of size 1 has no meaning
-    if box.size and min(box.strides, default=0) < 0:
-        raise InvalidArgument(f"{name} has a stride below 0: pass a copy of it")
-    bits = box.view(f"u{width // 8}")
-    row = bits.reshape(-1) if bits.flags.c_contiguous else bits
-    return TensorBits(name, row, array.shape, dtype, CPU, width, exponent)
+    if flags.c_contiguous:
+        bits = array.reshape(-1).view(meaning.unsigned)
+    else:
+        box = array.squeeze()  # the stride of a dimension of size 1 has no meaning
+        if min(box.strides) < 0:
+            raise InvalidArgument(f"{name} has a stride below 0: pass a copy of it")
+        bits = (box if meaning.units == 1 else box[..., None]).view(meaning.unsigned)
+    return _seen(name, bits, array.shape, meaning, CPU)
 
 
 def _bits_of_torch(name: str, tensor: Any) -> TensorBits:
     import torch  # noqa: PLC0415
 
-    if hasattr(tensor, "to_local"):
-        raise InvalidArgument(f"{name} is spread over ranks: pass {name}.to_local()")
-    if tensor.layout != torch.strided or tensor.is_neg():
-        raise InvalidArgument(f"{name} is sparse or lazily negated: pass a dense copy of it")
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    width, exponent = _meaning(name, dtype)
-    # This detaches the tensor too: integers have no gradient.
-    box = tensor.view(getattr(torch, f"int{width}")).squeeze()
-    row = box.view(-1) if box.is_contiguous() else box
-    is_here = tensor.device.type == CPU
+    # A DTensor, and a parameter that DeepSpeed's ZeRO-3 has emptied.
+    if hasattr(tensor, "to_local") or (hasattr(tensor, "ds_tensor") and tensor.numel() == 0):
+        raise InvalidArgument(
+            f"{name} is spread over ranks: gather the whole tensor, or publish each rank's part "
+            "with shards="
+        )
+    if tensor.is_nested:
+        raise InvalidArgument(f"{name} is nested: pass its parts as tensors of their own")
+    if tensor.layout != torch.strided or tensor.is_neg() or tensor.is_conj():
+        raise InvalidArgument(
+            f"{name} is sparse, or lazily negated or conjugated: pass a dense copy of it"
+        )
+    meaning = _meaning_in_torch(tensor.dtype)
+    if meaning is None:
+        _refuse(name, str(tensor.dtype).removeprefix("torch."))
+    # The view detaches the tensor too: integers have no gradient.
+    box = (tensor if meaning.units == 1 else tensor.unsqueeze(-1)).view(meaning.signed)
+    is_row = tensor.is_contiguous()
+    if not tensor.is_cpu:
+        bits = box.view(-1) if is_row else box.squeeze()
+        return _seen(name, bits, tuple(tensor.shape), meaning, str(tensor.device))
+    bits = box.numpy()
+    bits = (bits.reshape(-1) if is_row else bits.squeeze()).view(meaning.unsigned)
+    return _seen(name, bits, tuple(tensor.shape), meaning, CPU)
+
+
+def _seen(
+    name: str, bits: Any, shape: tuple[int, ...], meaning: _Meaning, device: str
+) -> TensorBits:
     return TensorBits(
-        name,
-        row.numpy().view(f"u{width // 8}") if is_here else row,
-        tuple(tensor.shape),
-        dtype,
-        CPU if is_here else str(tensor.device),
-        width,
-        exponent,
+        name, bits, shape, meaning.dtype, device, meaning.width, meaning.exponent, meaning.units
     )
 
 
-def _meaning(name: str, dtype: str) -> tuple[int, tuple[int, int] | None]:
-    """Return the width of a dtype, and its exponent field."""
-    if dtype in _FLOATS:
-        return _FLOATS[dtype]
-    if dtype not in _RAW_WIDTHS:
-        raise InvalidArgument(
-            f"{name} has the dtype {dtype}: choose integers of 8, 16 or 32 bits, or one of "
-            f"{', '.join(_FLOATS)}"
-        )
-    return _RAW_WIDTHS[dtype], None
+@functools.cache
+def _meaning_in_numpy(dtype: "np.dtype[Any]") -> _Meaning | None:
+    return _meaning(str(dtype), dtype.itemsize)
+
+
+@functools.cache
+def _meaning_in_torch(dtype: Any) -> _Meaning | None:
+    import torch  # noqa: PLC0415
+
+    meaning = _meaning(str(dtype).removeprefix("torch."), dtype.itemsize)
+    return meaning and replace(meaning, signed=getattr(torch, f"int{meaning.width}"))
+
+
+def _meaning(dtype: str, itemsize: int) -> _Meaning | None:
+    """Return what a dtype means; None if it is not supported."""
+    if dtype not in STORED_NAMES:
+        return None
+    stored = STORED_DTYPES[STORED_NAMES[dtype]]
+    unit = stored.unit_bytes
+    return _Meaning(dtype, 8 * unit, itemsize // unit, stored.exponent, np.dtype(stored.unit))
+
+
+def _refuse(name: str, dtype: object) -> NoReturn:
+    raise InvalidArgument(f"{name} has the dtype {dtype}: choose one of {', '.join(STORED_NAMES)}")
 
 
 def _check_written(tensor: TensorBits) -> None:
@@ -173,7 +237,7 @@ def check_pair(one: TensorBits, other: TensorBits) -> None:
             f"{one.name} has the shape {one.shape} and {other.name} {other.shape}: make them equal"
         )
     is_of_one_kind = one.dtype == other.dtype or one.is_raw or other.is_raw
-    if one.width != other.width or not is_of_one_kind:
+    if (one.width, one.units) != (other.width, other.units) or not is_of_one_kind:
         raise InvalidArgument(
             f"{one.name} has the dtype {one.dtype} and {other.name} {other.dtype}: make them equal"
         )

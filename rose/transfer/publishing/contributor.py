@@ -1,7 +1,7 @@
 """The contributor: owns the shadow of some tiles, and packs their changes."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Literal, TypeAlias
@@ -128,20 +128,9 @@ class Contributor:
             self._ages[tile] = ages
         return all(digest(self._shadow.bits(tile)) == self.digests[tile] for tile in self.owned)
 
-    def whole(
-        self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
-    ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros, in their current state or with some deltas undone.
-
-        Args:
-            tiles: indices of owned tiles.
-            undone: deltas to undo first, by tile, one mapping per version; the latest first.
-        """
-        for tile in tiles:
-            bits = host_row(bits_of("shadow", self._shadow.bits(tile)))
-            if any(tile in deltas for deltas in undone):
-                bits = bits.copy()
-            yield whole_tile(tile, bits, undone)
+    def whole(self, tile: int) -> Any:
+        """Return the elements of a tile of the shadow as a row on the host, for reading at once."""
+        return host_row(bits_of("shadow", self._shadow.bits(tile)))
 
     def _gpu_of(self, tile: int, rules: dict[int, ClassRule | None]) -> str | None:
         """Return the GPU that packs this tile together with others; None if it is packed alone."""
@@ -213,16 +202,6 @@ def _record(part: PackedPart, tile: int, delta: Delta, encoded: Delta) -> None:
         part.deltas[tile] = delta
         part.frames[tile] = frame = encoded.to_bytes()
         part.chunks.append(chunk_of(tile, delta, frame))
-
-
-def whole_tile(tile: int, bits: Any, undone: Sequence[Mapping[int, Delta]]) -> tuple[Chunk, bytes]:
-    """Return a tile as a delta from zeros, after some deltas are undone in `bits`."""
-    for deltas in undone:
-        if tile in deltas:
-            delta_apply(bits, deltas[tile], undo=True)
-    delta = delta_pack(bits, np.zeros_like(bits))
-    frame = delta.to_bytes()
-    return chunk_of(tile, delta, frame), frame
 
 
 def chunk_of(tile: int, delta: Delta, frame: bytes) -> Chunk:

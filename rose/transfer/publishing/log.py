@@ -8,8 +8,10 @@ from typing import Final, TypeAlias
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest, UpdateKey, Version
+from rose.transfer.publishing.shadow_memory import SharedTiles
 from rose.transfer.publishing.shelf import BYTES_MAX, MERGED_MAX, VERSIONS_MAX, Limits, Shelf
 from rose.transfer.publishing.store import MemoryStore
+from rose.transfer.source import Frame
 
 # Number of versions whose counts are kept. Counts are small, so they outlive the chunks.
 COUNTS_MAX: Final = 4096
@@ -18,9 +20,9 @@ NAME_MAX: Final = 256
 ELEMENT_BYTES: Final = 2
 
 Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
-# Makes a snapshot with the given tiles. The first argument is the version's number; None means the
-# newest version. Returns None if that version can no longer be made.
-SnapshotMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
+# `Publisher.snapshot` and `Publisher.whole`.
+MakeSnapshot: TypeAlias = Callable[[int | None, Sequence[int]], Manifest | None]
+ReadWhole: TypeAlias = Callable[[int, int], Frame | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class TransferStatistics:
 
     Args:
         versions: published versions, not counting the version that opened the log.
-        snapshots: snapshots made.
+        snapshots: snapshots requested with tiles.
         sent_bytes: bytes of all chunks sent.
         dense_bytes: bytes that whole weights would take at 2 bytes per element, once per receiver
             and reported version.
@@ -77,12 +79,14 @@ class VersionLog(Shelf):
     that begin earlier, it keeps the last `merged_max` of each length. The opening, which is the
     announcement passed to `open`, always stays.
 
-    Any thread may call. The lock guards counts and snapshots, and is held only briefly; one thread
-    at a time appends.
+    Whole tiles are not kept: the publisher reads each when it is sent.
+
+    Any thread may call. The lock guards the counts, and is held only briefly; one thread at a time
+    appends.
 
     Args:
         versions_max: number of versions to keep, at least 1.
-        bytes_max: bytes of all chunks to keep, snapshots included.
+        bytes_max: bytes of all chunks to keep.
         merged_max: for each length, number of merged deltas to keep that begin before the kept
             versions.
     """
@@ -100,8 +104,8 @@ class VersionLog(Shelf):
         self._appending = threading.Lock()
         self._lock = threading.Lock()
         self._counts: dict[int, _Counts] = {}  # by n, ascending
-        self._whole = MemoryStore()  # snapshots of some versions
-        self._make_snapshot: SnapshotMaker | None = None
+        self._make_snapshot: MakeSnapshot | None = None
+        self._read_whole: ReadWhole | None = None
         self._opened: Version | None = None  # opening of the current publisher
         self._receivers: dict[str, Acknowledgement] = {}
         self._totals = TransferStatistics()
@@ -109,8 +113,14 @@ class VersionLog(Shelf):
 
     # ---- the publisher's side
 
-    def open(self, manifest: Manifest, make_snapshot: SnapshotMaker) -> None:
-        """Start with an announcement of the publisher's weights, and a function for snapshots.
+    def open(
+        self,
+        manifest: Manifest,
+        make_snapshot: MakeSnapshot,
+        read_whole: ReadWhole,
+        shared: SharedTiles | None = None,
+    ) -> None:
+        """Start with an announcement of the publisher's weights, and functions for snapshots.
 
         Updates of other runs and incarnations are forgotten, since no receiver may follow them. An
         earlier publisher of this log can no longer publish.
@@ -137,9 +147,9 @@ class VersionLog(Shelf):
             self._check_newer(manifest)
             self._put(manifest, {})
             self._forget_others(manifest.version.run, manifest.version.incarnation)
-            self._make_snapshot, self._opened = make_snapshot, manifest.version
-            with self._lock:
-                self._whole.clear()  # snapshots of the earlier incarnation
+            self._make_snapshot, self._read_whole = make_snapshot, read_whole
+            self.shared = shared
+            self._opened = manifest.version
             self._count(manifest.version.n, dense_bytes=0)
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
@@ -163,7 +173,7 @@ class VersionLog(Shelf):
             self._put(manifest, chunks)
             with self._lock:
                 self._totals = replace(self._totals, versions=self._totals.versions + 1)
-            self._trim()
+            self._trim_to(self._limits)
 
     def append_merged(self, manifest: Manifest, chunks: Chunks) -> bool:
         """Store a merged delta over versions of this log; it adds no version.
@@ -182,7 +192,7 @@ class VersionLog(Shelf):
             if self.version_named(manifest.key.n) != manifest.version:
                 return False
             self._put(manifest, chunks)
-            self._trim()
+            self._trim_to(self._limits)
             return self.manifest(manifest.key) is not None
 
     def version_named(self, n: int) -> Version | None:
@@ -210,13 +220,6 @@ class VersionLog(Shelf):
             if len(self._counts) > COUNTS_MAX:
                 del self._counts[next(iter(self._counts))]
 
-    def _trim(self) -> None:
-        """Enforce the limits: first drop snapshots, which can be made again, then old updates."""
-        with self._lock:
-            if self._whole.nbytes + self._store.nbytes > self._bytes_max:
-                self._whole.clear()
-        self._trim_to(replace(self._limits, bytes_max=self._bytes_max))
-
     def close(self) -> None:
         """Accept no more versions; kept versions can still be pulled."""
         with self._appending:
@@ -225,55 +228,27 @@ class VersionLog(Shelf):
     # ---- the receivers' side
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Make a snapshot with these tiles; its frames are kept while there is room.
-
-        The calling thread makes it, so no publisher waits for a receiver's request.
-
-        Args:
-            n: number of the version; None for the newest.
-            tiles: indices of the tiles, ascending, each once; may be empty.
-
-        Returns:
-            The snapshot's manifest; None if that version can no longer be made.
+        """Return a snapshot with these tiles; see `Publisher.snapshot`.
 
         Raises:
-            OutOfMemory: the snapshot exceeds the log's limit.
             Unavailable: the log has no publisher yet.
         """
         if (make := self._make_snapshot) is None:
             raise Unavailable("no version was published yet")
-        made = make(n, tiles)
-        if made is None:
-            return None
-        self._keep_snapshot(*made)
-        return made[0]
-
-    def _keep_snapshot(self, manifest: Manifest, chunks: Chunks) -> None:
-        _check_chunks(manifest, chunks)
-        if manifest.nbytes > self._bytes_max:
-            raise OutOfMemory(
-                f"a snapshot has {manifest.nbytes} bytes, more than the log's limit of "
-                f"{self._bytes_max}"
-            )
-        if not chunks:
-            return
-        with self._lock:
-            self._totals = replace(self._totals, snapshots=self._totals.snapshots + 1)
-            self._whole.put(manifest, chunks)
-            room = self._bytes_max - self._store.nbytes
-            self._whole.trim(room, staying=manifest.key)
-            if self._whole.nbytes > room:  # earlier tiles of this version take too much
-                self._whole.clear()
-                self._whole.put(manifest, chunks)
-            left = self._bytes_max - self._whole.nbytes
-        with self._appending:  # the snapshot is needed now, so versions make room for it
-            self._trim_to(replace(self._limits, bytes_max=max(left, 1)))
-
-    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile, counted as sent; None if it is not kept."""
-        if key.is_whole:
+        manifest = make(n, tiles)
+        if manifest is not None and tiles:
             with self._lock:
-                frame = self._whole.get(key, tile)
+                self._totals = replace(self._totals, snapshots=self._totals.snapshots + 1)
+        return manifest
+
+    def chunk(self, key: UpdateKey, tile: int) -> Frame | None:
+        """Return the frame of a tile, counted as sent; None if it is not kept.
+
+        Raises:
+            Unavailable: the tile is whole, and cannot be read now.
+        """
+        if key.is_whole:
+            frame = None if self._read_whole is None else self._read_whole(key.n, tile)
         else:
             frame = self._store.get(key, tile)
         if frame is not None:

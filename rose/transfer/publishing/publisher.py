@@ -5,62 +5,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from rose.clock import BootClock
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.codec.delta import Delta, frame_digests
+from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.operations import delta_apply, digest
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey, Version
+from rose.transfer.manifest import TILE_MAC_BYTES, Chunk, Manifest, Version
 from rose.transfer.publishing.contributor import Contributor, PackedPart
 from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.past import Past
 from rose.transfer.publishing.selection import Drift
+from rose.transfer.publishing.shadow_memory import ShadowMemory
 from rose.transfer.signing import UNSIGNED, Signing
-from rose.transfer.tiles import Tiles, TileViews
+from rose.transfer.tiles import Tile, Tiles, TileViews
 
 if TYPE_CHECKING:  # `remote_part` needs the extra `wire`.
     from rose.transfer.wire.remote_part import RemotePart
 
 
-class Past:
-    """The versions since a given version, each read from the log once, so that they can be undone.
-
-    One thread uses it, while nobody publishes.
-
-    Args:
-        log: log of the versions.
-        n: number of the version to return to.
-    """
-
-    def __init__(self, log: VersionLog, n: int) -> None:
-        self._log = log
-        self._newest_n = n
-        self.digests: dict[int, Digest] = {}  # at version n, for the tiles that changed since then
-        self._since: list[dict[int, Delta]] = []  # ascending
-
-    def extend(self, newest_n: int) -> bool:
-        """Read further versions; return False if one of them is missing or cannot be undone."""
-        for n in range(self._newest_n + 1, newest_n + 1):
-            frames = self._log.frames(UpdateKey(n, n - 1))
-            if frames is None:
-                return False
-            deltas = {tile: Delta.from_bytes(frame) for tile, frame in frames.items()}
-            if any(delta.rule is not None for delta in deltas.values()):
-                return False  # a STRAT delta can only be read from its base
-            for tile, frame in frames.items():
-                self.digests.setdefault(tile, frame_digests(frame)[0])
-            self._since.append(deltas)
-            self._newest_n = n
-        return True
-
-    def undone(self) -> list[dict[int, Delta]]:
-        """Return the deltas to undo, the latest version first."""
-        return self._since[::-1]
-
-
-# Number of a snapshot's tiles that are made under one hold of the lock, and the longest wait of a
-# snapshot for a publish in progress.
-SNAPSHOT_TILES: Final = 16
-SNAPSHOT_WAIT_S: Final = 60.0
+# Longest wait for a publish in progress, twice for each request for a whole tile, in seconds. A
+# chunk server keeps a request for 8 s.
+WHOLE_WAIT_S: Final = 3.0
+# Share of the weights' size that the deltas since snapshots in use may take before they are merged.
+_PAST_SHARE: Final = 4
 
 # A contributor: in this process, or in the process of its rank.
 PartOwner: TypeAlias = "Contributor | RemotePart"
@@ -70,10 +42,11 @@ OnPublished: TypeAlias = Callable[[Manifest, Mapping[int, Delta]], None]
 class Publisher:
     """Makes versions from the parts that its contributors pack.
 
-    One thread publishes; the log may request a snapshot from any thread. The lock guards the
-    shadows and their metadata. A snapshot holds the lock for a few tiles at a time, so publishing
-    does not wait for the whole snapshot. Versions published in between are undone in the tiles that
-    follow, so that all tiles of a snapshot are of one version.
+    One thread publishes; the log may request snapshots and whole tiles from any thread. `_lock` is
+    held while a version is published; `_book` guards the version, its digests and its past, and is
+    held only briefly. So a snapshot is a list of digests that is made at once, and publishing does
+    not wait for receivers. A tile is read from the shadow when it is sent: later versions are
+    undone in the copy, so that all tiles of a snapshot are of one version.
 
     Args:
         contributors: owners of the tiles, in this process or in other ranks' processes; each tile
@@ -86,6 +59,8 @@ class Publisher:
         on_published: called after a version is in the log, with its manifest and the deltas of the
             changed tiles before wire encoding; must not block. `MergerThread.note` is such a
             function.
+        memory: memory of the contributors' shadows. Receivers on this host read whole tiles from
+            it, unless there is a key: a MAC is made when a tile is sent.
 
     Raises:
         InvalidArgument: a tile has no contributor or two, or the opening is invalid.
@@ -100,6 +75,7 @@ class Publisher:
         *,
         signing: Signing = UNSIGNED,
         on_published: OnPublished | None = None,
+        memory: ShadowMemory | None = None,
     ) -> None:
         owned = sorted(tile for one in contributors for tile in one.owned)
         if owned != list(range(len(tiles))):
@@ -117,18 +93,24 @@ class Publisher:
         self._signing = signing
         self._on_published = on_published
         self._lock = threading.Lock()
-        self._wanted = threading.Condition()  # guards _publishing
+        self._publishes = threading.Condition()  # guards _publishing
         self._publishing = 0  # publishes in progress or waiting
+        self._book = threading.Lock()
         self._version = opening
+        self._past = Past(log, opening.n, bytes_max=tiles.nbytes // _PAST_SHARE, clock=BootClock())
         self._drifts: list[Drift] = []  # one for each part of the newest version
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
-        log.open(self._manifest(opening, opening, self._digests, ()), self.snapshot)
+        announcement = self._manifest(opening, opening, self._digests, ())
+        shared = None
+        if memory is not None and not signing.key:
+            shared = memory.tiles(self._owner[tile].whole(tile) for tile in range(len(tiles)))
+        log.open(announcement, self.snapshot, self.whole, shared)
 
     @property
     def version(self) -> Version:
         """Return the newest version."""
-        with self._lock:
+        with self._book:
             return self._version
 
     @property
@@ -156,7 +138,7 @@ class Publisher:
         """Make `new` the next version.
 
         After any error, version, shadows and log are unchanged. If that cannot be ensured, as after
-        an interrupt, this object publishes nothing more and makes no more snapshots.
+        an interrupt, this object publishes nothing more and sends no more whole tiles.
 
         Args:
             new: the fresh weights for each contributor, in order; for a contributor in another
@@ -188,8 +170,7 @@ class Publisher:
                         self._log.newest_n <= self._version.n
                     )
             if self._on_published is not None:
-                deltas = {tile: delta for part in parts for tile, delta in part.deltas.items()}
-                self._on_published(manifest, deltas)
+                self._on_published(manifest, _deltas_of(parts))
             return manifest
 
     def _taken_back(self, parts: Sequence[PackedPart]) -> bool:
@@ -220,24 +201,24 @@ class Publisher:
         )
         for one, part in zip(self._contributors, parts, strict=True):
             one.keep(part)
-        self._digests.update(after)
-        self._version = version
+        with self._book:
+            self._digests.update(after)
+            self._version = version
+            self._past.add(version.n, _deltas_of(parts))
         self._drifts = [part.drift for part in parts]
         return manifest
 
-    def snapshot(
-        self, n: int | None, tiles: Sequence[int]
-    ) -> tuple[Manifest, dict[int, bytes]] | None:
-        """Return a snapshot with some tiles, as deltas from zeros, and the digests of all tiles.
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Return a snapshot: the digests of all tiles, and a chunk for each of some tiles.
+
+        No frame is made: `whole` makes each when it is sent. Any thread may call.
 
         Args:
-            n: number of the version; None for the newest. To make an older version, all versions
-                since are undone, so the log must have them.
+            n: number of the version; None for the newest.
             tiles: indices of the tiles, ascending, each once; may be empty.
 
         Returns:
-            The manifest, and frames by tile; None if the log lacks a version since then, or a
-            later version cannot be undone.
+            The manifest; None if that version can no longer be restored.
 
         Raises:
             InvalidArgument: a tile does not exist.
@@ -248,66 +229,80 @@ class Publisher:
                 f"tile indices must be from 0 to {len(self.tiles) - 1}, got {min(tiles)} to "
                 f"{max(tiles)}"
             )
-        with self._lock:
-            self._check_sound()
+        with self._book:
+            if not self._is_sound and not self._publishing:
+                self._check_sound()
             here = self._version
             version = here if n is None or n == here.n else self._log.version_named(n)
             if version is None or replace(version, n=here.n) != here:  # of another chain
                 return None
-            past = Past(self._log, version.n)
-            if not past.extend(here.n):
+            if not self._past.reaches(version.n):
                 return None
             digests = self._digests.copy()
-            digests.update(past.digests)
-        made: list[tuple[Chunk, bytes]] = []
-        for at in range(0, len(tiles), SNAPSHOT_TILES):
-            self._let_publish()
-            with self._lock:
-                some = self._whole(tiles[at : at + SNAPSHOT_TILES], past)
-            if some is None:
-                return self._snapshot_at_once(tiles) if n is None else None
-            made += some
-        manifest = self._manifest(version, None, digests, [chunk for chunk, _ in made])
-        return manifest, {chunk.tile: frame for chunk, frame in made}
+            digests.update(self._past.digests_before(version.n))
+        chunks = [_whole_chunk(self.tiles[tile], digests[tile]) for tile in tiles]
+        return self._manifest(version, None, digests, chunks)
 
-    def _snapshot_at_once(self, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]]:
-        """Make a snapshot under one hold of the lock, because versions cannot be undone."""
-        with self._lock:
-            self._check_sound()
-            made = [one for tile in tiles for one in self._owner[tile].whole((tile,))]
-            manifest = self._manifest(
-                self._version, None, self._digests, [chunk for chunk, _ in made]
-            )
-        return manifest, {chunk.tile: frame for chunk, frame in made}
+    def whole(self, n: int, tile: int) -> memoryview | None:
+        """Return the frame of a whole tile: its elements in version `n`, and their MAC.
 
-    def _whole(self, tiles: Sequence[int], past: Past) -> list[tuple[Chunk, bytes]] | None:
-        """Return tiles of a past version; None if a later version is missing or cannot be undone.
+        The shadow is read while versions are published: the tile's digest tells whether the
+        elements are those of the version. Any thread may call.
+
+        Returns:
+            The frame; None if that version can no longer be restored.
 
         Raises:
-            Unavailable: an earlier publish was interrupted.
+            InvalidArgument: the tile does not exist.
+            Unavailable: the tile cannot be read now, or an earlier publish was interrupted.
         """
-        self._check_sound()
-        if not past.extend(self._version.n):
+        if tile not in self._owner:
+            raise InvalidArgument(f"tile {tile} must be below {len(self.tiles)}")
+        at = self.tiles[tile]
+        frame = np.empty(at.nbytes + TILE_MAC_BYTES, np.uint8)
+        elements = frame[: at.nbytes].view(f"u{at.width // 8}")
+        # The session of a part in another process allows one call at a time.
+        is_read = isinstance(self._owner[tile], Contributor) and self._read(n, tile, elements)
+        if is_read is False:
+            with self._publishes:  # a publish in progress has priority
+                self._publishes.wait_for(lambda: self._publishing == 0, WHOLE_WAIT_S)
+            if not self._lock.acquire(timeout=WHOLE_WAIT_S):
+                raise Unavailable("a version is being published: request the tile again")
+            try:
+                self._check_sound()
+                is_read = self._read(n, tile, elements)
+            finally:
+                self._lock.release()
+        if is_read is None:
             return None
-        undone = past.undone()
-        return [one for tile in tiles for one in self._owner[tile].whole((tile,), undone)]
+        if not is_read:
+            raise Unavailable(f"tile {tile} of the shadow has changed by itself")
+        frame[at.nbytes :] = np.frombuffer(self._signing.tile_mac(elements.data), np.uint8)
+        return frame.data
 
-    def _let_publish(self) -> None:
-        """Wait for a publish in progress: it has priority over snapshots."""
-        with self._wanted:
-            self._wanted.wait_for(lambda: self._publishing == 0, SNAPSHOT_WAIT_S)
+    def _read(self, n: int, tile: int, elements: npt.NDArray[Any]) -> bool | None:
+        """Copy a tile of version `n`; return whether the copy is right, None if `n` is gone."""
+        with self._book:
+            if not self._past.reaches(n):
+                return None
+            undone = self._past.deltas_since(n, tile)
+            digest_then = undone[-1].base_digest if undone else self._digests[tile]
+        elements[:] = self._owner[tile].whole(tile)
+        for delta in undone:
+            delta_apply(elements, delta, undo=True)
+        return digest(elements) == digest_then
 
     @contextmanager
     def _first(self) -> Iterator[None]:
-        """Give this thread priority over snapshots in progress."""
-        with self._wanted:
+        """Give this thread priority over readers of whole tiles."""
+        with self._publishes:
             self._publishing += 1
         try:
             yield
         finally:
-            with self._wanted:
+            with self._publishes:
                 self._publishing -= 1
-                self._wanted.notify_all()
+                self._publishes.notify_all()
 
     def _check_sound(self) -> None:
         if not self._is_sound:
@@ -337,3 +332,11 @@ class Publisher:
                 tile_digests=tuple(digests[tile] for tile in range(len(self.tiles))),
             )
         )
+
+
+def _deltas_of(parts: Sequence[PackedPart]) -> dict[int, Delta]:
+    return {tile: delta for part in parts for tile, delta in part.deltas.items()}
+
+
+def _whole_chunk(tile: Tile, digest_then: Digest) -> Chunk:
+    return Chunk(tile.index, tile.nbytes + TILE_MAC_BYTES, tile.count, b"", digest_then)

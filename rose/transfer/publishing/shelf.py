@@ -15,8 +15,9 @@ from typing import Final
 from rose.errors import InvalidArgument
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.publishing.shadow_memory import SharedTiles
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.source import Frames
+from rose.transfer.source import Frame, Frames
 from rose.units import GIB
 
 NO_VERSION: Final = -1
@@ -150,7 +151,6 @@ def _within(
     left = sum(edge.nbytes for edge in edges)
     going = 0
     # The last edge in this order leads to the newest version, which every receiver must learn of.
-    # So it stays even if snapshots fill the log.
     while left > bytes_max and going < len(order) - 1:
         left -= order[going].nbytes
         going += 1
@@ -171,6 +171,9 @@ class Shelf(ABC):
     Args:
         store: store of the frames; updates already in it are adopted.
     """
+
+    shared: SharedTiles | None = None
+    """Tiles that receivers of this host may read without a request."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -285,12 +288,12 @@ class Shelf(ABC):
         """Do nothing: local chunks never block."""
 
     @abstractmethod
-    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
+    def chunk(self, key: UpdateKey, tile: int) -> Frame | None:
         """Return the frame of a tile, counted as sent; None if it is not kept."""
 
     @abstractmethod
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Make a snapshot; see `Source.snapshot`."""
+        """Return a snapshot; see `Source.snapshot`."""
 
     @abstractmethod
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001

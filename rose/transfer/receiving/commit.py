@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
-import numpy as np
-
 from rose.errors import CorruptData, InternalError, RoseError, check
 from rose.transfer.codec.delta import Delta
-from rose.transfer.codec.operations import delta_apply, delta_pack
+from rose.transfer.codec.operations import digest
 from rose.transfer.codec.strat import host_row, strat_unpack
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.digests import Digest, TileDigests
@@ -29,6 +27,10 @@ class Target(Protocol):
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
         """Apply or undo `delta` on one tile; on an error the tile is unchanged."""
+        ...
+
+    def write(self, tile: int, elements: Any) -> None:
+        """Overwrite one tile with a row of elements on the host."""
         ...
 
     def digest(self, tile: int) -> Digest:
@@ -99,7 +101,9 @@ class Commit:
         base_digest: expected digest of the weights. A snapshot fits any base, and rolls back to the
             actual base.
         digests: digests of the target's tiles from an earlier commit, so that only changed tiles
-            are read; without them all tiles are read first. Updated on success.
+            are read; without them all tiles are read first. Updated on success. Not used for a
+            snapshot: if it has tiles to write, all tiles are read first; if it has none, its own
+            digests are those of the target, and the commit only names the version.
         subscribed: tiles of the target, ascending; None for all.
     """
 
@@ -116,19 +120,21 @@ class Commit:
         self.staged = staged
         self._target = target
         self._base_digest = base_digest
-        self._is_seed = manifest.is_snapshot
         self._tiles = range(manifest.tile_count) if subscribed is None else subscribed
         self._after = {chunk.tile: chunk.digest for chunk in manifest.chunks}
-        # A snapshot may have been requested because these digests are wrong, so its commit does not
-        # use them and reads all tiles.
-        self._digests = None if self._is_seed else digests
         self._kept = digests
+        if manifest.is_snapshot:
+            # The snapshot may have been requested because the other digests are wrong.
+            digests = None if staged.whole else staged.digests
+        self._digests = digests
         self._read: dict[int, Digest] = {}
         self._next = 0
         self._fresh: dict[int, Digest] = {}
         self._before: dict[int, Digest] = {}  # digests of the changed tiles before the commit
-        # Tiles to undo, each with its delta, or with None if the target failed on the tile.
-        self._touched: list[tuple[int, Delta | None]] = []
+        self._changes = staged.tiles
+        # Tiles to undo, each with its delta, with the elements before a snapshot's, or with None if
+        # the target failed on the tile.
+        self._touched: list[tuple[int, Any]] = []
         self._is_restored = True
         self._is_abandoned = False
         self._reason: str | None = None
@@ -229,9 +235,9 @@ class Commit:
 
     def _wrong_base(self) -> str | None:
         manifest, digests = self.staged.manifest, self._book()
-        if any(tile not in digests for tile, _ in self.staged.deltas):
+        if any(tile not in digests for tile in self._changes):
             return f"version {manifest.version} has tiles that these weights do not have"
-        if self._is_seed:
+        if manifest.is_snapshot:
             return None
         is_base = self._base() == self._base_digest
         if self._is_all:
@@ -252,18 +258,28 @@ class Commit:
 
     def _apply_slice(self) -> None:
         try:
-            if self._next < len(self.staged.deltas):
-                self._apply(*self.staged.deltas[self._next])
+            if self._next < len(self._changes):
+                if self.staged.whole:
+                    self._exchange(self._changes[self._next])
+                else:
+                    self._apply(*self.staged.deltas[self._next])
                 self._next += 1
         except RoseError as error:
             self._turn_back(str(error))
             return
-        if self._next == len(self.staged.deltas):
+        if self._next == len(self._changes):
             self._compare()
 
+    def _exchange(self, tile: int) -> None:
+        """Write a whole tile, and keep the elements that it replaces in its place."""
+        elements = self.staged.whole[tile]
+        before = host_row(bits_of("weights", self._target.bits(tile))).copy()
+        self._touched.append((tile, before))
+        self._target.write(tile, elements)
+        self.staged.whole[tile] = before
+        self._fresh[tile] = self._target.digest(tile)
+
     def _apply(self, tile: int, delta: Delta) -> None:
-        if self._is_seed:
-            delta = _from_base(delta, self._target.bits(tile))
         if delta.rule is not None:  # STRAT: staged without access to the base
             delta = self._unpacked(tile, delta)
         # Recorded first: a target that fails may have changed the tile.
@@ -296,6 +312,8 @@ class Commit:
         if the manifest has the digests of all tiles, and only the changed tiles if not.
         """
         manifest, digests = self.staged.manifest, self._book()
+        if (then := self.staged.digests) is not None:
+            return all(self._fresh.get(tile, digests[tile]) == then[tile] for tile in self._tiles)
         if any(self._after[tile] != digest for tile, digest in self._fresh.items()):
             return False
         if self._is_all:
@@ -317,19 +335,24 @@ class Commit:
             is_base = self._is_restored
             self._move(CommitState.ROLLED_BACK if is_base else CommitState.QUARANTINED)
 
-    def _is_undone(self, tile: int, delta: Delta | None) -> bool:
+    def _is_undone(self, tile: int, undo: Any) -> bool:
         try:
-            if delta is not None:
-                self._target.apply(tile, delta, undo=True)
+            if isinstance(undo, Delta):
+                self._target.apply(tile, undo, undo=True)
+            elif undo is not None:
+                self._target.write(tile, undo)
             found = self._target.digest(tile)
             if found == self._book()[tile]:
                 return True
-            if delta is None or not self._is_there_and_back(tile, delta, found):
-                return False
+            if isinstance(undo, Delta):
+                is_as_before = self._is_there_and_back(tile, undo, found)
+            else:
+                is_as_before = undo is not None and digest(undo) == found
         except RoseError:
             return False
-        self._book().update({tile: found})
-        return True
+        if is_as_before:
+            self._book().update({tile: found})
+        return is_as_before
 
     def _is_there_and_back(self, tile: int, delta: Delta, found: Digest) -> bool:
         """Return True if a tile with an unexpected digest has the bits from before the commit.
@@ -350,12 +373,3 @@ class Commit:
     def _move(self, to: CommitState) -> None:
         check((self._state, to) in _MOVES, f"commit: {self._state.name} -> {to.name}")
         self._state = to
-
-
-def _from_base(whole: Delta, base: Any) -> Delta:
-    """Return the delta from `base` to the tile that `whole` makes from zeros."""
-    held = host_row(bits_of("weights", base)).copy()
-    bits = np.zeros_like(held)
-    delta_apply(bits, whole)
-    delta: Delta = delta_pack(bits, held, block_elements=whole.block_elements)
-    return delta

@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.thread import ThreadPool
 from rose.transfer.codec.delta import Delta
-from rose.transfer.codec.operations import delta_check
-from rose.transfer.manifest import Chunk, Manifest, StagedVersion, Subscription
+from rose.transfer.codec.operations import delta_check, digest
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import TILE_MAC_BYTES, Chunk, Manifest, StagedVersion, Subscription
+from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.source import Frame, Source
 from rose.transfer.tiles import Tile, Tiles
 
@@ -20,10 +25,14 @@ RETRIES: Final = 3
 # Pause before the first retry, in seconds; it doubles with each further retry.
 BACKOFF_S: Final = 0.05
 THREADS_MAX: Final = 64
+LANDING_THREADS: Final = 2
 # Frames per thread that wait for validation: enough to keep the thread busy.
 _AHEAD: Final = 2
 
-_Reading: TypeAlias = Callable[[], Delta]
+Elements: TypeAlias = npt.NDArray[Any]
+# Writes a whole tile to its place, and returns the digest of the tile as it was read back.
+Land: TypeAlias = Callable[[int, Elements], Digest]
+_Reading: TypeAlias = Callable[[], "Delta | Elements | None"]
 
 
 class Puller:
@@ -38,6 +47,7 @@ class Puller:
         stop: event that makes a running pull end soon.
         retries: further attempts for a damaged chunk.
         threads: threads that validate chunks.
+        signing: key with which whole tiles must be signed.
     """
 
     def __init__(
@@ -47,6 +57,7 @@ class Puller:
         *,
         retries: int = RETRIES,
         threads: int = 1,
+        signing: Signing = UNSIGNED,
     ) -> None:
         if not 0 < threads <= THREADS_MAX:
             raise InvalidArgument(f"threads {threads}: choose 1 to {THREADS_MAX}")
@@ -56,13 +67,23 @@ class Puller:
         self._stop = stop
         self._retries = retries
         self._threads = threads
+        self._signing = signing
         self._manifest: Manifest | None = None
-        self._pulled: dict[int, Delta] = {}
+        # Deltas, and whole tiles: their elements, or None if they are in place already.
+        self._pulled: dict[int, Delta | Elements | None] = {}
         self.received_bytes = 0
         self.retried = 0
 
-    def pull(self, manifest: Manifest, subscription: Subscription) -> StagedVersion | None:
+    def pull(
+        self, manifest: Manifest, subscription: Subscription, land: Land | None = None
+    ) -> StagedVersion | None:
         """Fetch and return a version; None if the source no longer keeps it, or `stop` was set.
+
+        Args:
+            manifest: manifest of the version.
+            subscription: tiles to fetch.
+            land: gets each whole tile when it arrives, from one of the threads that validate
+                chunks; then the result has no elements. None to keep them for the commit.
 
         Raises:
             CorruptData: a chunk was missing or damaged in every attempt.
@@ -80,7 +101,7 @@ class Puller:
             if attempt > 0:
                 self.retried += len(missing)
                 self._stop.wait(BACKOFF_S * 2.0 ** (attempt - 1))
-            faults = self._pull_missing(manifest, missing, subscription.tiles)
+            faults = self._pull_missing(manifest, missing, subscription.tiles, land)
             if faults is None:
                 return None
             fault = next(iter(faults.items()), None)
@@ -89,16 +110,19 @@ class Puller:
                 f"tile {fault[0]} of {manifest.version} did not arrive undamaged in "
                 f"{self._retries + 1} attempts: {fault[1]}"
             )
-        return StagedVersion(
-            manifest, tuple((chunk.tile, self._pulled[chunk.tile]) for chunk in wanted)
-        )
+        pulled = [(chunk.tile, self._pulled[chunk.tile]) for chunk in wanted]
+        if manifest.is_snapshot:
+            return StagedVersion(
+                manifest, whole={tile: one for tile, one in pulled if one is not None}
+            )
+        return StagedVersion(manifest, cast("tuple[tuple[int, Delta], ...]", tuple(pulled)))
 
     def forget(self) -> None:
         """Drop the pulled chunks, once the version is stored elsewhere."""
         self._manifest, self._pulled = None, {}
 
     def _pull_missing(
-        self, manifest: Manifest, missing: Sequence[Chunk], tiles: Tiles
+        self, manifest: Manifest, missing: Sequence[Chunk], tiles: Tiles, land: Land | None
     ) -> dict[int, str] | None:
         """Return faults by tile; None if the pull must end."""
         if self._stop.is_set():
@@ -107,7 +131,10 @@ class Puller:
         faults: dict[int, str] = {}
         reading: deque[tuple[int, _Reading]] = deque()
         is_all = True
-        with self._readers() as read, closing(self._source.chunks(manifest.key, missing)) as frames:
+        with (
+            self._readers(land) as read,
+            closing(self._source.chunks(manifest.key, missing)) as frames,
+        ):
             try:
                 for tile, frame in frames:
                     if frame is None or self._stop.is_set():
@@ -133,13 +160,33 @@ class Puller:
             faults[tile] = str(error)
 
     @contextmanager
-    def _readers(self) -> Iterator[Callable[[Frame, Chunk, Tile], "_Reading"]]:
-        """Yield a function that starts to validate a frame and returns a getter of the delta."""
-        if self._threads == 1:
-            yield lambda *frame: partial(sound_delta, *frame)
+    def _readers(self, land: Land | None) -> Iterator[Callable[[Frame, Chunk, Tile], "_Reading"]]:
+        """Yield a function that starts to validate a frame and returns a getter of the result."""
+
+        def read(frame: Frame, chunk: Chunk, tile: Tile) -> "Delta | Elements | None":
+            if not chunk.is_whole:
+                return sound_delta(frame, chunk, tile)
+            elements = self._sound_whole(frame, chunk, tile)
+            if (digest(elements) if land is None else land(tile.index, elements)) != chunk.digest:
+                raise CorruptData(f"tile {tile.index} does not have the digest of its version")
+            return elements if land is None else None
+
+        # Nobody generates with weights that land, so their threads are not in the way.
+        threads = self._threads if land is None else max(self._threads, LANDING_THREADS)
+        if threads == 1:
+            yield lambda *frame: partial(read, *frame)
             return
-        with ThreadPool(self._threads, "rose-staging") as readers:
-            yield lambda *frame: readers.submit(sound_delta, *frame).result
+        with ThreadPool(threads, "rose-staging") as readers:
+            yield lambda *frame: readers.submit(read, *frame).result
+
+    def _sound_whole(self, frame: Frame, chunk: Chunk, tile: Tile) -> Elements:
+        """Return the elements of a whole tile, if they have the right size and MAC."""
+        is_fitting = len(frame) == chunk.nbytes == tile.nbytes + TILE_MAC_BYTES
+        if not is_fitting or not self._signing.is_tile(frame):
+            raise CorruptData(
+                f"tile {tile.index} is not the publisher's: its size or its MAC differ"
+            )
+        return np.frombuffer(frame, f"u{tile.width // 8}", tile.count)
 
 
 def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:

@@ -8,7 +8,7 @@ from rose.closing import Closing, Once
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Subscription, Version
 from rose.transfer.receiving.chain import Held
-from rose.transfer.receiving.commit import CommitOutcome
+from rose.transfer.receiving.commit import CommitOutcome, Target
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReadTile, Staging
 from rose.transfer.rounds import Rounds
@@ -31,7 +31,7 @@ class Receiver(Staging, Closing):
         source: the publisher.
         name: name that identifies this receiver to the publisher.
         held: version of the weights; any name will do before the first commit.
-        digest: digest of the weights.
+        digest: digest of the weights; None with `lands`.
         subscription: tiles of the weights; `Subscription(tiles)` for all.
         on_staged: called by the receiver's thread when a version is staged; must not block.
         base: function that reads a tile of the weights; called by the receiver's thread while no
@@ -41,6 +41,9 @@ class Receiver(Staging, Closing):
         digests: current digests of the tiles, if known; the caller no longer changes them. With
             them, a new receiver fetches only tiles that differ.
         threads: threads that validate chunks, on the engine's cores.
+        lands: weights that nobody uses before the first commit. Until then the receiver's thread
+            writes whole tiles straight into them, so a first sync needs no second copy, and the
+            commit only names the version. It also reads what they hold: the caller need not.
     """
 
     def __init__(  # noqa: PLR0917  (the positional ones are in natural order)
@@ -48,7 +51,7 @@ class Receiver(Staging, Closing):
         source: Source,
         name: str,
         held: Version,
-        digest: Digest,
+        digest: Digest | None,
         subscription: Subscription,
         on_staged: Callable[[], None] = lambda: None,
         *,
@@ -56,19 +59,21 @@ class Receiver(Staging, Closing):
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
         threads: int = 1,
+        lands: Target | None = None,
     ) -> None:
         self._once = Once()
         self._stop = threading.Event()
         super().__init__(
             source,
             name,
-            Held(held, digest),
+            Held(held, (0, 0) if digest is None else digest),
             subscription,
-            puller=Puller(source, self._stop, threads=threads),
+            puller=Puller(source, self._stop, threads=threads, signing=signing),
             on_staged=on_staged,
             base=base,
             signing=signing,
             digests=digests,
+            lands=lands,
         )
         # Set when the engine reports a result or a corruption, and at `close`.
         self._bell = threading.Event()

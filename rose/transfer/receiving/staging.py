@@ -11,15 +11,23 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
-from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable, check
+from rose.errors import (
+    CorruptData,
+    InternalError,
+    InvalidArgument,
+    RoseError,
+    Unavailable,
+    check,
+)
 from rose.transfer.codec.strat import strat_unpack
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Manifest, StagedVersion, Subscription, UpdateKey, Version
 from rose.transfer.receiving.chain import Choice, Held, as_held, is_same_chain, next_version
-from rose.transfer.receiving.commit import CommitOutcome, CommitState
+from rose.transfer.receiving.commit import CommitOutcome, CommitState, Target
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.source import NOTHING_KNOWN, Source
+from rose.units import ceil_div
 
 
 class ReceiverState(Enum):
@@ -52,6 +60,8 @@ ReadTile: TypeAlias = Callable[[int], Any]
 
 # Most reports that wait for an unreachable publisher; beyond this number the oldest are dropped.
 REPORTS_MAX: Final = 64
+# Tiles read to learn whether weights are worth reading: some hundredths of a second at 2 MiB each.
+SAMPLED_TILES: Final = 64
 # An offered version that lacks a chunk in this many pulls counts as no longer kept.
 MISSES_MAX: Final = 4
 
@@ -95,6 +105,9 @@ class Staging:
             the commit.
         signing: key with which manifests must be signed.
         digests: current digests of the tiles, if known.
+        lands: weights that nobody uses before the first commit. Until then, `round` writes whole
+            tiles straight into them, and reads what they hold itself. A first sync that was
+            interrupted leaves them torn, without a version; the next one fetches only what differs.
     """
 
     def __init__(
@@ -109,6 +122,7 @@ class Staging:
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
+        lands: Target | None = None,
     ) -> None:
         # Version of the last commit.
         self._followed: Version | None = None
@@ -122,6 +136,9 @@ class Staging:
         self._puller = puller
         self._on_staged = on_staged
         self._base = base
+        self._lands = lands
+        # Digests of tiles of `lands`, as read; None until the first look at them.
+        self._found: dict[int, Digest] | None = None
         self._lock = threading.Lock()
         self._held = held
         self._state = ReceiverState.SYNCED
@@ -274,7 +291,6 @@ class Staging:
         Raises:
             Unavailable: the publisher cannot be reached, or lacks a version that it offers; call
                 again later.
-            OutOfMemory: the publisher has no room for a snapshot.
             CorruptData: an answer is invalid, or a snapshot arrived damaged.
             InvalidArgument: the publisher has other weights, or another run.
         """
@@ -290,6 +306,8 @@ class Staging:
             return
         if not self._is_same_source and self._followed is not None:
             self._find_chain(self._followed)
+        if self._lands is not None and self._found is None and not self._look(timeout_s):
+            return
         if (at := self._repair_at) is not None:
             self._repair_at = None  # one attempt
             if self._stage_snapshot(at.n, named=at, is_repair=True):
@@ -314,6 +332,44 @@ class Staging:
                 self._source.report(self._name, n, is_match, digest)
             with self._lock:
                 self._reports.popleft()
+
+    def _look(self, timeout_s: float) -> bool:
+        """Read what `lands` holds, unless a sample shows that it is nothing published.
+
+        Return False if nothing was published yet.
+        """
+        target = self._lands
+        offered = self._offered(self._source.wait_manifests(NOTHING_KNOWN, timeout_s))
+        survey = self._snapshot(None, ()) if offered else None
+        if target is None or survey is None:
+            return False
+        wanted = self._subscription.wanted
+        sample = set(wanted[:: ceil_div(len(wanted), SAMPLED_TILES) or 1])
+        published = {(c.tile, c.digest) for one in offered for c in one.chunks if c.tile in sample}
+        for one in (*offered, survey):
+            published |= {(tile, one.tile_digests[tile]) for tile in sample if one.tile_digests}
+        if any((tile, target.digest(tile)) in published for tile in sample):
+            self._found = {tile: target.digest(tile) for tile in wanted}
+            self._digests = TileDigests(self._found)
+            with self._lock:
+                self._held = replace(self._held, digest=self._digests.total)
+        else:
+            self._found = {}
+            self._snapshot_from = NOTHING_KNOWN
+        return True
+
+    @property
+    def _is_landing(self) -> bool:
+        return self._lands is not None and self._versions == 0
+
+    def _land(self, tile: int, elements: Any) -> Digest:
+        """Write a whole tile into weights that nobody uses yet; return its digest as read."""
+        if self._lands is None or self._found is None:
+            raise InternalError("whole tiles landed before the weights were read")
+        self._found.pop(tile, None)
+        self._lands.write(tile, elements)
+        self._found[tile] = found = self._lands.digest(tile)
+        return found
 
     def _choose(self, held: Held, timeout_s: float) -> Manifest | Choice:
         offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
@@ -401,7 +457,10 @@ class Staging:
     def _differing(self, survey: Manifest) -> list[int]:
         """Return the tiles that differ from a version; if unknown, all subscribed tiles."""
         known, wanted = self._digests, self._subscription.wanted
-        if known is None or not survey.tile_digests or any(one not in known for one in wanted):
+        if self._is_landing and self._found is not None:
+            found = self._found
+            return [one for one in wanted if found.get(one) != survey.tile_digests[one]]
+        if known is None or any(one not in known for one in wanted):
             return list(wanted)
         differing = [one for one in wanted if known[one] != survey.tile_digests[one]]
         return differing or list(wanted)  # the known digests were wrong: trust none
@@ -411,7 +470,8 @@ class Staging:
         if manifest is None:
             return None
         self._offered([manifest])
-        if not manifest.is_snapshot or [one.tile for one in manifest.chunks] != list(tiles):
+        is_asked = manifest.is_snapshot and len(manifest.tile_digests) == manifest.tile_count
+        if not is_asked or [one.tile for one in manifest.chunks] != list(tiles):
             raise CorruptData(
                 f"version {manifest.version} must arrive as a snapshot of the requested tiles only"
             )
@@ -474,11 +534,14 @@ class Staging:
             self._move(ReceiverState.STAGING)
         staged: StagedVersion | None = None
         try:
-            pulled = self._puller.pull(manifest, self._subscription)
+            land = self._land if self._is_landing else None
+            pulled = self._puller.pull(manifest, self._subscription, land)
             if pulled is None:
                 self._missed(manifest)
             else:
                 staged = self._decoded(pulled)
+                if manifest.is_snapshot:
+                    staged = replace(staged, digests=self._digests_of(manifest))
                 self._puller.forget()
         except CorruptData:
             self._given_up += 1
@@ -494,8 +557,12 @@ class Staging:
         if staged is not None:
             if manifest.is_snapshot:
                 self._snapshots += 1
-                self._repaired += len(staged.deltas)
+                self._repaired += len(manifest.chunks)
             self._on_staged()
+
+    def _digests_of(self, snapshot: Manifest) -> TileDigests:
+        wanted = self._subscription.wanted
+        return TileDigests({tile: snapshot.tile_digests[tile] for tile in wanted})
 
     def _missed(self, manifest: Manifest) -> None:
         """Switch to a snapshot if a version is no longer kept.

@@ -336,7 +336,7 @@ class RelaySet:
         return None
 
     def _is_sound(self, relay: int, chunk: Chunk, frame: Frame) -> bool:
-        if chunk.is_of(frame):
+        if chunk.is_of(frame) and (not chunk.is_whole or self._signing.is_tile(frame)):
             return True
         self._standing.lied(
             relay, f"relay {relay} sent a frame of tile {chunk.tile} that is not the published one"

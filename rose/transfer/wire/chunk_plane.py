@@ -155,8 +155,8 @@ class ChunkClient(Closing):
 
 # Longest wait of a request for a chunk, which a relay may have to fetch; below a client's timeout.
 PARK_MS: Final = 8000.0
-# Limit for all receivers together; each opens several connections.
-CONNECTIONS_MAX: Final = 64
+# Limit for all receivers together: `STREAMS` connections of each receiver of a weight server.
+CONNECTIONS_MAX: Final = 512
 # Requests served at the same time, so that a slow request does not delay the others.
 ANSWERERS: Final = 4
 _LOOK_MS: Final = 60_000.0

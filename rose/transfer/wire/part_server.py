@@ -142,7 +142,7 @@ class PartServer(Closing):
             raise InvalidArgument("the requested tiles belong to another rank")
         for tile in ask.tiles:
             with self._lock:  # per tile: a new session does not wait for a slow reader
-                [(_, frame)] = self._settled(ask).whole((tile,))
+                frame = self._settled(ask).whole(tile).tobytes()
             yield messages.PartFrame(tile, frame)
 
     def _settled(self, ask: messages.PartAsk) -> Contributor:

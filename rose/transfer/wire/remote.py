@@ -15,12 +15,12 @@ from rose.transfer.source import Frames
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_plane import ChunkClient
 from rose.transfer.wire.credentials import failure_of, open_channel
+from rose.transfer.wire.memory_door import MemoryReader, reader_of
 from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
 # Longest wait for an answer, in seconds, on top of a wait for versions. A page of manifests arrives
 # in this time at 1.2 Mb/s. A server whose machine is gone is given up earlier, see `SILENCE_S`.
 CALL_S: Final = 60.0
-_SNAPSHOT_S: Final = 60.0
 
 
 class RemoteSource:
@@ -46,6 +46,8 @@ class RemoteSource:
         self._calls: set[Any] = set()  # running calls
         self._chunks: ChunkClient | None = None
         self._chunk_port = 0
+        # The memory behind the door of a chunk port, None if there is none on this host.
+        self._memory: tuple[int, MemoryReader | None] | None = None
         self._is_closed = False
         self.follow(address, token)
 
@@ -123,8 +125,8 @@ class RemoteSource:
         return manifests
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask the server for a snapshot, which it may have to make."""
-        reply = self._manifests("Snapshot", messages.SnapshotRequest(n, tuple(tiles)), _SNAPSHOT_S)
+        """Ask the server for a snapshot."""
+        reply = self._manifests("Snapshot", messages.SnapshotRequest(n, tuple(tiles)), CALL_S)
         manifests = reply.manifests
         if len(manifests) > 1:
             raise CorruptData("the weight server sent several snapshots for one request")
@@ -153,10 +155,21 @@ class RemoteSource:
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Request chunks; ask for the chunk port first, and again after a failure.
 
-        A restarted server may have another chunk port.
+        A restarted server may have another chunk port. Whole tiles are read from the publisher's
+        memory as long as that is on this host and they are of the version.
         """
         if self._chunk_port == 0:
             self.hello()
+        if key.is_whole and (memory := self._memory_reader()) is not None:
+            elsewhere = []
+            for one in wanted:
+                if (frame := memory.frame(one)) is None:
+                    elsewhere.append(one)
+                else:
+                    yield one.tile, frame
+            if not elsewhere:
+                return
+            wanted = elsewhere
         try:
             with closing(self._chunk_client().chunks(key, wanted)) as coming:
                 yield from coming
@@ -174,9 +187,17 @@ class RemoteSource:
             self._chunks = ChunkClient(self._host, self._chunk_port, self._token, tls=self._tls)
             return self._chunks
 
+    def _memory_reader(self) -> MemoryReader | None:
+        with self._lock:
+            port, token = self._chunk_port, self._token
+            if self._memory is None or self._memory[0] != port:
+                self._memory = port, reader_of(port, token)
+            return self._memory[1]
+
     def _hang_up(self) -> None:
         """Close the chunk connections; a running pull breaks off."""
         with self._lock:
+            self._memory = None
             chunks, self._chunks = self._chunks, None
         if chunks is not None:
             chunks.close()

@@ -1,10 +1,9 @@
 """The part of another rank, as the publisher sees it: the rank packs, and sends only its frames."""
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from itertools import islice
 from typing import Any, Final
 
 import grpc
@@ -20,10 +19,9 @@ from rose.errors import (
 )
 from rose.thread import ThreadPool
 from rose.transfer.codec.delta import Delta
-from rose.transfer.codec.operations import delta_apply, delta_check
+from rose.transfer.codec.operations import delta_check, digest
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import Chunk
-from rose.transfer.publishing.contributor import PackedPart, chunk_of, whole_tile
+from rose.transfer.publishing.contributor import PackedPart, chunk_of
 from rose.transfer.tiles import Tiles, TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import failure_of, open_channel
@@ -31,8 +29,6 @@ from rose.transfer.wire.security import Security, TlsFiles
 
 # Time for a rank to reach the step, to pack it, and to send its frames, in seconds.
 PACK_S: Final = 120.0
-# Whole tiles per call: as many as a rank can send within its deadline.
-_WHOLE_AT_ONCE: Final = 64
 
 
 class WeightsElsewhere(TileViews):
@@ -184,34 +180,21 @@ class RemotePart(Closing):
             return False
         return True
 
-    def whole(
-        self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
-    ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros; the deltas of `undone` are undone in this process.
+    def whole(self, tile: int) -> Any:
+        """Return the elements of a tile of the rank's shadow as a row.
 
         Raises:
             Unavailable: the rank cannot be reached, or was restarted.
             CorruptData: an answer is invalid.
         """
-        wanted = iter(tiles)
-        while some := list(islice(wanted, _WHOLE_AT_ONCE)):
-            came = self._messages(self._call("Whole", tiles=some))
-            for tile in some:
-                its, frame = _frame(self._next(came))
-                if its != tile or self._sound(tile, frame).digest != self.digests[tile]:
-                    raise CorruptData(f"the part at {self._address} has other bits in tile {tile}")
-                yield self._before(tile, frame, undone)
-
-    def _before(
-        self, tile: int, frame: bytes, undone: Sequence[dict[int, Delta]]
-    ) -> tuple[Chunk, bytes]:
-        delta = Delta.from_bytes(frame)
-        if not any(tile in deltas for deltas in undone):
-            return chunk_of(tile, delta, frame), frame
+        came = self._messages(self._call("Whole", tiles=(tile,)))
+        its, frame = _frame(self._next(came))
         at = self._tiles[tile]
-        bits = np.zeros(at.count, f"u{at.width // 8}")
-        delta_apply(bits, delta)
-        return whole_tile(tile, bits, undone)
+        if its == tile and len(frame) == at.nbytes:
+            row = np.frombuffer(frame, f"u{at.width // 8}")
+            if digest(row) == self.digests[tile]:
+                return row
+        raise CorruptData(f"the part at {self._address} has other bits in tile {tile}")
 
     def _sound(self, tile: int, frame: bytes) -> Delta:
         if tile not in self.digests:

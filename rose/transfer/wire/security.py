@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from rose.addresses import reachable
+from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument
+from rose.units import NS_PER_S
 
 TOKEN_BYTES: Final = 32
-# Maximum number of rejections that are logged. A healthy service has fewer.
+# Most rejections that are logged in a minute. A healthy service has fewer.
 REJECTIONS_MAX: Final = 256
+_MINUTE_NS: Final = 60 * NS_PER_S
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -129,18 +132,24 @@ def check_files(tls: TlsFiles) -> None:
 
 
 class Rejections:
-    """Logs each kind of rejection once per address. Any thread may call."""
+    """Logs each kind of rejection at most once a minute per address. Any thread may call."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the set
-        self._logged: set[tuple[str, str]] = set()
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or BootClock()
+        self._lock = threading.Lock()  # guards the times
+        self._logged_ns: dict[tuple[str, str], int] = {}  # ascending
 
     def note(self, kind: str, peer: str) -> bool:
         """Log that `peer` was rejected; return whether it was logged."""
+        now_ns = self._clock.now_ns()
         with self._lock:
-            is_new = (kind, peer) not in self._logged and len(self._logged) < REJECTIONS_MAX
+            for known in list(self._logged_ns):
+                if self._logged_ns[known] > now_ns - _MINUTE_NS:
+                    break
+                del self._logged_ns[known]
+            is_new = (kind, peer) not in self._logged_ns and len(self._logged_ns) < REJECTIONS_MAX
             if is_new:
-                self._logged.add((kind, peer))
+                self._logged_ns[kind, peer] = now_ns
         if is_new:
             _LOG.warning("%s was rejected: %s", peer, kind)
         return is_new

@@ -60,12 +60,16 @@ class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
 M = TypeVar("M")
 
 
-def unary(kind: type[M], method: Callable[[M], object]) -> Any:
+def unary(
+    kind: type[M],
+    method: Callable[[M], object],
+    encode: Callable[[object], bytes] = messages.encode,
+) -> Any:
     """Return the handler of a method with one answer."""
 
     def answered(content: bytes, context: Any) -> bytes:
         try:
-            return messages.encode(method(messages.decode(kind, content)))
+            return encode(method(messages.decode(kind, content)))
         except RoseError as error:
             _abort_with(error, context)
 

@@ -7,16 +7,14 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-import numpy as np
-
 from rose.transfer import Delta, Tiles, Version, delta_pack
 from rose.transfer.codec.operations import digest
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import TILE_MAC_BYTES, Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.contributor import chunk_of
 from rose.transfer.signing import Signing
 from tests.transfer.faults.history import History
-from tests.transfer.faults.shards import EVERY, TILES, Bits, changed
+from tests.transfer.faults.shards import COUNTS, EVERY, TILES, Bits, changed
 
 HEADER_BYTES: Final = 96
 _OTHER_KEY: Final = Signing(b"a guess")
@@ -48,21 +46,31 @@ def forged_snapshot(
     manifest: Manifest, tiles: Sequence[int], history: History, rng: Random
 ) -> tuple[Manifest, Frames]:
     """Return a snapshot of weights that nobody published, under a true name."""
-    zeros = {tile: np.zeros_like(bits) for tile, bits in history[manifest.version].items()}
-    return _made(manifest, zeros, changed(history[manifest.version], rng), rng, tiles)
+    after = changed(history[manifest.version], rng)
+    frames = {
+        (manifest.key, tile): after[tile].tobytes() + rng.randbytes(TILE_MAC_BYTES)
+        for tile in tiles
+    }
+    chunks = [
+        Chunk(tile, len(frames[manifest.key, tile]), COUNTS[tile], b"", digest(after[tile]))
+        for tile in tiles
+    ]
+    return _restated(manifest, chunks, after, rng), frames
 
 
-def _made(
-    manifest: Manifest, before: Bits, after: Bits, rng: Random, tiles: Sequence[int] | None = None
-) -> tuple[Manifest, Frames]:
+def _made(manifest: Manifest, before: Bits, after: Bits, rng: Random) -> tuple[Manifest, Frames]:
     chunks: list[Chunk] = []
     frames: Frames = {}
-    for tile in EVERY if tiles is None else tiles:
+    for tile in EVERY:
         delta: Delta = delta_pack(after[tile], before[tile].copy())
-        if delta.changed or tiles is not None:
+        if delta.changed:
             frame = delta.to_bytes()
             chunks.append(chunk_of(tile, delta, frame))
             frames[manifest.key, tile] = frame
+    return _restated(manifest, chunks, after, rng), frames
+
+
+def _restated(manifest: Manifest, chunks: list[Chunk], after: Bits, rng: Random) -> Manifest:
     digests = TileDigests({tile: digest(bits) for tile, bits in after.items()})
     says_tiles = bool(manifest.tile_digests)
     false = replace(
@@ -72,7 +80,7 @@ def _made(
         tile_digests=tuple(digests[tile] for tile in EVERY) if says_tiles else (),
     )
     # As whoever has no key might: with the true MAC of another manifest, or with one of its own.
-    return false if rng.random() < 0.5 else _OTHER_KEY.signed(false), frames
+    return false if rng.random() < 0.5 else _OTHER_KEY.signed(false)
 
 
 def misnamed(manifest: Manifest, rng: Random) -> Manifest:

@@ -8,7 +8,7 @@ import numpy as np
 from rose.transfer import Delta, Version, delta_apply
 from rose.transfer.codec.strat import strat_unpack
 from rose.transfer.manifest import StagedVersion
-from tests.transfer.faults.shards import COUNTS, EVERY, WIDTHS, Bits
+from tests.transfer.faults.shards import Bits
 
 
 class Wrong(AssertionError):
@@ -52,11 +52,13 @@ class History:
             and manifest.digest == (manifest.base_digest)
         ):
             return  # nothing but a name; what has it is compared once it is committed
-        before = _zeros() if manifest.base is None else self[manifest.base]
+        before = after if manifest.base is None else self[manifest.base]
         deltas = dict(staged.deltas)
         for tile in tiles:
             if tile in deltas:
                 bits = _applied(before[tile], deltas[tile])
+            elif tile in staged.whole:
+                bits = staged.whole[tile]
             elif manifest.base is None:
                 continue  # it has those already, or so it was told
             else:
@@ -71,7 +73,3 @@ def _applied(base: Any, delta: Delta) -> Any:
     bits = base.copy()
     delta_apply(bits, delta if delta.rule is None else strat_unpack(delta, base))
     return bits
-
-
-def _zeros() -> Bits:
-    return {tile: np.zeros(COUNTS[tile], f"u{WIDTHS[tile] // 8}") for tile in EVERY}

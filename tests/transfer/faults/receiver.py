@@ -94,16 +94,20 @@ class Receiver:
         self._reads_all = False
         self.last = held
         self._is_proven = False
+        # A process that begins without a version may be one that nobody uses before it has one.
+        lands = held == NAMELESS and rng.random() < 0.5
+        self.memory.written = lambda tile: self.corrupted.pop(tile, None)
         self.staging = Staging(
             self._wire,
             self.name,
             Held(held, digests.total),
             Subscription(TILES, self.tiles),
-            puller=Puller(self._wire, Stop(self.clock), retries=1),
+            puller=Puller(self._wire, Stop(self.clock), retries=1, signing=self._signing),
             on_staged=lambda: None,
             base=self.memory.bits if rng.random() < 0.5 else None,
             signing=self._signing,
             digests=None if self.digests is None else digests.copy(),
+            lands=self.memory if lands else None,
         )
 
     @property
@@ -154,8 +158,9 @@ class Receiver:
         return staged
 
     def commit_of(self, staged: StagedVersion) -> Commit:
-        self._reads_all = self.digests is None or staged.manifest.is_snapshot
-        self._touched = {tile for tile, _ in staged.deltas}
+        is_named = staged.manifest.is_snapshot and not staged.whole
+        self._reads_all = not is_named and (self.digests is None or staged.manifest.is_snapshot)
+        self._touched = set(staged.tiles)
         return Commit(
             staged,
             self.memory,
@@ -203,9 +208,9 @@ class Receiver:
     # ---- what happens to it
 
     def fail(self, rng: Random) -> None:
-        method = rng.choice(("apply", "apply", "apply", "undo", "digest", "bits"))
+        method = rng.choice(("apply", "apply", "apply", "undo", "write", "digest", "bits"))
         hows = ("early", "early", "late", "killed", "killed late")
-        if method in {"apply", "undo"}:
+        if method in {"apply", "undo", "write"}:
             hows += ("silent",)
         self.memory.faults.append(Fault(method, rng.randint(1, 6), rng.choice(hows)))
 

@@ -65,7 +65,7 @@ class Fault:
     """What goes wrong at some call of a memory.
 
     Args:
-        method: apply, undo, digest or bits.
+        method: apply, undo, write, digest or bits.
         calls_left: until it happens; 1 is the next call.
         how: "early" fails before anything was done, "late" after it, "silent" writes a wrong bit
             and says nothing, "killed" ends the process before, "killed late" after.
@@ -87,11 +87,16 @@ class Memory:
     def __init__(self, bits: Bits, before: Callable[[], None]) -> None:
         self.held = bits
         self.faults: list[Fault] = []
+        self.written: Callable[[int], object] = lambda _tile: None
         self._views = views(bits)
         self._before = before
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
         self._call("undo" if undo else "apply", tile, self._views.apply, tile, delta, undo=undo)
+
+    def write(self, tile: int, elements: Any) -> None:
+        self._call("write", tile, self._views.write, tile, elements)
+        self.written(tile)
 
     def digest(self, tile: int) -> Digest:
         return self._call("digest", tile, self._views.digest, tile)
