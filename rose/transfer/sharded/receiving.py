@@ -427,7 +427,7 @@ class ShardReceiver(Closing):
         outcome = commit.run()
         if outcome.state is CommitState.COMMITTED:
             try:
-                self._memory.load(tile for tile, _ in staged.deltas)
+                self._memory.load(staged.tiles)
             except RoseError as error:
                 now.failure = sentence(error)
             else:

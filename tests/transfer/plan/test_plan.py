@@ -18,8 +18,8 @@ from rose.transfer.plan import (
     SourceRanks,
     TensorSpec,
     make_plan,
-    traffic,
 )
+from rose_lab.sim.plan_traffic import traffic
 from tests.reference.plan import (
     elements_of,
     least_crossing,
