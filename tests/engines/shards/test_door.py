@@ -208,22 +208,59 @@ def test_ranks_ahead_undo_if_one_does_not_commit(
     world.follow("one", 1)
 
 
-def test_rank_that_cannot_commit_makes_all_ranks_undo(world: World) -> None:
+def test_tensors_that_somebody_wrote_to_are_repaired_on_that_rank(world: World) -> None:
     world.begin()
-    world.join("one", 2)
+    world.join("one", 2, barrier_s=2.0)
     world.follow("one", 0)
     parameter = world.engines["one"][1].get_parameter("pqkv1")
     with torch.no_grad():
         parameter[0, 0] += 1
     world.update(1)
-    for one in world.receivers["one"]:
+    first, second = world.receivers["one"]
+    for one in (first, second):
         one.wait(LONG_S)
-    found = world.together(*(one.commit for one in world.receivers["one"]))
-    for error in found:
-        assert isinstance(error, CorruptData)
-        assert "on no rank: rank 1 of one could not commit" in str(error)
+    waiting = world.start(first.commit)
+    with pytest.raises(CorruptData, match="somebody else wrote to pqkv1"):
+        second.commit()
+    assert "on no rank: rank 1 of one" in str(waiting.exception(LONG_S))
     assert is_loaded(world.engines["one"][0], WEIGHTS[0], converts=True)
     world.follow("one", 1)
+
+
+def test_rank_that_cannot_load_makes_all_ranks_undo(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.begin()
+    world.join("one", 2)
+    world.follow("one", 0)
+    world.update(1)
+    for one in world.receivers["one"]:
+        one.wait(LONG_S)
+
+    def fails(_tiles: object) -> None:
+        raise InvalidArgument("planted: the loader failed")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(world.receivers["one"][1]._memory, "load", fails)
+        found = world.together(*(one.commit for one in world.receivers["one"]))
+    for error in found:
+        assert isinstance(error, CorruptData)
+        assert "on no rank: rank 1 of one could not commit: planted" in str(error)
+    assert world.holds("one", 0)
+    world.follow("one", 1)
+
+
+def test_moved_parameters_are_named(world: World) -> None:
+    world.begin()
+    world.join("one", 1)
+    world.follow("one", 0)
+    parameter = world.engines["one"][0].get_parameter("po1")
+    parameter.data = parameter.data.clone()
+    world.update(1)
+    [receiver] = world.receivers["one"]
+    receiver.wait(LONG_S)
+    with pytest.raises(InvalidArgument, match="po1 moved to other memory since"):
+        receiver.commit()
 
 
 def test_engines_follow_a_restarted_trainer(world: World) -> None:
