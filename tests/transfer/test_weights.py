@@ -383,6 +383,20 @@ def test_tensors_that_are_no_longer_tied_are_refused() -> None:
         assert publisher.update({"a": w, "b": w}) == 2
 
 
+@pytest.mark.parametrize("name", ["", "..", "a/b", "x\ny", "n\0ul", "权重.é", "k" * 10_000])
+def test_a_name_that_is_published_is_received(name: str) -> None:
+    here, there = {name: np.zeros(3, np.float32)}, {name: np.ones(3, np.float32)}
+    with rose.publish(there) as publisher, received(publisher, here) as receiver:
+        follow(receiver, 1)
+    assert equal(here, there)
+
+
+def test_more_names_than_one_message_holds_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr("rose.transfer.wire.peers.REPLY_BYTES_MAX", 100)
+    with pytest.raises(rose.InvalidArgument, match="the names of 8 tensors take"):
+        rose.publish(arrays(0))
+
+
 def test_what_top_k_holds_back_is_shown() -> None:
     before = {"w": np.zeros(100, ml_dtypes.bfloat16)}
     with rose.publish(before, largest=0.1, metrics="127.0.0.1:0") as publisher:
