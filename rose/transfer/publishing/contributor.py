@@ -14,7 +14,7 @@ from rose.transfer.codec.class_rule import SAMPLED_BLOCKS, class_rule
 from rose.transfer.codec.delta import BLOCK_ELEMENTS, ClassRule, Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack, digests, pack_tiles
 from rose.transfer.codec.strat import host_row, strat_pack
-from rose.transfer.codec.tensor import bits_of
+from rose.transfer.codec.tensor import bits_of, is_units
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.selection import Drift, Selection, drift_of
@@ -140,7 +140,8 @@ class Contributor:
 
     def whole(self, tile: int) -> Any:
         """Return the elements of a tile of the shadow as a row on the host, for reading at once."""
-        return host_row(bits_of("shadow", self._shadow.bits(tile)))
+        bits = self._shadow.bits(tile)
+        return bits.reshape(-1) if is_units(bits) else host_row(bits_of("shadow", bits))
 
     def _way(self, tile: int) -> tuple[str | None, int]:
         """Return what tiles must have in common to be packed in one call: GPU, and width."""
