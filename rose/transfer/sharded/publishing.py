@@ -177,7 +177,7 @@ class LeadPublisher(Closing):
             InvalidArgument: names, dtypes, shapes or shards differ from those at the start.
             Unavailable: a rank did not take part in time.
         """
-        self._once.check_here("a publisher")
+        self._once.check_open("this publisher")
         new = self._read(weights)
         check_alike(self._shards, new.shards)
         with self._lock:
@@ -350,7 +350,7 @@ class RankPublisher(Closing):
 
     def update(self, weights: Any) -> int:
         """Publish with all other ranks: see `LeadPublisher.update`."""
-        self._once.check_here("a publisher")
+        self._once.check_open("this publisher")
         new = self._read(weights)
         check_alike(self._shards, new.shards)
         self._step += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rose.clock import BootClock
-from rose.closing import Closing, Once
+from rose.closing import Closing, Once, weakly
 from rose.errors import (
     CorruptData,
     DeadlineExceeded,
@@ -192,13 +192,16 @@ class ShardReceiver(Closing):
         self._agreed: Version | None = None
         self._digest: Digest = (0, 0)
         self._receiver: Receiver | None = None
+        self._following = ExitStack()  # closes the receiver
         with ExitStack() as undo:
             self._source = RemoteSource(upstream, token, tls=tls)
             undo.callback(self._source.close)
+            undo.push(self._following)
             self._memory = place(self._tensors())
             self._file = shards_to_json(self._memory.file)
             self._enter(secrets.token_hex(8))
-            undo.pop_all()
+            self._undoing = undo.pop_all()
+        self._once.when_dropped(self, self._undoing.close)
 
     @property
     def version(self) -> int | None:
@@ -215,10 +218,11 @@ class ShardReceiver(Closing):
 
         Raises:
             DeadlineExceeded: no version was ready in time; the message has the cause, if known.
+            Unavailable: the receiver is closed.
         """
-        self._once.check_here("a receiver")
         until_s = self._now_s() + timeout_s
         while True:
+            self._once.check_open("this receiver")
             self._follow()
             receiver = self._followed()
             if receiver.staged_version is not None:
@@ -249,7 +253,7 @@ class ShardReceiver(Closing):
             Unavailable: the publisher does not answer. If all ranks were ready before, this rank
                 has the new version, and whether the others have it is unknown until the next call.
         """
-        self._once.check_here("a receiver")
+        self._once.check_open("this receiver")
         if self._open is not None:
             return self._end(self._open)
         self._follow()
@@ -274,9 +278,8 @@ class ShardReceiver(Closing):
         self._once(self._close)
 
     def _close(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
-        self._source.close()
+        self._staged.set()  # ends a `wait` in another thread
+        self._undoing.close()
 
     # ---- joining
 
@@ -298,9 +301,8 @@ class ShardReceiver(Closing):
 
     def _enter(self, session: str) -> None:
         """Join the engine, and follow the versions of the present plan."""
-        if self._receiver is not None:
-            self._receiver.close()
-            self._receiver = None
+        self._following.close()
+        self._receiver = None
         self._is_moved.clear()
         shards = self._shards
         call = Join(self._replica, shards.rank, shards.ranks, session, self._file)
@@ -310,7 +312,7 @@ class ShardReceiver(Closing):
         self._target = self._memory.views(file.places)
         digests = self._target.digests()
         self._digests: TileDigests | None = digests
-        self._aimed = AimedSource(self._source, self._aim)
+        self._aimed = AimedSource(self._source, weakly(self._aim))
         self._receiver = Receiver(
             self._aimed,
             f"{self._replica} rank {shards.rank}",
@@ -322,6 +324,7 @@ class ShardReceiver(Closing):
             signing=self._signing,
             digests=digests.copy(),
         )
+        self._following.callback(self._receiver.close)
 
     def _aim(self, after_n: int, timeout_s: float, gone: Version | None) -> Version | None:
         """Return the version to stage next; called by the receiver's thread."""
@@ -481,7 +484,7 @@ class ShardReceiver(Closing):
         )
         if self._is_lost or outcome.state is CommitState.QUARANTINED:
             self._is_lost, self._agreed = False, None
-            receiver.close()
+            self._following.close()
             self._receiver = None  # the next call joins as a new process
             return
         self._digests = commit.digests
