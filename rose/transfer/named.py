@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from rose.errors import InvalidArgument
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.plan.tiling import Tiling
-from rose.transfer.tensors import STORED_NAMES, StoredTensor
+from rose.transfer.tensors import StoredTensor
 from rose.transfer.tiles import ShardViews
 
 # Name → array or tensor, or an object with `state_dict()`, such as a module of torch.
@@ -75,7 +75,7 @@ def named_rows(
         key = here if here.nbytes else name  # an empty tensor shares nothing
         seen = found.get(key)
         if seen is None:
-            stored = StoredTensor(name, STORED_NAMES[bits.dtype], bits.shape)
+            stored = StoredTensor.of(name, bits.dtype, bits.shape)
             found[key] = NamedRow(stored, (), bits.bits.reshape(-1), tensor)
         else:
             found[key] = replace(seen, aliases=(*seen.aliases, name))

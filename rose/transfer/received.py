@@ -80,7 +80,7 @@ class WeightReceiver(Closing):
         self._on_staged = on_staged
         self._clock = BootClock()
         # Held while the weights are changed or scrubbed; guards the digests and the scrub.
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._scrub: Scrub | None = None
         self._digests: TileDigests | None = None
         # Neither the stacks nor any thread refer to this object, so that it can be dropped.
@@ -150,6 +150,11 @@ class WeightReceiver(Closing):
         return self._receiver.failure
 
     @property
+    def ready(self) -> Version | None:
+        """The version that is ready to commit."""
+        return self._receiver.staged_version
+
+    @property
     def statistics(self) -> ReceiverStatistics:
         """Counters of the receiver."""
         return self._receiver.stats
@@ -164,7 +169,7 @@ class WeightReceiver(Closing):
         end_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)
         while True:
             self._once.check_open("this receiver")
-            if self._receiver.staged_version is not None:
+            if self.ready is not None:
                 return
             left_ns = end_ns - self._clock.now_ns()
             if left_ns <= 0:
@@ -193,13 +198,8 @@ class WeightReceiver(Closing):
             Unavailable: the receiver is closed.
         """
         self._once.check_open("this receiver")
-        with self._lock:
-            ready = self._receiver.staged_version
-            if ready is None:
-                return None
-            self._check()
-            self._check_others(ready)
-            commit = self.take()
+        with self.lock:
+            commit = None if self.check_ready() is None else self.take()
             if commit is None:
                 return None
             try:
@@ -209,6 +209,14 @@ class WeightReceiver(Closing):
         if outcome.state is not CommitState.COMMITTED:
             raise CorruptData(f"version {outcome.version.n} was not committed: {outcome.reason}")
         return outcome.version.n
+
+    def check_ready(self) -> Version | None:
+        """Return the ready version, if any, after the checks of `commit`; the lock must be held."""
+        ready = self._receiver.staged_version
+        if ready is not None:
+            self._check()
+            self._check_others(ready)
+        return ready
 
     def take(self) -> Commit | None:
         """Return the commit of the ready version; None if there is none. `settle` must follow."""
@@ -265,7 +273,7 @@ class WeightReceiver(Closing):
 
     def _scrub_one(self) -> None:
         """Read the next tile, and have damage repaired."""
-        with self._lock:
+        with self.lock:
             scrub = self._scrubbing()
             if scrub is not None:
                 scrub.step(0)

@@ -218,6 +218,17 @@ def test_all_move_on_if_that_version_is_gone(world: World) -> None:
     assert {one.held for one in world.ranks} == {version(2)}
 
 
+def test_rank_that_cannot_come_ends_the_wait_of_the_others(world: World) -> None:
+    world.stage(0)
+    world.come(0)
+    world.barrier.refuse(1, world.ranks[1].session, "planted")
+    world.come(0)  # in another round
+    world.settle()
+    assert {one.held for one in world.ranks} == {version(1)}
+    reasons = {one.reason for one in world.barrier._decided.values() if one.reason}
+    assert reasons == {"rank 1 of engine could not commit: planted"}
+
+
 def test_second_process_of_a_rank_is_told_to_take_another_name(world: World) -> None:
     before = world.ranks[0]
     world.restart(0)

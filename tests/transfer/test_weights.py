@@ -279,7 +279,7 @@ def restarted(earlier: rose.WeightPublisher, weights, **options) -> rose.WeightP
 
 
 @pytest.mark.parametrize("first_version", [None, 1])
-def test_a_run_that_starts_again_from_the_beginning_is_joined_anew(first_version) -> None:
+def test_a_run_that_starts_again_from_the_beginning_is_joined_anew(first_version, caplog) -> None:
     here, there = arrays(1), arrays(0)
     with rose.publish(there, token=TOKEN) as earlier:
         receiver = received(earlier, here)
@@ -294,6 +294,10 @@ def test_a_run_that_starts_again_from_the_beginning_is_joined_anew(first_version
             receiver.wait(WAIT_S)
             receiver.commit()
         assert equal(here, there)
+        runs = earlier.newest.run, later.newest.run
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("joins it anew" in one and all(run in one for run in runs) for one in said) == 1
+    assert sum("join it anew" in one and all(run in one for run in runs) for one in said) == 1
 
 
 def test_numbers_of_a_publisher_that_may_be_found_again_exceed_the_earlier_ones() -> None:

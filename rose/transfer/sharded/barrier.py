@@ -137,6 +137,13 @@ class Barrier:
                 return self._decided[now.number]
             return Ruling(Verdict.COMMIT if now.needed else Verdict.WAIT, now.number)
 
+    def refuse(self, rank: int, session: str, reason: str) -> Ruling:
+        """State that a rank cannot come; if others wait for it, the round is over."""
+        with self._changed:
+            self._check(rank, session)
+            self._end_round(Verdict.UNDO, self._failed(rank, reason))
+            return Ruling(Verdict.UNDO)
+
     def done(self, rank: int, session: str, number: int, *, failure: str, wait_s: float) -> Ruling:
         """State that a rank has committed the round's version; wait for the other ranks.
 
@@ -156,9 +163,7 @@ class Barrier:
                 self._check(rank, session)
                 now.done.add(rank)
                 if failure:
-                    self._end_round(
-                        Verdict.UNDO, f"rank {rank} of {self._name} could not commit: {failure}"
-                    )
+                    self._end_round(Verdict.UNDO, self._failed(rank, failure))
                 elif now.needed <= now.done:
                     self._held.update(dict.fromkeys(now.needed, now.version))
                     self._end_round(Verdict.KEEP)
@@ -166,6 +171,9 @@ class Barrier:
             elif number not in self._decided:
                 raise InvalidArgument(f"the publisher does not know round {number} of {self._name}")
             return self._decided.get(number, Ruling(Verdict.WAIT, number))
+
+    def _failed(self, rank: int, reason: str) -> str:
+        return f"rank {rank} of {self._name} could not commit: {reason}"
 
     # ---- under the lock
 

@@ -115,11 +115,13 @@ class WaitRequest:
         after_base_n: number of the base of the last update in a partial reply; that update's
             version is `after_n`. Requests the rest of the reply, without a wait. None in a first
             request.
+        run: run of the manifests that came before; "" at first.
     """
 
     after_n: int
     timeout_ms: int
     after_base_n: int | None = None
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +354,7 @@ _RECEIVED: Final[Mapping[str, Callable[[Any], object]]] = {
     "receiver": _name,
     "relays": _relays,
     "role": _role,
+    "run": _name,
     "tensors": _tensors,
     "tiles": _tiles,
 }
