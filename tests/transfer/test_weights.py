@@ -1,5 +1,7 @@
 """`rose.publish` and `rose.receive`: tensors follow a training loop bit for bit, or say why not."""
 
+import gc
+import threading
 import time
 import urllib.request
 
@@ -15,6 +17,7 @@ from rose.transfer.named import named_rows
 from rose.transfer.published import WeightPublisher
 from rose.transfer.signing import Signing
 from rose.transfer.wire.security import Security
+from tests.waiting import wait_for
 
 WAIT_S = 30.0
 
@@ -450,3 +453,24 @@ def test_an_update_after_an_interrupted_one_heals(publisher, monkeypatch) -> Non
         there = changed(there, 3)
         follow(receiver, publisher.update(there))
         assert equal(here, there)
+
+
+def test_what_is_dropped_without_a_close_ends() -> None:
+    def own_threads() -> int:
+        return sum(one.name.startswith("rose-") for one in threading.enumerate())
+
+    before = own_threads()
+    publisher = rose.publish(arrays(0), metrics="127.0.0.1:0")
+    receiver = received(publisher, arrays(1))
+    follow(receiver, 1)
+    both = own_threads()
+    del receiver
+    gc.collect()
+    wait_for(lambda: before < own_threads() < both)
+    with received(publisher, arrays(0)) as receiver:
+        follow(receiver, 1)
+        held = own_threads()
+        del publisher
+        gc.collect()
+        wait_for(lambda: own_threads() < held)
+    wait_for(lambda: own_threads() == before)
