@@ -21,6 +21,7 @@ Names: TypeAlias = Mapping[str, str] | Callable[[str], str | None]
 _WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _PREFIXES: Final = ("module.", "base_model.model.")
 _SHOWN: Final = 3  # names in an error
+NAME_MAX: Final = 1 << 16  # characters of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,10 @@ def tensors_by_name(tensors: Tensors) -> Mapping[str, Any]:
     for name in given:
         if not isinstance(name, str):
             raise InvalidArgument(f"the name of a tensor must be text, got {name!r}")
+        if len(name) > NAME_MAX:
+            raise InvalidArgument(
+                f"the name of a tensor must have at most {NAME_MAX} characters, got {len(name)}"
+            )
         try:
             name.encode()
         except UnicodeEncodeError:

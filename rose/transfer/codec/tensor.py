@@ -8,7 +8,7 @@ import functools
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,7 @@ _UNITS: Final = frozenset(map(np.dtype, (np.uint8, np.uint16, np.uint32)))
 _RAW: Final = frozenset(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64))
 
 
-@dataclass(frozen=True, slots=True)
-class TensorBits:
+class TensorBits(NamedTuple):
     """The elements of a tensor as a box of numbers that shares its memory.
 
     Args:
@@ -192,7 +191,7 @@ def _bits_of_torch(name: str, tensor: Any) -> TensorBits:
         )
     if tensor.is_nested:
         raise InvalidArgument(f"{name} is nested: pass its parts as tensors of their own")
-    if tensor.layout != torch.strided or tensor.is_neg() or tensor.is_conj():
+    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
         raise InvalidArgument(
             f"{name} is sparse, or lazily negated or conjugated: pass a dense copy of it"
         )

@@ -14,7 +14,7 @@ from rose.transfer.codec.class_rule import SAMPLED_BLOCKS, class_rule
 from rose.transfer.codec.delta import BLOCK_ELEMENTS, ClassRule, Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack, digests, pack_tiles
 from rose.transfer.codec.strat import host_row, strat_pack
-from rose.transfer.codec.tensor import bits_of
+from rose.transfer.codec.tensor import bits_of, is_units
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.selection import Drift, Selection, drift_of
@@ -78,12 +78,10 @@ class Contributor:
         threads: int = 1,
         selections: Mapping[int, Selection] | None = None,
     ) -> None:
-        if encoding not in ENCODINGS:
-            raise InvalidArgument(f"encoding '{encoding}': choose gap or strat")
+        self.encode_as(encoding)
         self.owned = range(len(tiles)) if owned is None else owned
         self._tiles = tiles
         self._shadow = shadow
-        self._is_strat = encoding == "strat"
         self._threads = threads
         self._selections = {} if selections is None else dict(selections)
         for tile in self._selections:
@@ -99,6 +97,16 @@ class Contributor:
         found = digests([shadow.bits(tile) for tile in owned])
         self.digests = TileDigests(dict(zip(owned, found, strict=True)))
         self._groups = [(way, list(some)) for way, some in groupby(owned, self._way)]
+
+    def encode_as(self, encoding: Encoding) -> None:
+        """Encode from the next pack on as given.
+
+        Raises:
+            InvalidArgument: the encoding is unknown.
+        """
+        if encoding not in ENCODINGS:
+            raise InvalidArgument(f"encoding '{encoding}': choose gap or strat")
+        self._is_strat = encoding == "strat"
 
     def begin(self, new: TileViews) -> None:
         """Do nothing: this contributor packs in the publisher's thread."""
@@ -140,7 +148,8 @@ class Contributor:
 
     def whole(self, tile: int) -> Any:
         """Return the elements of a tile of the shadow as a row on the host, for reading at once."""
-        return host_row(bits_of("shadow", self._shadow.bits(tile)))
+        bits = self._shadow.bits(tile)
+        return bits.reshape(-1) if is_units(bits) else host_row(bits_of("shadow", bits))
 
     def _way(self, tile: int) -> tuple[str | None, int]:
         """Return what tiles must have in common to be packed in one call: GPU, and width."""

@@ -164,7 +164,7 @@ class Puller:
         def read(frame: Frame, chunk: Chunk, tile: Tile) -> "Delta | Elements | None":
             if not chunk.is_whole:
                 return sound_delta(frame, chunk, tile)
-            elements = self._sound_whole(frame, chunk, tile)
+            elements = self._sound_whole(frame, chunk, tile, keeps=land is None)
             if (digest(elements) if land is None else land(tile.index, elements)) != chunk.digest:
                 raise CorruptData(f"tile {tile.index} does not have the digest of its version")
             return elements if land is None else None
@@ -175,14 +175,16 @@ class Puller:
         with ThreadPool(self._threads, "rose-staging") as readers:
             yield lambda *frame: readers.submit(read, *frame).result
 
-    def _sound_whole(self, frame: Frame, chunk: Chunk, tile: Tile) -> Elements:
+    def _sound_whole(self, frame: Frame, chunk: Chunk, tile: Tile, *, keeps: bool) -> Elements:
         """Return the elements of a whole tile, if they have the right size and MAC."""
         is_fitting = len(frame) == chunk.nbytes == tile.nbytes + TILE_MAC_BYTES
         if not is_fitting or not self._signing.is_tile(frame):
             raise CorruptData(
                 f"tile {tile.index} is not the publisher's: its size or its MAC differ"
             )
-        return np.frombuffer(frame, f"u{tile.width // 8}", tile.count)
+        elements = np.frombuffer(frame, f"u{tile.width // 8}", tile.count)
+        # What is kept must not be memory that the publisher changes.
+        return elements.copy() if keeps and isinstance(frame, memoryview) else elements
 
 
 def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:

@@ -35,7 +35,7 @@ PART_BYTES_MAX: Final = CHUNK_BYTES_MAX + 64
 PART_TILES_MAX: Final = 1 << 17  # in one message of digests, or one request
 
 NAME_MAX: Final = 256
-LABEL_MAX: Final = 1 << 16
+LABEL_MAX: Final = 1 << 16  # names of tensors, see `named_rows`
 RELAYS_MAX: Final = 1024
 TENSORS_MAX: Final = 1 << 22  # more than a reply has room for
 MANIFESTS_MAX: Final = 1 << 13

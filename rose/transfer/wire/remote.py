@@ -186,6 +186,7 @@ class RemoteSource:
                     elsewhere.append(one)
                 else:
                     yield one.tile, frame
+            memory.forget()
             if not elsewhere:
                 return
             wanted = elsewhere
