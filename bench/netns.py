@@ -67,6 +67,14 @@ class End:
         shown = _do("ip", "-n", self.namespace, "-s", "-j", "link", "show", self.device)
         return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
 
+    def set(self, setting: str, value: object) -> None:
+        """Change a setting of the kernel for this end.
+
+        Raises:
+            Unavailable: the kernel does not have the setting or the value.
+        """
+        _do(*self.command("sysctl", "-qw", f"{setting}={value}"))
+
     def command(self, *arguments: str) -> list[str]:
         """Return a command line that runs a program at this end."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
@@ -200,8 +208,7 @@ def _raise(end: End) -> None:
     _do(*at, "addr", "add", f"{end.address}/30", "dev", end.device)
     _do(*at, "addr", "add", f"{end.address6}/64", "dev", end.device, "nodad")
     for which in ("all", end.device):
-        setting = f"net.ipv4.conf.{which}.route_localnet=1"
-        _do(*end.command("sysctl", "-qw", setting))
+        end.set(f"net.ipv4.conf.{which}.route_localnet", 1)
     _do(*at, "link", "set", end.device, "up")
 
 

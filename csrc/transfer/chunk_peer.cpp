@@ -60,8 +60,7 @@ void ChunkPeer::read(Nanoseconds now_ns) noexcept {
   while (may_read()) {
     // At most as many requests as may be outstanding. The others stay in the socket, and the peer
     // waits.
-    const std::size_t most =
-        state_ == State::kGreeting ? kGreetingBytes : (kAsksMax - asks()) * kAskBytes;
+    const std::size_t most = state_ == State::kGreeting ? kGreetingBytes : room() * kAskBytes;
     const IoResult got =
         channel_.read(std::span{input_}.subspan(input_bytes_, most - input_bytes_));
     if (got.state == Io::kClosed) {
@@ -141,6 +140,7 @@ void ChunkPeer::answer(const ChunkKey& key, const ShelfAnswer& found) noexcept {
   one.header = pack(ChunkAnswer{key, static_cast<std::uint32_t>(found.frame.bytes.size())});
   one.header_bytes = kAnswerBytes;
   one.frame = found.frame;
+  output_bytes_ += found.frame.bytes.size();
 }
 
 std::size_t ChunkPeer::write(Nanoseconds now_ns, std::size_t allowance) noexcept {
@@ -181,6 +181,7 @@ void ChunkPeer::drop_sent(std::size_t nbytes) noexcept {
   while (!output_.empty() && output_at_ >= output_.front().size()) {
     const Outgoing& done = output_.front();
     output_at_ -= done.size();
+    output_bytes_ -= done.frame.bytes.size();
     if (!done.frame.bytes.empty()) shelf_.count_sent(done.key, done.frame.bytes.size());
     output_.pop_front();
   }

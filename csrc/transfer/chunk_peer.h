@@ -1,6 +1,7 @@
 // One receiver of a chunk server: its requests and their answers.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -28,11 +29,15 @@ struct PeerLimits {
 //
 // Only the server's thread uses it. No call blocks.
 //
-// A request is open once it was read, until it is answered or given up. Invariant: at most kAsksMax
-// requests are open; with kAsksMax open requests nothing more is read from the peer.
+// A request is open once it was read, until it is answered or given up. Requests that are not read
+// wait in the socket. Invariants: at most kAsksMax requests are open, at most kParkedMax of them
+// wait for missing chunks, and nothing is read while kOutputBytesMax of frames wait to be sent. So
+// a frame that is made for a request is made soon before it is sent, and few exist at a time.
 class ChunkPeer {
  public:
   static constexpr std::size_t kAsksMax = 256;
+  static constexpr std::size_t kParkedMax = 8;
+  static constexpr std::size_t kOutputBytesMax = 4 << 20;
 
   // Result of `serve`.
   struct Moved {
@@ -89,9 +94,13 @@ class ChunkPeer {
   // Time at which the connection is closed because the peer is too slow.
   Nanoseconds over_ns() const noexcept;
   std::size_t asks() const noexcept { return output_.size() + parked_.size(); }
+  // Number of requests that may be read now.
+  std::size_t room() const noexcept {
+    if (output_bytes_ >= kOutputBytesMax || asks() >= kAsksMax) return 0;
+    return std::min(kAsksMax - asks(), kParkedMax - parked_.size());
+  }
   bool may_read() const noexcept {
-    return can_read_ &&
-           (state_ == State::kGreeting || (state_ == State::kServing && asks() < kAsksMax));
+    return can_read_ && (state_ == State::kGreeting || (state_ == State::kServing && room() > 0));
   }
 
   ChunkChannel channel_;
@@ -107,6 +116,7 @@ class ChunkPeer {
   std::size_t input_bytes_{0};
   std::deque<Outgoing> output_;
   std::size_t output_at_{0};                     // sent bytes of the first output
+  std::size_t output_bytes_{0};                  // total size of the frames in output_
   std::multimap<ChunkKey, Nanoseconds> parked_;  // parked requests and their deadlines
   const Nanoseconds greet_by_ns_;
   Nanoseconds heard_ns_;                 // time of the last request, or of the last byte sent

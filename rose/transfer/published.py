@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from rose.closing import Closing, Once
+from rose.closing import Closing, Once, weakly
 from rose.config import quiet_grpc
 from rose.errors import InvalidArgument
 from rose.transfer.digests import hexadecimal
@@ -108,6 +108,7 @@ class WeightPublisher(Closing):
             )
             self.metrics_address = self._metrics(metrics, security, undo)
             self._undo = undo.pop_all()
+        self._once.when_dropped(self, self._undo.close)
 
     def _begin(
         self,
@@ -161,7 +162,8 @@ class WeightPublisher(Closing):
         # Imported here, because it needs the extra `metrics`.
         from rose.transfer.observing.metrics import Metrics, MetricsServer  # noqa: PLC0415
 
-        metrics = Metrics("publisher", self.figures)
+        figures = weakly(self.figures)
+        metrics = Metrics("publisher", lambda: figures() or {})
         return undo.enter_context(MetricsServer(metrics, address, security)).address
 
     @property

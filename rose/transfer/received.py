@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from rose.clock import BootClock
-from rose.closing import Closing, Once
+from rose.closing import Closing, Once, weakly
 from rose.errors import CorruptData, DeadlineExceeded
 from rose.transfer.digests import TileDigests, hexadecimal
 from rose.transfer.manifest import NAMELESS, Subscription, Version
@@ -38,8 +38,9 @@ class Weights(Target, Protocol):
 class WeightReceiver(Closing):
     """Weights that follow a publisher; `rose.receive` makes one for tensors.
 
-    A background thread fetches and checks versions. Only `commit` changes the weights, in the
-    caller's thread. An engine that commits in slices uses `take` and `settle` in its place.
+    A background thread fetches and checks versions, until this object is closed or dropped. Only
+    `commit` changes the weights, in the caller's thread. An engine that commits in slices uses
+    `take` and `settle` in its place.
 
     Args:
         weights: weights in use.
@@ -82,13 +83,15 @@ class WeightReceiver(Closing):
         self.lock = threading.Lock()
         self._scrub: Scrub | None = None
         self._digests: TileDigests | None = None
+        # Neither the stacks nor any thread refer to this object, so that it can be dropped.
+        self._following, self._undo = ExitStack(), ExitStack()
+        self._undo.push(self._following)
         self._receiver = self._begun(held)
-        self._undo = ExitStack()
         if scrub_s > 0:
             stop = threading.Event()
             pause_s = scrub_s / max(1, len(subscription.wanted))
             rounds = Rounds(
-                self._scrub_one,
+                weakly(self._scrub_one),
                 who="scrub",
                 name=f"rose-scrub-{name}",
                 stop=stop,
@@ -96,22 +99,26 @@ class WeightReceiver(Closing):
             )
             rounds.start()
             self._undo.callback(rounds.close)
+        self._once.when_dropped(self, self._undo.close)
 
     def _begun(self, held: Version) -> Receiver:
-        """Start a receiver whose base is the present weights."""
+        """Start a receiver whose base is the present weights, in place of the earlier one."""
+        self._following.close()
         self._digests = digests = None if self._lands else self._weights.digests()
-        return Receiver(
+        receiver = Receiver(
             self._source,
             self._name,
             held,
             None if digests is None else digests.total,
             self._subscription,
-            self._has_staged,
+            weakly(self._has_staged),
             base=self._weights.bits,
             signing=self._signing,
             digests=None if digests is None else digests.copy(),
             lands=self._weights if self._lands else None,
         )
+        self._following.callback(receiver.close)
+        return receiver
 
     def _has_staged(self) -> None:
         self._staged.set()
@@ -227,7 +234,6 @@ class WeightReceiver(Closing):
     def settle(self, commit: Commit) -> None:
         """Continue from the present weights after a commit, also after an interrupted one."""
         if commit.state is CommitState.QUARANTINED:
-            self._receiver.close()
             self._receiver = self._begun(NAMELESS)
         else:
             self._digests = commit.digests
@@ -247,7 +253,7 @@ class WeightReceiver(Closing):
 
     def _close(self) -> None:
         self._staged.set()  # ends a `wait` in another thread
-        self._receiver.close()
+        self._following.close()
         self._undo.close()
 
     def _check_others(self, ready: Version) -> None:

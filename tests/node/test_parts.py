@@ -132,13 +132,16 @@ class Receiver:
 
     digest = (0, 0)
 
-    def __init__(self, *parts, base, signing, digests) -> None:
+    def __init__(self, *parts, base, signing, digests, lands) -> None:
         self.on_staged = parts[-1]
         self.staged = [101, 102]
         self.is_out = False
         self.reports: list[str] = []
         self.on_staged()  # It is quicker than whoever made it.
         assert not self.is_out
+
+    def close(self) -> None:
+        """Do nothing: there is no thread."""
 
     def take_staged(self) -> SimpleNamespace | None:
         if self.is_out or not self.staged:

@@ -10,8 +10,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from rose.transfer.publishing.row_publisher import RowPublisher
 
+from bench.row_publisher import RowPublisher
 from rose.errors import CorruptData, Unavailable
 from rose.transfer.manifest import (
     TILE_MAC_BYTES,

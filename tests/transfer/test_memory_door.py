@@ -7,15 +7,17 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rose.transfer.manifest import Manifest, Version
+from rose.transfer.manifest import Manifest, Subscription, Version
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.shadow_memory import NOWHERE, ShadowMemory
+from rose.transfer.receiving.puller import Puller
 from rose.transfer.signing import UNSIGNED, Signing
 from rose.transfer.tiles import Row
 from rose.transfer.wire import memory_door
@@ -122,9 +124,9 @@ def test_closed_server_has_no_door(publisher: Publisher) -> None:
     assert "rose-memory-door" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_receivers_cannot_write_the_memory(publisher: Publisher, server: WeightServer) -> None:
-    made = reader(server)
-    fd = made._fd
+def test_receivers_cannot_write_the_memory(publisher: Publisher) -> None:
+    assert publisher._log.shared is not None
+    fd = publisher._log.shared.fd
     with pytest.raises(OSError, match="descriptor"):
         os.pwrite(fd, b"x", 0)
     again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
@@ -169,14 +171,34 @@ def test_memory_has_the_rows_for_which_it_was_made(monkeypatch: pytest.MonkeyPat
     assert without.tiles(rows) is None
 
 
-def test_descriptors_are_closed(server: WeightServer) -> None:
+def test_reader_leaves_no_descriptor(server: WeightServer) -> None:
+    before = set(Path("/proc/self/fd").iterdir())
     made = reader(server)
-    fd = made._fd
-    os.fstat(fd)
+    assert reader_of(server._chunks.port, bytes(32)) is None
     del made
     gc.collect()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
+    assert set(Path("/proc/self/fd").iterdir()) <= before
+
+
+def test_memory_that_could_be_shortened_is_not_read() -> None:
+    fd = os.memfd_create("loose")
+    try:
+        with pytest.raises(OSError, match="not sealed"):
+            MemoryReader(fd, ())
+    finally:
+        os.close(fd)
+
+
+def test_tiles_that_are_staged_do_not_change_with_the_memory(
+    publisher: Publisher, source: RemoteSource
+) -> None:
+    puller = Puller(source, threading.Event())
+    manifest = source.snapshot(None, range(len(TILES)))
+    assert manifest is not None
+    staged = puller.pull(manifest, Subscription(TILES))
+    publisher.publish(Row(weights(2), TILES))
+    assert staged is not None
+    assert np.array_equal(np.concatenate(list(staged.whole.values())), weights(1))
 
 
 def test_row_that_changes_is_seen_in_the_memory(publisher: Publisher, source: RemoteSource) -> None:

@@ -7,8 +7,8 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
-from rose.transfer.publishing.row_publisher import RowPublisher
 
+from bench.row_publisher import RowPublisher
 from rose.errors import Unavailable
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.wire import server as server_module

@@ -37,9 +37,10 @@ class Paused(Contributor):
         super().__init__(Row(BITS[0].copy(), TILES), TILES, encoding=encoding)
         self.before_tile: Callable[[int], None] = lambda _tile: None
 
-    def _pack_both(self, new: Any, tile: int, rules: Any) -> Any:
-        self.before_tile(tile)
-        return super()._pack_both(new, tile, rules)
+    def _pack_here(self, new: Any, tiles: Any, rule: Any, part: Any) -> None:
+        for bits, tile in zip(new, tiles, strict=True):
+            self.before_tile(tile)
+            super()._pack_here([bits], [tile], rule, part)
 
 
 def publisher_of(contributor: Contributor, **limits: int) -> Publisher:

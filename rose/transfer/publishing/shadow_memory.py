@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from rose.transfer.manifest import TILE_MAC_BYTES
+
 NOWHERE: Final = -1
 _ALIGNMENT: Final = 64
 # Receivers can neither resize the memory nor write to it. Python has no name for
@@ -46,6 +48,7 @@ class ShadowMemory:
 
     def __init__(self, rows: Iterable[Any]) -> None:
         nbytes = sum(_aligned(row.nbytes) for row in rows if isinstance(row, np.ndarray))
+        nbytes += TILE_MAC_BYTES  # a reader takes the bytes behind a tile for its MAC
         self._fd: int | None = None
         self._memory = np.empty(0, np.uint8)
         self._used = 0
@@ -71,7 +74,7 @@ class ShadowMemory:
         end = self._used + row.nbytes
         if end > len(self._memory):
             return row.copy()
-        copy: npt.NDArray[Any] = self._memory[self._used : end].view(row.dtype)
+        copy: npt.NDArray[Any] = self._memory[self._used : end].view(row.dtype).reshape(row.shape)
         copy[:] = row
         self._used = _aligned(end)
         return copy

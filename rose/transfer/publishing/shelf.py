@@ -284,6 +284,11 @@ class Shelf(ABC):
         for one in wanted:
             yield one.tile, self.chunk(key, one.tile)
 
+    def frames_of(self, key: UpdateKey, tiles: Sequence[int]) -> Iterable[tuple[int, Frame | None]]:
+        """Yield the frames of several tiles, as `chunk` returns each."""
+        for tile in tiles:
+            yield tile, self.chunk(key, tile)
+
     def break_off(self) -> None:  # noqa: B027  (a log has nothing to do)
         """Do nothing: local chunks never block."""
 

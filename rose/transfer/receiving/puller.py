@@ -4,7 +4,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
@@ -25,7 +24,6 @@ RETRIES: Final = 3
 # Pause before the first retry, in seconds; it doubles with each further retry.
 BACKOFF_S: Final = 0.05
 THREADS_MAX: Final = 64
-LANDING_THREADS: Final = 2
 # Frames per thread that wait for validation: enough to keep the thread busy.
 _AHEAD: Final = 2
 
@@ -166,27 +164,27 @@ class Puller:
         def read(frame: Frame, chunk: Chunk, tile: Tile) -> "Delta | Elements | None":
             if not chunk.is_whole:
                 return sound_delta(frame, chunk, tile)
-            elements = self._sound_whole(frame, chunk, tile)
+            elements = self._sound_whole(frame, chunk, tile, keeps=land is None)
             if (digest(elements) if land is None else land(tile.index, elements)) != chunk.digest:
                 raise CorruptData(f"tile {tile.index} does not have the digest of its version")
             return elements if land is None else None
 
-        # Nobody generates with weights that land, so their threads are not in the way.
-        threads = self._threads if land is None else max(self._threads, LANDING_THREADS)
-        if threads == 1:
+        if self._threads == 1:
             yield lambda *frame: partial(read, *frame)
             return
-        with ThreadPool(threads, "rose-staging") as readers:
+        with ThreadPool(self._threads, "rose-staging") as readers:
             yield lambda *frame: readers.submit(read, *frame).result
 
-    def _sound_whole(self, frame: Frame, chunk: Chunk, tile: Tile) -> Elements:
+    def _sound_whole(self, frame: Frame, chunk: Chunk, tile: Tile, *, keeps: bool) -> Elements:
         """Return the elements of a whole tile, if they have the right size and MAC."""
         is_fitting = len(frame) == chunk.nbytes == tile.nbytes + TILE_MAC_BYTES
         if not is_fitting or not self._signing.is_tile(frame):
             raise CorruptData(
                 f"tile {tile.index} is not the publisher's: its size or its MAC differ"
             )
-        return np.frombuffer(frame, f"u{tile.width // 8}", tile.count)
+        elements = np.frombuffer(frame, f"u{tile.width // 8}", tile.count)
+        # What is kept must not be memory that the publisher changes.
+        return elements.copy() if keeps and isinstance(frame, memoryview) else elements
 
 
 def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
@@ -213,4 +211,5 @@ def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
     if delta.rule is not None:
         return delta
     delta_check(delta)
-    return replace(delta, is_checked=True)  # its arrays are a private copy
+    delta.mark_checked()
+    return delta

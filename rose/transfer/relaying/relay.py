@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay_frames import Flight, RelayFrames
 from rose.transfer.relaying.snapshot_book import SnapshotBook
 from rose.transfer.rounds import Rounds
-from rose.transfer.source import Source
+from rose.transfer.source import Frame, Source
 from rose.units import GIB
 
 RETRIES: Final = 3
@@ -343,6 +343,10 @@ class Relay(Shelf):
             CorruptData: the chunk arrived damaged in every attempt.
         """
         return self.read(key, (tile,))[tile]
+
+    def frames_of(self, key: UpdateKey, tiles: Sequence[int]) -> Iterable[tuple[int, Frame | None]]:
+        """Return the frames of several tiles, fetched from upstream together."""
+        return self.read(key, tiles).items()
 
     def held(self, key: UpdateKey, tile: int) -> bytes | None:
         """Return a frame that is kept here, else None; upstream is not asked."""

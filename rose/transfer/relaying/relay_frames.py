@@ -173,11 +173,12 @@ class RelayFrames:
                 self._land(place, sound)
 
     def _sound(self, frame: Frame, chunk: Chunk) -> bytes | None:
-        is_sound = chunk.is_of(frame)
+        content = bytes(frame)  # a copy is compared, because a publisher's memory may change
+        is_sound = chunk.is_of(content)
         with self._lock:
-            self.crossing_bytes += len(frame)
+            self.crossing_bytes += len(content)
             self.rejected += not is_sound
-        return bytes(frame) if is_sound else None
+        return content if is_sound else None
 
     def _keep(self, manifest: Manifest, came: dict[int, bytes | None]) -> None:
         """Store received frames; frames that the store refuses stay in memory, up to the limit."""

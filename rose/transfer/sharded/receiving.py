@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rose.clock import BootClock
-from rose.closing import Closing, Once
+from rose.closing import Closing, Once, weakly
 from rose.errors import (
     CorruptData,
     DeadlineExceeded,
@@ -325,7 +325,7 @@ class ShardReceiver(Closing):
         joined = join(self._source, call, self._who, self._within_s)
         file = places_from_json(joined.places, what="the part of the plan")
         self._session, self._epoch, self._layout = session, joined.epoch, joined.layout
-        self._aimed = AimedSource(self._source, self._aim)
+        self._aimed = AimedSource(self._source, weakly(self._aim))
         target = self._memory.views(file.places)
         self._inner = WeightReceiver(
             target,

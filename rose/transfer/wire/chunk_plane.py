@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import groupby
 from os import fspath
 from typing import Final
 
@@ -159,6 +160,8 @@ PARK_MS: Final = 8000.0
 CONNECTIONS_MAX: Final = 512
 # Requests served at the same time, so that a slow request does not delay the others.
 ANSWERERS: Final = 4
+# Whole tiles that are looked up together, so that a relay requests several at a time.
+WHOLE_TOGETHER: Final = 8
 _LOOK_MS: Final = 60_000.0
 # Pause before a failed thread is replaced, so that a recurring bug does not take a whole core.
 _BREATH_S: Final = 0.1
@@ -225,8 +228,26 @@ class ChunkServer:
 
     def _answer(self) -> None:
         while not self._is_closing.is_set():
-            for n, base_n, tile in self._plane.take_misses(_LOOK_MS, most=1):
-                self._look_up(UpdateKey(n, base_n), tile)
+            misses = self._plane.take_misses(_LOOK_MS, most=1)
+            if misses and UpdateKey(*misses[0][:2]).is_whole:
+                misses += self._plane.take_misses(0, most=WHOLE_TOGETHER - 1)
+            for place, some in groupby(misses, key=lambda miss: miss[:2]):
+                key, tiles = UpdateKey(*place), [tile for *_, tile in some]
+                if key.is_whole:
+                    self._look_up_whole(key, tiles)
+                    continue
+                for tile in tiles:
+                    self._look_up(key, tile)
+
+    def _look_up_whole(self, key: UpdateKey, tiles: list[int]) -> None:
+        left = set(tiles)
+        with suppress(*_WORLD):
+            for tile, frame in self._served.frames_of(key, tiles):
+                if frame is not None:
+                    self._plane.give(key.n, key.base_n, tile, frame)
+                    left.discard(tile)
+        for tile in left:
+            self._plane.refuse(key.n, key.base_n, tile)
 
     def _look_up(self, key: UpdateKey, tile: int) -> None:
         try:

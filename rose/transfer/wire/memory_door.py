@@ -4,11 +4,12 @@ The door is a Unix socket in the abstract namespace, named after the chunk port.
 another network namespace, of another user or without the token gets nothing, and pulls chunks.
 """
 
+import fcntl
 import hmac
+import mmap
 import os
 import socket
 import struct
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -17,12 +18,14 @@ import numpy as np
 
 from rose.closing import Closing, Once
 from rose.thread import Thread
-from rose.transfer.manifest import TILE_MAC_BYTES, Chunk
+from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.shadow_memory import NOWHERE, SharedTiles
 
 # Longest time for each message, in seconds.
 TIMEOUT_S: Final = 2.0
 _BACKLOG: Final = 64
+# Frames until the pages of all are let go of, since they count as memory of this process.
+_TILES_MAPPED: Final = 16
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 _HELLO: Final = struct.Struct("<8sQ")  # magic, number of tiles
 _MAGIC: Final = b"ROSEMEM1"
@@ -81,32 +84,43 @@ class MemoryDoor(Closing):
 
 
 class MemoryReader:
-    """Reads whole tiles from a publisher's memory. Any thread may call.
+    """Reads whole tiles from a publisher's memory. One thread uses it.
 
     Args:
-        fd: descriptor of the memory; this object closes it.
+        fd: descriptor of the memory; the caller closes it.
         offsets: see `SharedTiles`.
+
+    Raises:
+        OSError: the memory cannot be mapped, or another process could shorten it.
     """
 
     def __init__(self, fd: int, offsets: Sequence[int]) -> None:
-        self._fd, self._offsets = fd, offsets
-        weakref.finalize(self, os.close, fd)
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            # Reading past the end of a shortened mapping would kill this process.
+            raise OSError("the memory is not sealed")
+        self._mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        self._memory = np.frombuffer(self._mapping, np.uint8)
+        self._offsets = offsets
+        self._given = 0
 
     def frame(self, chunk: Chunk) -> memoryview | None:
-        """Return the frame of a whole tile, without a MAC; None if the tile is not there.
+        """Return the frame of a whole tile, with any MAC; None if the tile is not there.
 
-        The publisher may be writing the tile, or its version may be another one by now.
+        The frame is the publisher's memory, which may change at any time: a copy must be compared
+        with the digest again.
         """
-        if chunk.tile >= len(self._offsets) or self._offsets[chunk.tile] == NOWHERE:
+        offset = self._offsets[chunk.tile] if chunk.tile < len(self._offsets) else NOWHERE
+        frame = self._memory[offset : offset + chunk.nbytes].data
+        if offset == NOWHERE or not chunk.is_of(frame):
             return None
-        frame = np.empty(chunk.nbytes, np.uint8)
-        frame[-TILE_MAC_BYTES:] = 0
-        elements = frame[:-TILE_MAC_BYTES].data
-        try:
-            got = os.preadv(self._fd, [elements], self._offsets[chunk.tile])
-        except OSError:
-            return None
-        return frame.data if got == len(elements) and chunk.is_of(frame.data) else None
+        self._given += 1
+        if self._given % _TILES_MAPPED == 0:
+            self.forget()
+        return frame
+
+    def forget(self) -> None:
+        """Let go of the pages of frames; they are mapped again when they are read."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def reader_of(port: int, token: bytes) -> MemoryReader | None:
@@ -121,17 +135,15 @@ def reader_of(port: int, token: bytes) -> MemoryReader | None:
             content, descriptors, _, _ = socket.recv_fds(door, _HELLO.size, 1)
         except OSError:
             return None
-        if len(content) != _HELLO.size or len(descriptors) != 1:
+        try:
+            magic, count = _HELLO.unpack(content)
+            offsets = struct.unpack(f"<{count}q", _received(door, _OFFSET_BYTES * count))
+            return MemoryReader(descriptors[0], offsets) if magic == _MAGIC else None
+        except (OSError, IndexError, struct.error):
+            return None
+        finally:
             for fd in descriptors:
                 os.close(fd)
-            return None
-        magic, count = _HELLO.unpack(content)
-        try:
-            offsets = _received(door, _OFFSET_BYTES * count) if magic == _MAGIC else b""
-        except OSError:
-            offsets = b""
-        reader = MemoryReader(descriptors[0], struct.unpack(f"<{len(offsets) // 8}q", offsets))
-        return reader if offsets else None
 
 
 def _name(port: int) -> str:

@@ -293,6 +293,36 @@ TEST(more_asks_than_may_be_outstanding_wait_in_the_socket) {
   asker.join();
 }
 
+TEST(few_frames_are_made_for_a_peer_that_has_asked_for_many) {
+  Rig rig{
+      {.limits = {
+           .greeting_ns = kLongNs, .idle_ns = kLongNs, .send_ns = kLongNs, .park_ns = kLongNs}}};
+  ChunkShelf& shelf = rig.server->shelf();
+  constexpr std::uint32_t kAsks = 100;
+  const Frame frame = shared(frame_of(2 << 20, 1));
+  Wire wire = rig.greet();
+  for (std::uint32_t tile = 0; tile < kAsks; ++tile) wire.ask({3, -1, tile});
+  std::uint32_t made = 0;
+  const auto make = [&](Nanoseconds wait_ns) {
+    const auto misses = shelf.take_misses(wait_ns, 99);
+    CHECK(misses.size() <= ChunkPeer::kParkedMax);
+    for (const ChunkKey& key : misses) made += shelf.give(key, frame).take();
+    return !misses.empty();
+  };
+  while (make(kSecond / 2)) {
+  }
+  // The rest are in buffers of the socket, of at most 16 MiB.
+  CHECK(made < kAsks / 2);
+  std::thread maker{[&] {
+    while (made < kAsks) make(kLongNs);
+  }};
+  for (std::uint32_t i = 0; i < kAsks; ++i) {
+    CHECK_EQ(wire.answer().nbytes, 2U << 20);
+    CHECK_EQ(wire.receive(2 << 20).size(), 2U << 20);
+  }
+  maker.join();
+}
+
 TEST(all_together_get_no_more_than_the_pace) {
   constexpr std::uint64_t kRate = 1'000'000, kBurst = 64 << 10;
   Rig rig{{.bytes_per_s = kRate, .burst_bytes = kBurst}, false};

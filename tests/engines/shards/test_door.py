@@ -1,7 +1,9 @@
 """`publish_shards` and `receive_shards`: all ranks in threads of one process, over loopback."""
 
+import gc
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,6 +21,7 @@ from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavaila
 from rose.transfer.sharded import patience, publishing
 from rose.transfer.sharded.shards import Shards
 from tests.engines.shards.two_by_two import BF16, FusedEngine, is_loaded, trainer_model
+from tests.waiting import wait_for
 
 TOKEN = "cd" * 32
 LONG_S = 60.0
@@ -191,6 +194,49 @@ def test_rank_that_gave_up_a_later_version_follows_an_older_one(world: World) ->
     world.join("one", 2)
     world.receivers["one"][0]._inner._receiver._snapshot_from = 1 << 40
     world.follow("one", 0)
+
+
+def test_closed_rank_refuses_at_once_and_a_dropped_one_ends(world: World) -> None:
+    world.begin()
+    world.join("one", 1)
+    world.follow("one", 0)
+    [receiver] = world.receivers["one"]
+    waiting = world.start(receiver.wait, LONG_S)
+    receiver.close()
+    for call in (lambda: waiting.result(LONG_S), lambda: receiver.wait(LONG_S), receiver.commit):
+        with pytest.raises(Unavailable, match="this receiver was closed"):
+            call()
+    engine = FusedEngine(0, 1, converts=True)
+    other = receive_shards(
+        engine, world.address, Shards(0, 1, "two", engine.load_weights), token=TOKEN
+    )
+    assert "rose-receiver-two rank 0" in own_threads()
+    del other
+    gc.collect()
+    wait_for(lambda: "rose-receiver-two rank 0" not in own_threads())
+    for rank in world.trainer[::-1]:
+        rank.close()
+        with pytest.raises(Unavailable, match="this publisher was closed"):
+            rank.update(WEIGHTS[1])
+
+
+def test_ranks_of_a_trainer_that_are_dropped_end(world: World) -> None:
+    def publish(rank: int) -> Any:
+        shards = Shards(rank, 2)
+        return publish_shards(
+            WEIGHTS[0], shards, listen=world.address, token=TOKEN, within_s=LONG_S
+        )
+
+    before = own_threads()
+    ranks = world.together(lambda: publish(0), lambda: publish(1))
+    assert own_threads() - before >= {"rose-weights", "rose-part", "rose-merger", "rose-chunks"}
+    ranks.clear()
+    gc.collect()
+    wait_for(lambda: own_threads() <= before)
+
+
+def own_threads() -> set[str]:
+    return {one.name for one in threading.enumerate() if one.name.startswith("rose-")}
 
 
 def test_ranks_ahead_undo_if_one_does_not_commit(

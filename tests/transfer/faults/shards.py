@@ -95,8 +95,11 @@ class Memory:
         self._call("undo" if undo else "apply", tile, self._views.apply, tile, delta, undo=undo)
 
     def write(self, tile: int, elements: Any) -> None:
-        self._call("write", tile, self._views.write, tile, elements)
-        self.written(tile)
+        def write() -> None:
+            self._views.write(tile, elements)
+            self.written(tile)
+
+        self._call("write", tile, write)
 
     def digest(self, tile: int) -> Digest:
         return self._call("digest", tile, self._views.digest, tile)

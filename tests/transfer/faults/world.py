@@ -213,8 +213,6 @@ class World:
         for receiver in self.receivers.values():
             receiver.memory.faults.clear()
             receiver.step(1 << 10)
-        for receiver in self.receivers.values():
-            receiver.scrub()
         for relay in self.relays:
             if relay.relay is None:
                 relay.start()
@@ -246,6 +244,7 @@ class World:
         for receiver in self.receivers.values():
             if receiver.is_quarantined:  # as whoever looks after the programs would
                 receiver.begin(self._rng)
+            receiver.scrub()  # again, since weights may rot between a landing and the first commit
             trouble = receiver.round()
             is_waiting = trouble is not None and bool(self.relays)
             is_left_out |= is_waiting
@@ -257,6 +256,8 @@ class World:
             for receiver in self.receivers.values():
                 receiver.step(1 << 10)
                 receiver.check()
+        for receiver in self.receivers.values():
+            receiver.scrub()  # of tiles that landed nothing but a scrub sees what flips later
         # A relay that failed or lied before is left out for a while.
         self.sleep(BACKOFF_MAX_S if is_left_out else 1.0)
 
