@@ -239,6 +239,10 @@ class WeightReceiver(Closing):
             self._digests = commit.digests
             self._receiver.report(commit.outcome)
 
+    def choose_anew(self) -> None:
+        """See `Staging.choose_anew`."""
+        self._receiver.choose_anew()
+
     def repair(self, digests: TileDigests) -> None:
         """Fetch the tiles that somebody else has changed; `digests` are the actual ones."""
         self._receiver.repair(digests)

@@ -110,6 +110,15 @@ class World:
     def restart(self, at: int) -> None:
         self.ranks[at] = self.born(at)
 
+    def lose(self, at: int) -> None:
+        """State that the publisher cannot make what this rank should stage."""
+        one = self.ranks[at]
+        if one.number is None and one.staged is not None:
+            gone = one.staged
+            one.staged = self.barrier.target(at, one.session, self.offers, gone=gone)
+            if one.staged == gone != self.newest:  # it would be asked for again and again
+                raise AssertionError(f"{gone} is gone, and still the next version")
+
     def settle(self) -> None:
         """Let all ranks go on without faults."""
         for _ in range(4 * len(self.offers) + 8):
@@ -138,6 +147,10 @@ class Barriers(RuleBasedStateMachine):
     @rule(at=OF_RANKS)
     def restart(self, at: int) -> None:
         self.world.restart(at)
+
+    @rule(at=OF_RANKS)
+    def lose(self, at: int) -> None:
+        self.world.lose(at)
 
     @rule()
     def publish(self) -> None:

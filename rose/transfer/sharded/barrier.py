@@ -67,7 +67,7 @@ class Barrier:
         self._sessions: dict[int, str] = {}
         self._held: dict[int, Version] = {}  # as of the last decisions
         self._target: Version | None = None
-        self._gone: Version | None = None  # a version that the publisher can no longer make
+        self._gone: set[Version] = set()  # versions that the publisher can no longer make
         self._round: _Round | None = None
         self._next_number = secrets.randbits(32)
         self._decided: dict[int, Ruling] = {}
@@ -95,7 +95,7 @@ class Barrier:
         with self._changed:
             self._check(rank, session)
             if gone is not None and gone == self._target:
-                self._gone = gone
+                self._gone.add(gone)
                 self._end_round(Verdict.UNDO, f"version {gone.n} is no longer kept")
             return self._aim(offers)
 
@@ -166,6 +166,7 @@ class Barrier:
                     self._end_round(Verdict.UNDO, self._failed(rank, failure))
                 elif now.needed <= now.done:
                     self._held.update(dict.fromkeys(now.needed, now.version))
+                    self._gone.clear()
                     self._end_round(Verdict.KEEP)
                 self._wait(now, lambda: False, wait_s)
             elif number not in self._decided:
@@ -205,7 +206,7 @@ class Barrier:
             return newest
         (common,) = known
         if any(one != common for one in held):
-            return newest if common == self._gone else common
+            return newest if common in self._gone else common
         newer = [one.version for one in offers if one.base == common and one.version.n > common.n]
         if newer:
             return max(newer, key=lambda one: one.n)

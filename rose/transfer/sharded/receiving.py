@@ -117,9 +117,13 @@ class AimedSource(SourceAround):
         self.digests: dict[Version, Digest] = {}  # of all weights, by version
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait for the next version; return the updates that lead to it."""
+        """Wait for the next version; return the updates that lead to it.
+
+        While there is none, the last one is offered to a receiver that asks for older numbers.
+        """
         gone, self._gone = self._gone, None
-        self._target = target = self._aim(after_n, timeout_s, gone)
+        aimed = self._aim(after_n, timeout_s, gone)
+        self._target = target = aimed or self._target
         if target is None or target.n <= after_n:
             return []
         offered = self._source.wait_manifests(target.n - 1, 0)
@@ -346,7 +350,11 @@ class ShardReceiver(Closing):
             self._is_moved.set()
             self._clock.sleep(timeout_s)
             return None
-        return answer.target
+        inner, target = self._inner, answer.target
+        is_older = target is not None and target.n <= after_n
+        if is_older and inner is not None and inner.held != target:
+            inner.choose_anew()  # a later one was given up, as when a rank was restarted
+        return target
 
     def _followed(self) -> WeightReceiver:
         """Return the receiver of the present plan, after the end of an open commit.

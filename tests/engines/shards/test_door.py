@@ -189,6 +189,13 @@ def test_missing_rank_is_named_and_the_next_try_works(world: World) -> None:
     world.follow("one", 1)
 
 
+def test_rank_that_gave_up_a_later_version_follows_an_older_one(world: World) -> None:
+    world.begin()
+    world.join("one", 2)
+    world.receivers["one"][0]._inner._receiver._snapshot_from = 1 << 40
+    world.follow("one", 0)
+
+
 def test_closed_rank_refuses_at_once_and_a_dropped_one_ends(world: World) -> None:
     world.begin()
     world.join("one", 1)
