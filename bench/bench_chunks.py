@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -21,6 +20,7 @@ from rose import _core
 from rose.errors import check
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, UpdateKey
 from rose.transfer.wire.chunk_plane import ChunkClient, core_files
+from rose.transfer.wire.security import TlsFiles
 
 KEY = UpdateKey(2, 1)
 CHUNKS = 64  # 256 MiB
@@ -37,21 +37,14 @@ def frames() -> list[bytes]:
     return [few[i % len(few)] for i in range(CHUNKS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    certificate: Path
-    key: Path
-    authority: Path
-
-
-def certificate(folder: Path) -> Files:
-    """Return a self-signed certificate for loopback, used by both sides."""
+def certificate(folder: Path, address: str = "127.0.0.1") -> TlsFiles:
+    """Return a self-signed certificate for an address, used by both sides."""
     where, key = folder / "one.pem", folder / "one.key"
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    name = ["-subj", "/CN=one", "-addext", "subjectAltName=IP:127.0.0.1"]
+    name = ["-subj", "/CN=one", "-addext", f"subjectAltName=IP:{address}"]
     command = ["openssl", "req", "-x509", *kind, *name, "-keyout", str(key), "-out", str(where)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return Files(where, key, where)
+    return TlsFiles(where, key, where)
 
 
 Pull = Callable[[], None]

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import numpy as np
 import pytest
 
+from bench.bench_chunks import certificate
 from bench.conftest import Report
 from bench.extrapolation import (
     LARGE,
@@ -43,6 +44,7 @@ from rose.transfer.manifest import Manifest, StagedVersion, Subscription
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.puller import Puller, sound_delta
 from rose.transfer.tiles import Row
+from rose.transfer.wire.security import TlsFiles
 from rose.units import MIB
 
 GBIT: Final = 1e9
@@ -90,6 +92,65 @@ def test_paced_link(report: Report, wire: Wire) -> None:
     report.add_ratio(name, paired, peer=given, bar=Bar(at_least=0.9))
     paced = Peer("the paced link, headers included", wire.bits_per_s / GBIT, "Gb/s")
     report.add(own, paired.subject / GBIT, "Gb/s", peer=paced)
+
+
+# ---- beside raw TCP on a long link with losses
+
+LONG_MS: Final = 25.0
+LONG_BYTES: Final = {200e6: 8 * MIB, 1 * GBIT: 32 * MIB}  # a third of a second at full rate
+LONG_ROUNDS: Final = 7
+LONG_WIRES: Final = tuple(
+    Wire(rate, LONG_MS, loss, congestion)
+    for rate in LONG_BYTES
+    for loss in (0.0, 1e-4, 1e-3)
+    for congestion in ("cubic", "bbr")
+)
+
+
+@pytest.mark.parametrize(
+    ("wire", "streams"),
+    [
+        pytest.param(
+            wire,
+            streams,
+            id=f"{wire.name}-{streams}",
+            marks=()
+            if wire.bits_per_s < GBIT and wire.loss == 1e-3 and streams == 4
+            else pytest.mark.slow,
+        )
+        for wire in LONG_WIRES
+        for streams in (4, 1)
+    ],
+)
+def test_long_link(report: Report, wire: Wire, streams: int) -> None:
+    """Rate of rose's data plane, divided by that of bare TCP connections on the same link."""
+    long_link(report, wire, streams)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("congestion", ["cubic", "bbr"])
+def test_long_link_in_tls(report: Report, congestion: str, tmp_path: Path) -> None:
+    """The same in TLS, beside bare TCP in the clear."""
+    wire = Wire(200e6, LONG_MS, 1e-4, congestion)
+    long_link(report, wire, 4, files_for=lambda address: certificate(tmp_path, address))
+
+
+def long_link(
+    report: Report,
+    wire: Wire,
+    streams: int,
+    *,
+    files_for: Callable[[str], TlsFiles] | None = None,
+) -> None:
+    name = f"long_link_over_{streams}_tcp_{wire.name}" + ("" if files_for is None else "_tls")
+    try:
+        with link_ends(wire, LONG_BYTES[wire.bits_per_s], files_for=files_for) as ends:
+            paired = report.pairs(ends.by_rose, lambda: ends.by_tcp(streams), rounds=LONG_ROUNDS)
+    except Unavailable as error:
+        report.leave_out([name], str(error))
+        return
+    given = Peer(f"{streams} bare TCP connections", paired.peer / GBIT, "Gb/s")
+    report.add_ratio(name, paired, peer=given, bar=Bar(at_least=0.9) if streams == 4 else None)
 
 
 # ---- beside methods of other projects

@@ -62,10 +62,11 @@ int main(int count, char** arguments) {
   for (const int device : {near, far}) ::fcntl(device, F_SETFL, O_NONBLOCK);
   std::mt19937_64 random{41};
   std::array<Direction, 2> directions{Direction{near, far}, Direction{far, near}};
-  std::array<pollfd, 3> watched{pollfd{near, POLLIN, 0}, {far, POLLIN, 0}, {STDIN_FILENO, 0, 0}};
+  std::array<pollfd, 3> watched{
+      pollfd{near, POLLIN, 0}, {far, POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}};
   std::puts("ready");
   std::fflush(stdout);
-  while ((watched[2].revents & POLLHUP) == 0) {
+  while (watched[2].revents == 0) {
     const auto now = Clock::now();
     auto rest = std::chrono::nanoseconds{100'000'000};
     for (Direction& one : directions) {

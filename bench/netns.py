@@ -38,6 +38,7 @@ _BURST_S: Final = 0.002
 # Longest time of a packet in the queue before it is dropped.
 _QUEUE_MS: Final = 50
 # Constants of linux/if_tun.h. Without losses, bursts of a connection cross the wire in one packet.
+_TUN: Final = Path("/dev/net/tun")
 _TUNSETIFF: Final = 0x400454CA
 _TUNSETOFFLOAD: Final = 0x400454D0
 _IFF_TUN_NO_PI_VNET_HDR: Final = 0x0001 | 0x1000 | 0x4000
@@ -66,6 +67,14 @@ class End:
         """Return the bytes that have left this end, headers included, by the kernel's counter."""
         shown = _do("ip", "-n", self.namespace, "-s", "-j", "link", "show", self.device)
         return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
+
+    def set(self, setting: str, value: object) -> None:
+        """Change a setting of the kernel for this end.
+
+        Raises:
+            Unavailable: the kernel does not have the setting or the value.
+        """
+        _do(*self.command("sysctl", "-qw", f"{setting}={value}"))
 
     def command(self, *arguments: str) -> list[str]:
         """Return a command line that runs a program at this end."""
@@ -137,7 +146,7 @@ def _long_wire(near: End, far: End, delay_ms: float, loss: float) -> Iterator[No
 def _tun(end: End, *, is_lossy: bool) -> int:
     """Make the device of an end; return its descriptor."""
     with inside(end.namespace):
-        device = os.open("/dev/net/tun", os.O_RDWR)
+        device = os.open(_TUN, os.O_RDWR)
         wanted = struct.pack("16sH22x", end.device.encode(), _IFF_TUN_NO_PI_VNET_HDR)
         fcntl.ioctl(device, _TUNSETIFF, wanted)
         fcntl.ioctl(device, _TUNSETOFFLOAD, 0 if is_lossy else _TUN_F_CSUM_TSO4_TSO6)
@@ -189,6 +198,8 @@ def check_able() -> None:
         raise Unavailable("only root may make network namespaces")
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         raise Unavailable(f"a link needs {' and '.join(missing)}, of the package iproute2")
+    if not _TUN.exists():
+        raise Unavailable(f"a link with a delay needs the device {_TUN}")
 
 
 def _raise(end: End) -> None:
@@ -200,8 +211,7 @@ def _raise(end: End) -> None:
     _do(*at, "addr", "add", f"{end.address}/30", "dev", end.device)
     _do(*at, "addr", "add", f"{end.address6}/64", "dev", end.device, "nodad")
     for which in ("all", end.device):
-        setting = f"net.ipv4.conf.{which}.route_localnet=1"
-        _do(*end.command("sysctl", "-qw", setting))
+        end.set(f"net.ipv4.conf.{which}.route_localnet", 1)
     _do(*at, "link", "set", end.device, "up")
 
 

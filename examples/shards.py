@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing import start_processes
 
-from rose.engines.shards import Shards, publish_shards, receive_shards
+import rose
 
 H, ROWS, RANKS, STEPS, WAIT_S = 64, 256, 2, 3, 120.0
 
@@ -59,14 +59,14 @@ def train(rank: int, place: tuple[str, str, str], barrier: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(ROWS, H), Layer(), nn.Linear(H, ROWS, bias=False))
     model = fully_shard(model, mesh=dist.init_device_mesh("cpu", (RANKS,)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    with publish_shards(model, Shards(rank, RANKS), listen=address, token=token) as publisher:
+    shards = rose.Shards(rank, RANKS)
+    with rose.publish(model, shards=shards, listen=address, token=token) as publisher:
         for _ in range(STEPS):
             barrier.wait(WAIT_S)  # the engine has the last version
             ids = torch.randint(0, ROWS, (32,))
             nn.functional.cross_entropy(model(ids), (ids + 1) % ROWS).backward()
-            optimizer.step()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
             print(f"rank {rank} of the trainer: version {publisher.update(model)}")
         barrier.wait(WAIT_S)
 
@@ -74,9 +74,9 @@ def train(rank: int, place: tuple[str, str, str], barrier: Any) -> None:
 def follow(rank: int, place: tuple[str, str, str], barrier: Any) -> None:
     """Follow the trainer on one rank of the engine."""
     model, (address, token, _) = Engine(rank), place
-    shards = Shards(rank, RANKS, replica="engine", load_weights=model.load_weights)
+    shards = rose.Shards(rank, RANKS, replica="engine", load_weights=model.load_weights)
 
-    with receive_shards(model, address, shards, token=token) as receiver:
+    with rose.receive(model, address, shards=shards, token=token) as receiver:
         for _ in range(1 + STEPS):
             receiver.wait(WAIT_S)
             held = f"version {receiver.commit()}, digest {receiver.digest}"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from rose.slo import SLO, Policy
+    from rose.transfer.attestation import Attestation, attest
     from rose.transfer.published import WeightPublisher
     from rose.transfer.received import WeightReceiver
     from rose.transfer.sharded.shards import Shards
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SLO",
     "Attached",
+    "Attestation",
     "Borrower",
     "BorrowerStep",
     "CorruptData",
@@ -48,6 +50,7 @@ __all__ = [
     "WeightPublisher",
     "WeightReceiver",
     "attach",
+    "attest",
     "borrow",
     "open",
     "publish",
@@ -72,6 +75,7 @@ _MODULES = {
         "Unavailable",
     ),
     "rose.slo": ("SLO", "Policy"),
+    "rose.transfer.attestation": ("Attestation", "attest"),
     "rose.transfer.published": ("WeightPublisher",),
     "rose.transfer.received": ("WeightReceiver",),
     "rose.transfer.sharded.shards": ("Shards",),

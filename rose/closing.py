@@ -5,8 +5,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
-from typing_extensions import Self
+from typing_extensions import ParamSpec, Self
 
 from rose.errors import Unavailable
 from rose.thread import Thread
@@ -46,22 +47,14 @@ class Once:
         self._lock = threading.RLock()  # Held while the object is closed.
         self.has_begun = False
 
-    def check_here(self, what: str) -> None:
-        """Raise in a forked child.
-
-        Raises:
-            Unavailable: the parent of this process opened `what`.
-        """
-        if self._pid != os.getpid():
-            raise Unavailable(f"a forked child cannot use {what} that its parent opened")
-
     def check_open(self, what: str) -> None:
         """Raise in a forked child, and after `close`.
 
         Raises:
             Unavailable: `what` was closed, or the parent of this process opened it.
         """
-        self.check_here(what)
+        if self._pid != os.getpid():
+            raise Unavailable(f"a forked child cannot use {what} that its parent opened")
         if self.has_begun:
             raise Unavailable(f"{what} was closed")
 
@@ -91,13 +84,19 @@ class Once:
                 close()
 
 
-def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a function for a thread that calls a bound method as long as its object exists."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def weakly(method: Callable[P, T]) -> Callable[P, T | None]:
+    """Return a function for a thread that calls a bound method as long as its object exists.
+
+    Afterwards it returns None.
+    """
     known = weakref.WeakMethod(method)
 
-    def call() -> None:
+    def call(*arguments: P.args, **named: P.kwargs) -> T | None:
         found = known()
-        if found is not None:
-            found()
+        return None if found is None else found(*arguments, **named)
 
     return call

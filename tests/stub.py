@@ -66,6 +66,8 @@ TYPES: Final[dict[str, dict[str, str]]] = {
     },
     "delta_merge": {"return": _WORDS},
     "digest": {"return": "_Digest"},
+    "digests": {"return": "list[_Digest]"},
+    "pack_tiles": {"return": "list[tuple[Any, ...] | None]"},
     "strat_pack": {"return": _WORDS},
     "strat_unpack": {"return": _WORDS},
     "topk_threshold": {

@@ -22,6 +22,7 @@ void bind_coserving(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 void bind_chunks(pybind11::module_& module);
 void bind_strat(pybind11::module_& module);
+void bind_tiles(pybind11::module_& module);
 void bind_device_codec(pybind11::module_& module);
 void bind_scheduler(pybind11::module_& module);
 
@@ -49,6 +50,7 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_transfer(module);
   rose::bind::bind_chunks(module);
   rose::bind::bind_strat(module);
+  rose::bind::bind_tiles(module);
   rose::bind::bind_device_codec(module);
   rose::bind::bind_scheduler(module);
 }

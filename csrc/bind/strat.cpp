@@ -3,15 +3,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "bind/box.h"
+#include "bind/class_rule.h"
 #include "bind/codec_arrays.h"
 #include "bind/status.h"
 #include "bind/unlocked.h"
@@ -28,10 +27,6 @@ using transfer::StratOptions;
 
 namespace {
 
-// shift, exponent_bits, origin, all_mask, magnitude_bits
-using Rule = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t,
-                        std::array<std::uint8_t, transfer::kClasses>>;
-
 template <typename T>
 std::span<const T> span_of(const Array<T>& array) {
   return {array.data(), static_cast<std::size_t>(array.size())};
@@ -39,14 +34,7 @@ std::span<const T> span_of(const Array<T>& array) {
 
 StratOptions strat_options_of(const Rule& rule, std::uint32_t threads,
                               const std::optional<std::string>& isa) {
-  const auto& [shift, exponent_bits, origin, all_mask, magnitude_bits] = rule;
-  return {.rule = {.shift = shift,
-                   .exponent_bits = exponent_bits,
-                   .origin = origin,
-                   .all_mask = all_mask,
-                   .magnitude_bits = magnitude_bits},
-          .threads = threads,
-          .isa = isa_of(isa)};
+  return {.rule = class_rule_of(rule), .threads = threads, .isa = isa_of(isa)};
 }
 
 py::tuple recoded_tuple(RecodedDelta made) {

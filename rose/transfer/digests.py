@@ -4,15 +4,17 @@ A tile is digested with first index 0 and seed 0, as in the frames of deltas. Ea
 tile's digest is mixed with the tile's index before it is added, so that swapped tiles are detected.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 Digest: TypeAlias = tuple[int, int]
 
 _WORD: Final = 1 << 64
-_MASK: Final = _WORD - 1
 # Strides, and the mixer below, are those of the digest of elements; see docs/protocol.md.
-_STRIDES: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
+_STRIDES: Final = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64)
 
 
 def hexadecimal(digest: Digest) -> str:
@@ -20,27 +22,19 @@ def hexadecimal(digest: Digest) -> str:
     return "".join(f"{part:016x}" for part in digest)
 
 
-def keyed(tile: int, digest: Digest) -> Digest:
-    """Return the term that a tile's digest adds to the digest of the weights."""
-    first, second = digest
-    step = tile + 1
-    return _mixed(first + step * _STRIDES[0]), _mixed(second + step * _STRIDES[1])
+def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
 
 
-def _mixed(x: int) -> int:
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
-
-
-def digest_sum(parts: Iterable[Digest]) -> Digest:
-    """Return the sum of keyed digests, modulo 2^64 in each half."""
-    first = second = 0
-    for one, other in parts:
-        first += one
-        second += other
-    return first % _WORD, second % _WORD
+def digest_sum(parts: Mapping[int, Digest]) -> Digest:
+    """Return the digest of weights from the digests of their tiles."""
+    halves = np.array(list(parts.values()), np.uint64).reshape(-1, 2)
+    steps = np.fromiter(parts, np.uint64, len(parts))[:, None] + np.uint64(1)
+    first, second = _mixed(halves + steps * _STRIDES).sum(0, np.uint64).tolist()
+    return first, second
 
 
 class TileDigests:
@@ -54,11 +48,13 @@ class TileDigests:
 
     def __init__(self, parts: Mapping[int, Digest]) -> None:
         self._parts = dict(parts)
-        self._total = digest_sum(keyed(tile, part) for tile, part in self._parts.items())
+        self._total: Digest | None = None  # computed when it is first asked for
 
     @property
     def total(self) -> Digest:
         """Return the digest of all these tiles together."""
+        if self._total is None:
+            self._total = digest_sum(self._parts)
         return self._total
 
     def __len__(self) -> int:
@@ -75,18 +71,21 @@ class TileDigests:
 
     def total_with(self, changes: Mapping[int, Digest]) -> Digest:
         """Return the total after `update(changes)`."""
-        first, second = self._total
-        for tile, digest in changes.items():
-            (one, other), before = keyed(tile, digest), keyed(tile, self._parts[tile])
-            first += one - before[0]
-            second += other - before[1]
-        return first % _WORD, second % _WORD
+        before = digest_sum({tile: self._parts[tile] for tile in changes})
+        first, second = (
+            (total + new - old) % _WORD
+            for total, new, old in zip(self.total, digest_sum(changes), before, strict=True)
+        )
+        return first, second
 
     def update(self, changes: Mapping[int, Digest]) -> None:
         """Replace the digests of the given tiles."""
-        self._total = self.total_with(changes)
+        if self._total is not None:
+            self._total = self.total_with(changes)
         self._parts.update(changes)
 
     def copy(self) -> "TileDigests":
         """Return a copy, for another thread."""
-        return TileDigests(self._parts)
+        copy = TileDigests(self._parts)
+        copy._total = self._total
+        return copy

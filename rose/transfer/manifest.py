@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import digest
-from rose.transfer.digests import Digest, TileDigests, digest_sum, keyed
+from rose.transfer.digests import Digest, TileDigests, digest_sum
 from rose.transfer.tiles import Tiles, is_layout
 from rose.units import MIB
 
@@ -288,7 +288,7 @@ class Subscription:
             return manifest.digest
         if not manifest.tile_digests:
             return None
-        return digest_sum(keyed(tile, manifest.tile_digests[tile]) for tile in self.wanted)
+        return digest_sum({tile: manifest.tile_digests[tile] for tile in self.wanted})
 
     def base_digest_of(self, manifest: Manifest) -> Digest | None:
         """Return the digest of the needed tiles before a version; None if the manifest lacks it."""

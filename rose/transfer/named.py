@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
+from rose import _core
 from rose.errors import InvalidArgument
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.plan.tiling import Tiling
-from rose.transfer.tensors import STORED_NAMES, StoredTensor
+from rose.transfer.tensors import StoredTensor
 from rose.transfer.tiles import ShardViews
 
 # Name → array or tensor, or an object with `state_dict()`, such as a module of torch.
@@ -21,6 +22,7 @@ Names: TypeAlias = Mapping[str, str] | Callable[[str], str | None]
 _WRAPPERS: Final = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _PREFIXES: Final = ("module.", "base_model.model.")
 _SHOWN: Final = 3  # names in an error
+NAME_MAX: Final = 1 << 16  # characters of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def named_rows(
         key = here if here.nbytes else name  # an empty tensor shares nothing
         seen = found.get(key)
         if seen is None:
-            stored = StoredTensor(name, STORED_NAMES[bits.dtype], bits.shape)
+            stored = StoredTensor.of(name, bits.dtype, bits.shape)
             found[key] = NamedRow(stored, (), bits.bits.reshape(-1), tensor)
         else:
             found[key] = replace(seen, aliases=(*seen.aliases, name))
@@ -187,6 +189,10 @@ def tensors_by_name(tensors: Tensors) -> Mapping[str, Any]:
     for name in given:
         if not isinstance(name, str):
             raise InvalidArgument(f"the name of a tensor must be text, got {name!r}")
+        if len(name) > NAME_MAX:
+            raise InvalidArgument(
+                f"the name of a tensor must have at most {NAME_MAX} characters, got {len(name)}"
+            )
         try:
             name.encode()
         except UnicodeEncodeError:
@@ -245,7 +251,7 @@ class _Elements:
         if hasattr(bits, "data_ptr"):
             place, unit_bytes = str(bits.device), bits.element_size()
             return cls(place, bits.data_ptr(), unit_bytes, tuple(bits.shape), bits.stride())
-        return cls("cpu", bits.ctypes.data, bits.itemsize, bits.shape, bits.strides)
+        return cls("cpu", _core.address_of(bits), bits.itemsize, bits.shape, bits.strides)
 
     @property
     def nbytes(self) -> int:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from rose.clock import BootClock
-from rose.closing import Closing, Once
+from rose.closing import Closing, Once, weakly
 from rose.errors import CorruptData, DeadlineExceeded
 from rose.transfer.digests import TileDigests, hexadecimal
 from rose.transfer.manifest import NAMELESS, Subscription, Version
@@ -38,8 +38,9 @@ class Weights(Target, Protocol):
 class WeightReceiver(Closing):
     """Weights that follow a publisher; `rose.receive` makes one for tensors.
 
-    A background thread fetches and checks versions. Only `commit` changes the weights, in the
-    caller's thread. An engine that commits in slices uses `take` and `settle` in its place.
+    A background thread fetches and checks versions, until this object is closed or dropped. Only
+    `commit` changes the weights, in the caller's thread. An engine that commits in slices uses
+    `take` and `settle` in its place.
 
     Args:
         weights: weights in use.
@@ -79,16 +80,18 @@ class WeightReceiver(Closing):
         self._on_staged = on_staged
         self._clock = BootClock()
         # Held while the weights are changed or scrubbed; guards the digests and the scrub.
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._scrub: Scrub | None = None
         self._digests: TileDigests | None = None
+        # Neither the stacks nor any thread refer to this object, so that it can be dropped.
+        self._following, self._undo = ExitStack(), ExitStack()
+        self._undo.push(self._following)
         self._receiver = self._begun(held)
-        self._undo = ExitStack()
         if scrub_s > 0:
             stop = threading.Event()
             pause_s = scrub_s / max(1, len(subscription.wanted))
             rounds = Rounds(
-                self._scrub_one,
+                weakly(self._scrub_one),
                 who="scrub",
                 name=f"rose-scrub-{name}",
                 stop=stop,
@@ -96,22 +99,26 @@ class WeightReceiver(Closing):
             )
             rounds.start()
             self._undo.callback(rounds.close)
+        self._once.when_dropped(self, self._undo.close)
 
     def _begun(self, held: Version) -> Receiver:
-        """Start a receiver whose base is the present weights."""
+        """Start a receiver whose base is the present weights, in place of the earlier one."""
+        self._following.close()
         self._digests = digests = None if self._lands else self._weights.digests()
-        return Receiver(
+        receiver = Receiver(
             self._source,
             self._name,
             held,
             None if digests is None else digests.total,
             self._subscription,
-            self._has_staged,
+            weakly(self._has_staged),
             base=self._weights.bits,
             signing=self._signing,
             digests=None if digests is None else digests.copy(),
             lands=self._weights if self._lands else None,
         )
+        self._following.callback(receiver.close)
+        return receiver
 
     def _has_staged(self) -> None:
         self._staged.set()
@@ -143,6 +150,11 @@ class WeightReceiver(Closing):
         return self._receiver.failure
 
     @property
+    def ready(self) -> Version | None:
+        """The version that is ready to commit."""
+        return self._receiver.staged_version
+
+    @property
     def statistics(self) -> ReceiverStatistics:
         """Counters of the receiver."""
         return self._receiver.stats
@@ -157,7 +169,7 @@ class WeightReceiver(Closing):
         end_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)
         while True:
             self._once.check_open("this receiver")
-            if self._receiver.staged_version is not None:
+            if self.ready is not None:
                 return
             left_ns = end_ns - self._clock.now_ns()
             if left_ns <= 0:
@@ -186,13 +198,8 @@ class WeightReceiver(Closing):
             Unavailable: the receiver is closed.
         """
         self._once.check_open("this receiver")
-        with self._lock:
-            ready = self._receiver.staged_version
-            if ready is None:
-                return None
-            self._check()
-            self._check_others(ready)
-            commit = self.take()
+        with self.lock:
+            commit = None if self.check_ready() is None else self.take()
             if commit is None:
                 return None
             try:
@@ -202,6 +209,14 @@ class WeightReceiver(Closing):
         if outcome.state is not CommitState.COMMITTED:
             raise CorruptData(f"version {outcome.version.n} was not committed: {outcome.reason}")
         return outcome.version.n
+
+    def check_ready(self) -> Version | None:
+        """Return the ready version, if any, after the checks of `commit`; the lock must be held."""
+        ready = self._receiver.staged_version
+        if ready is not None:
+            self._check()
+            self._check_others(ready)
+        return ready
 
     def take(self) -> Commit | None:
         """Return the commit of the ready version; None if there is none. `settle` must follow."""
@@ -219,11 +234,14 @@ class WeightReceiver(Closing):
     def settle(self, commit: Commit) -> None:
         """Continue from the present weights after a commit, also after an interrupted one."""
         if commit.state is CommitState.QUARANTINED:
-            self._receiver.close()
             self._receiver = self._begun(NAMELESS)
         else:
             self._digests = commit.digests
             self._receiver.report(commit.outcome)
+
+    def choose_anew(self) -> None:
+        """See `Staging.choose_anew`."""
+        self._receiver.choose_anew()
 
     def repair(self, digests: TileDigests) -> None:
         """Fetch the tiles that somebody else has changed; `digests` are the actual ones."""
@@ -235,7 +253,7 @@ class WeightReceiver(Closing):
 
     def _close(self) -> None:
         self._staged.set()  # ends a `wait` in another thread
-        self._receiver.close()
+        self._following.close()
         self._undo.close()
 
     def _check_others(self, ready: Version) -> None:
@@ -259,7 +277,7 @@ class WeightReceiver(Closing):
 
     def _scrub_one(self) -> None:
         """Read the next tile, and have damage repaired."""
-        with self._lock:
+        with self.lock:
             scrub = self._scrubbing()
             if scrub is not None:
                 scrub.step(0)

@@ -33,7 +33,7 @@ class StoredDtype:
     @property
     def unit_bytes(self) -> int:
         """Return the size of one unit, in bytes."""
-        return min(max(self.bits // 8, 1), 4)
+        return 1 if self.bits <= 8 else 2 if self.bits == 16 else 4
 
 
 STORED_DTYPES: Final = {

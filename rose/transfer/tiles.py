@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import WIDTHS, Delta
-from rose.transfer.codec.operations import delta_apply, digest
+from rose.transfer.codec.operations import delta_apply, digest, digests
 from rose.transfer.codec.tensor import overwrite
 from rose.transfer.digests import Digest, TileDigests
 from rose.units import MIB, ceil_div
@@ -73,28 +73,28 @@ class Tiles:
 
     def __init__(self, counts: Sequence[int], widths: Sequence[int], layout: str) -> None:
         sizes = np.asarray(counts, np.int64)
-        self._widths: npt.NDArray[np.int64] = np.asarray(widths, np.int64)
-        if sizes.shape != self._widths.shape or sizes.ndim != 1 or len(sizes) >= _TILES_MAX:
+        bits = np.asarray(widths, np.int64)
+        if sizes.shape != bits.shape or sizes.ndim != 1 or len(sizes) >= _TILES_MAX:
             raise InvalidArgument(
                 f"counts and widths must be flat, of one length below 2^32, got shapes "
-                f"{sizes.shape} and {self._widths.shape}"
+                f"{sizes.shape} and {bits.shape}"
             )
-        if len(sizes) and not set(np.unique(self._widths).tolist()) <= set(WIDTHS):
+        if len(sizes) and not set(np.unique(bits).tolist()) <= set(WIDTHS):
             raise InvalidArgument(
-                "the elements of a tile must have 8, 16 or 32 bits, got "
-                f"{np.unique(self._widths).tolist()}"
+                f"the elements of a tile must have 8, 16 or 32 bits, got {np.unique(bits).tolist()}"
             )
-        if len(sizes) and (sizes.min() < 1 or (sizes * self._widths).max() > 8 * TILE_BYTES):
+        if len(sizes) and (sizes.min() < 1 or (sizes * bits).max() > 8 * TILE_BYTES):
             raise InvalidArgument(
                 f"a tile must have 1 element or more, and at most {TILE_BYTES} bytes, got tiles of "
                 f"{sizes.min()} to {sizes.max()} elements"
             )
         if not is_layout(layout):
             raise InvalidArgument(f"layout '{layout}' is not 64 hexadecimal digits")
-        self._ends = np.cumsum(sizes)
+        self._ends: list[int] = np.cumsum(sizes).tolist()
+        self._widths: list[int] = bits.tolist()
         self.layout = layout
         self.count = int(sizes.sum())
-        self.nbytes = int((sizes * self._widths).sum()) // 8
+        self.nbytes = int((sizes * bits).sum()) // 8
 
     @classmethod
     def of(cls, count: int, tile_elements: int = TILE_ELEMENTS) -> "Tiles":
@@ -124,8 +124,8 @@ class Tiles:
     def __getitem__(self, index: int) -> Tile:
         if not 0 <= index < len(self):
             raise IndexError(f"tile index {index} must be from 0 to {len(self) - 1}")
-        first = int(self._ends[index - 1]) if index else 0
-        return Tile(index, first, int(self._ends[index]) - first, int(self._widths[index]))
+        first = self._ends[index - 1] if index else 0
+        return Tile(index, first, self._ends[index] - first, self._widths[index])
 
     def __iter__(self) -> Iterator[Tile]:
         return (self[index] for index in range(len(self)))
@@ -197,14 +197,20 @@ class ShardViews:
 
     def digest(self, tile: int) -> Digest:
         """Return the digest of a tile; if its views differ, the sum of their distinct digests."""
-        found = {digest(view) for view in self._at(tile)}
+        views = self._at(tile)
+        if len(views) == 1:
+            return digest(views[0])
+        found = {digest(view) for view in views}
         if len(found) == 1:
             return next(iter(found))
         return (sum(one for one, _ in found) % (1 << 64), sum(two for _, two in found) % (1 << 64))
 
     def digests(self) -> TileDigests:
         """Return the digests of all tiles."""
-        return TileDigests({tile: self.digest(tile) for tile in self._places})
+        alone = [tile for tile, views in self._places.items() if len(views) == 1]
+        found = dict(zip(alone, digests([self._places[tile][0] for tile in alone]), strict=True))
+        several = {tile: self.digest(tile) for tile in self._places if tile not in found}
+        return TileDigests(found | several)
 
     def _at(self, tile: int) -> tuple[Any, ...]:
         try:

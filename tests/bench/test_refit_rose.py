@@ -83,8 +83,8 @@ def test_a_rank_that_is_missing_is_found(versions: Versions, tmp_path: Path) -> 
 
 def test_both_ways_through_a_wire_bring_all_bytes_and_wait_for_the_delay() -> None:
     nbytes, delay_ms = 2 * MIB, 60.0
-    with link_ends(Wire(1e9, delay_ms), nbytes) as ends:
-        for move in (ends.by_rose, ends.by_tcp, ends.by_rose):
+    with link_ends(Wire(1e9, delay_ms, 0.001, "cubic"), nbytes) as ends:
+        for move in (ends.by_rose, ends.by_tcp, lambda: ends.by_tcp(4), ends.by_rose):
             # The question and the last byte cross one after the other: upper bounds alone.
             fastest = 8 * (2 * nbytes) / (2 * delay_ms * NS_PER_MS / 1e9)
             assert 0 < move() <= fastest

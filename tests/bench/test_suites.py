@@ -20,6 +20,7 @@ from tests.cpp.rooms import PROGRAMS, build, folder_of
 # The smallest arguments of each program, and the number of words that it prints.
 TINY: Final = {
     "futex_round_trip": ((3,), 3),
+    "long_wire": ((0, 1, 0, 0), 1),
     "scheduler_burst": ((64, 24, 4, 2, 1), 2),
     "scheduler_decision": ((64, 100), 1),
 }

@@ -140,6 +140,9 @@ class Receiver:
         self.on_staged()  # It is quicker than whoever made it.
         assert not self.is_out
 
+    def close(self) -> None:
+        """Do nothing: there is no thread."""
+
     def take_staged(self) -> SimpleNamespace | None:
         if self.is_out or not self.staged:
             return None

@@ -110,6 +110,15 @@ class World:
     def restart(self, at: int) -> None:
         self.ranks[at] = self.born(at)
 
+    def lose(self, at: int) -> None:
+        """State that the publisher cannot make what this rank should stage."""
+        one = self.ranks[at]
+        if one.number is None and one.staged is not None:
+            gone = one.staged
+            one.staged = self.barrier.target(at, one.session, self.offers, gone=gone)
+            if one.staged == gone != self.newest:  # it would be asked for again and again
+                raise AssertionError(f"{gone} is gone, and still the next version")
+
     def settle(self) -> None:
         """Let all ranks go on without faults."""
         for _ in range(4 * len(self.offers) + 8):
@@ -138,6 +147,10 @@ class Barriers(RuleBasedStateMachine):
     @rule(at=OF_RANKS)
     def restart(self, at: int) -> None:
         self.world.restart(at)
+
+    @rule(at=OF_RANKS)
+    def lose(self, at: int) -> None:
+        self.world.lose(at)
 
     @rule()
     def publish(self) -> None:
@@ -216,6 +229,17 @@ def test_all_move_on_if_that_version_is_gone(world: World) -> None:
     assert target == version(2)
     world.settle()
     assert {one.held for one in world.ranks} == {version(2)}
+
+
+def test_rank_that_cannot_come_ends_the_wait_of_the_others(world: World) -> None:
+    world.stage(0)
+    world.come(0)
+    world.barrier.refuse(1, world.ranks[1].session, "planted")
+    world.come(0)  # in another round
+    world.settle()
+    assert {one.held for one in world.ranks} == {version(1)}
+    reasons = {one.reason for one in world.barrier._decided.values() if one.reason}
+    assert reasons == {"rank 1 of engine could not commit: planted"}
 
 
 def test_second_process_of_a_rank_is_told_to_take_another_name(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 from bench.row_publisher import RowPublisher
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec.delta import Delta
-from rose.transfer.codec.operations import delta_pack
+from rose.transfer.codec.operations import pack_tiles
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey, Version
 from rose.transfer.publishing.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.signing import Signing
@@ -278,10 +278,10 @@ def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.Mon
     publisher = publisher_of(VersionLog())
 
     def interrupted(new: object, shadow: object, **options: Any) -> None:
-        delta_pack(new, shadow, **options)
+        pack_tiles(new, shadow, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rose.transfer.publishing.contributor.delta_pack", interrupted)
+    monkeypatch.setattr("rose.transfer.publishing.contributor.pack_tiles", interrupted)
     with pytest.raises(KeyboardInterrupt):
         publisher.publish(weights(2))
     monkeypatch.undo()

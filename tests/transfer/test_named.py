@@ -126,6 +126,7 @@ def test_other_names_are_shown_with_the_way_out() -> None:
         ({}, "at least one entry"),
         ({1: np.zeros(1, "f4")}, "the name of a tensor must be text, got 1"),
         ({"\ud800": np.zeros(1, "f4")}, "UTF-8"),
+        ({"n" * 70_000: np.zeros(1, "f4")}, "at most 65536 characters, got 70000"),
         ({"w": torch.zeros(1, device="meta")}, "w is on the device meta"),
         ([np.zeros(1, "f4")], "pass tensors by name, or a module with state_dict"),
         ({"w": None}, "w is a NoneType"),

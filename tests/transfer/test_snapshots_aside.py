@@ -37,9 +37,10 @@ class Paused(Contributor):
         super().__init__(Row(BITS[0].copy(), TILES), TILES, encoding=encoding)
         self.before_tile: Callable[[int], None] = lambda _tile: None
 
-    def _pack_both(self, new: Any, tile: int, rules: Any) -> Any:
-        self.before_tile(tile)
-        return super()._pack_both(new, tile, rules)
+    def _pack_here(self, new: Any, tiles: Any, rule: Any, part: Any) -> None:
+        for bits, tile in zip(new, tiles, strict=True):
+            self.before_tile(tile)
+            super()._pack_here([bits], [tile], rule, part)
 
 
 def publisher_of(contributor: Contributor, **limits: int) -> Publisher:
@@ -75,6 +76,22 @@ def test_all_tiles_of_a_snapshot_are_of_its_version_whatever_is_published_meanwh
         publisher.publish(Row(BITS[tile.index % 8 + 1], TILES))
     assert np.array_equal(got, BITS[0])
     assert len(publisher._past._steps) == (len(TILES) if bytes_max else 1)
+
+
+def test_snapshots_of_two_versions_are_fetched_to_their_end() -> None:
+    """As by the ranks of an engine that stage a version which others of them were late for."""
+    publisher = publisher_of(Paused("strat"))
+    publisher._past._bytes_max = 0
+    manifests = []
+    for step in range(4):
+        manifests.append(snapshot_of(publisher))
+        publisher.publish(Row(BITS[step + 1], TILES))
+    assert [one.base_n for one in publisher._past._steps] == [1, 2, 3, 4]
+    for step, manifest in enumerate(manifests):
+        again = publisher.snapshot(manifest.version.n, range(len(TILES)))
+        assert again == manifest
+        for tile in TILES:
+            assert np.array_equal(elements(publisher, manifest, tile.index), BITS[step][tile.where])
 
 
 def test_tile_is_read_while_a_version_is_packed() -> None:

@@ -84,7 +84,7 @@ def test_tensors_of_torch_share_their_memory(dtype: str) -> None:
     )
     seen, unit = bits_of("held", held), min(size, 4)
     assert (seen.width, seen.units, seen.dtype) == (8 * unit, size // unit, dtype)
-    assert seen.bits.ctypes.data == held.data_ptr()
+    assert seen.bits.ctypes.data == seen.address == held.data_ptr()
     delta = delta_pack(fresh, shadow)
     assert delta.width == 8 * unit
     assert same(delta, delta_pack(new.view(f"u{unit}"), old.view(f"u{unit}").copy()))

@@ -1,5 +1,7 @@
 """`rose.publish` and `rose.receive`: tensors follow a training loop bit for bit, or say why not."""
 
+import gc
+import threading
 import time
 import urllib.request
 
@@ -11,10 +13,14 @@ from safetensors.torch import load_file
 
 import rose
 from rose.cli.main import main
+from rose.transfer.codec.delta import Delta
+from rose.transfer.manifest import UpdateKey
 from rose.transfer.named import named_rows
 from rose.transfer.published import WeightPublisher
 from rose.transfer.signing import Signing
 from rose.transfer.wire.security import Security
+from rose.transfer.wire.server import WeightServer
+from tests.waiting import wait_for
 
 WAIT_S = 30.0
 
@@ -276,7 +282,7 @@ def restarted(earlier: rose.WeightPublisher, weights, **options) -> rose.WeightP
 
 
 @pytest.mark.parametrize("first_version", [None, 1])
-def test_a_run_that_starts_again_from_the_beginning_is_joined_anew(first_version) -> None:
+def test_a_run_that_starts_again_from_the_beginning_is_joined_anew(first_version, caplog) -> None:
     here, there = arrays(1), arrays(0)
     with rose.publish(there, token=TOKEN) as earlier:
         receiver = received(earlier, here)
@@ -291,6 +297,10 @@ def test_a_run_that_starts_again_from_the_beginning_is_joined_anew(first_version
             receiver.wait(WAIT_S)
             receiver.commit()
         assert equal(here, there)
+        runs = earlier.newest.run, later.newest.run
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("joins it anew" in one and all(run in one for run in runs) for one in said) == 1
+    assert sum("join it anew" in one and all(run in one for run in runs) for one in said) == 1
 
 
 def test_numbers_of_a_publisher_that_may_be_found_again_exceed_the_earlier_ones() -> None:
@@ -379,6 +389,38 @@ def test_tensors_that_are_no_longer_tied_are_refused() -> None:
         assert publisher.update({"a": w, "b": w}) == 2
 
 
+@pytest.mark.parametrize("name", ["", "..", "a/b", "x\ny", "n\0ul", "权重.é", "k" * 10_000])
+def test_a_name_that_is_published_is_received(name: str) -> None:
+    here, there = {name: np.zeros(3, np.float32)}, {name: np.ones(3, np.float32)}
+    with rose.publish(there) as publisher, received(publisher, here) as receiver:
+        follow(receiver, 1)
+    assert equal(here, there)
+
+
+def test_more_names_than_one_message_holds_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr("rose.transfer.wire.peers.REPLY_BYTES_MAX", 100)
+    with pytest.raises(rose.InvalidArgument, match="the names of 8 tensors take"):
+        rose.publish(arrays(0))
+
+
+@pytest.mark.parametrize(("round_trip_ms", "is_strat"), [(0.3, False), (40.0, True)])
+def test_changes_are_encoded_for_the_longest_link(
+    round_trip_ms: float, is_strat: bool, monkeypatch
+) -> None:
+    here, there = arrays(1), arrays(0)
+    monkeypatch.setattr(WeightServer, "longest_rtt_ms", round_trip_ms)
+    with rose.publish(there) as publisher, received(publisher, here) as receiver:
+        follow(receiver, 1)
+        there["bf16"] += np.float32(0.5)
+        n = publisher.update(there)
+        frames = publisher._log.frames(UpdateKey(n, n - 1))
+        assert frames is not None
+        rules = [Delta.from_bytes(frame).rule is not None for frame in frames.values()]
+        assert any(rules) is is_strat
+        follow(receiver, n)
+        assert equal(here, there)
+
+
 def test_what_top_k_holds_back_is_shown() -> None:
     before = {"w": np.zeros(100, ml_dtypes.bfloat16)}
     with rose.publish(before, largest=0.1, metrics="127.0.0.1:0") as publisher:
@@ -432,3 +474,24 @@ def test_an_update_after_an_interrupted_one_heals(publisher, monkeypatch) -> Non
         there = changed(there, 3)
         follow(receiver, publisher.update(there))
         assert equal(here, there)
+
+
+def test_what_is_dropped_without_a_close_ends() -> None:
+    def own_threads() -> int:
+        return sum(one.name.startswith("rose-") for one in threading.enumerate())
+
+    before = own_threads()
+    publisher = rose.publish(arrays(0), metrics="127.0.0.1:0")
+    receiver = received(publisher, arrays(1))
+    follow(receiver, 1)
+    both = own_threads()
+    del receiver
+    gc.collect()
+    wait_for(lambda: before < own_threads() < both)
+    with received(publisher, arrays(0)) as receiver:
+        follow(receiver, 1)
+        held = own_threads()
+        del publisher
+        gc.collect()
+        wait_for(lambda: own_threads() < held)
+    wait_for(lambda: own_threads() == before)

@@ -21,6 +21,8 @@ Tls: TypeAlias = tuple[str | Path, str | Path, str | Path]
 # Longest wait for other ranks to start, and for other ranks at the barrier, in seconds.
 WITHIN_S: Final = 600.0
 BARRIER_S: Final = 30.0
+# Time in which the background reads all tensors once, in seconds.
+SCRUB_S: Final = 60.0
 
 
 def publish_shards(
@@ -85,6 +87,7 @@ def receive_shards(
     manifest_key: bytes = b"",
     barrier_s: float = BARRIER_S,
     within_s: float = WITHIN_S,
+    scrub_s: float = SCRUB_S,
 ) -> "ShardReceiver":
     """Follow a sharded trainer; every rank of the engine calls it. Returns when all take part.
 
@@ -99,6 +102,9 @@ def receive_shards(
         manifest_key: signing key of the publisher; versions with another signature are refused.
         barrier_s: time for all ranks to come to `commit`, and then to commit, in seconds.
         within_s: longest wait for the publisher and for the other ranks, in seconds.
+        scrub_s: time in seconds in which a background thread reads all tensors once, and compares
+            them with the version's digests. Tensors that somebody else has changed are repaired by
+            the next `commit`.
 
     Raises:
         InvalidArgument: the tensors do not fit the trainer's; the message names one.
@@ -110,7 +116,7 @@ def receive_shards(
     return ShardReceiver(
         lambda specs: EngineRank(weights, shards, specs),
         upstream, shards, token=token, tls=_files(tls), signing=Signing(manifest_key),
-        barrier_s=barrier_s, within_s=within_s,
+        barrier_s=barrier_s, within_s=within_s, scrub_s=scrub_s,
     )  # fmt: skip
 
 

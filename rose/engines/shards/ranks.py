@@ -64,7 +64,9 @@ class EngineRank:
 
     def __init__(self, model: Weights, shards: Shards, specs: Sequence[TensorSpec]) -> None:
         self._hosts: ComputedTensors | None = None
-        self._changed: dict[int, str] = {}  # computed tensor of each tile on the host
+        self._names: dict[int, str] = {}  # parameter of each tile
+        self._model, self._is_traced = model, shards.load_weights is not None
+        self._at = {name: _address(one) for name, one in self._present().items()}
         if shards.load_weights is not None:
             self._trace(model, shards.load_weights, specs, shards.rank)
             return
@@ -96,19 +98,43 @@ class EngineRank:
 
     def views(self, places: Places) -> ShardViews:
         """Return tiles as views of the memory."""
-        hosts = {} if self._hosts is None else self._hosts.names
-        self._changed = {
-            tile: hosts[view.parameter]
-            for tile, row in places.items()
-            for view, _ in row
-            if view.parameter in hosts
-        }
+        self._names = {tile: row[0][0].parameter for tile, row in places.items()}
         return ShardViews(views_of(self._memory, places))
+
+    def name_of(self, tile: int) -> str:
+        """Return the parameter in which a tile is."""
+        return self._names[tile]
+
+    def check(self) -> None:
+        """Check that the model still has its tensors where they were.
+
+        Raises:
+            InvalidArgument: a tensor has moved; the message names it.
+        """
+        now = self._present()
+        moved = [
+            name for name, at in self._at.items() if name not in now or _address(now[name]) != at
+        ]
+        if moved:
+            more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+            raise InvalidArgument(
+                f"{moved[0]}{more} moved to other memory since rose.receive was called: call it "
+                "again with the present tensors"
+            )
+
+    def _present(self) -> Mapping[str, torch.Tensor]:
+        model = self._model
+        if self._is_traced and isinstance(model, nn.Module):
+            return parameters_of(model)
+        return _named(model)
 
     def load(self, tiles: Iterable[int]) -> None:
         """Pass the changed host copies to the loader."""
-        changed = {self._changed[tile] for tile in tiles if tile in self._changed}
-        if self._hosts is not None and changed:
+        if self._hosts is None:
+            return
+        names = self._hosts.names
+        changed = {names[one] for tile in tiles if (one := self._names[tile]) in names}
+        if changed:
             self._hosts.load(changed)
 
     def undo(self) -> None:
@@ -182,6 +208,10 @@ def _own_map(named: Mapping[str, torch.Tensor], shards: Shards) -> ShardMap:
 def _local(tensor: Any) -> torch.Tensor:
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach()
+
+
+def _address(tensor: Any) -> int:
+    return int(_local(tensor).data_ptr())
 
 
 def _cloned(tensor: torch.Tensor) -> torch.Tensor:

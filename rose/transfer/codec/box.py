@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from rose import _core
+
 # Step limit of NumPy's search for shared memory, which can take exponential time; the boxes of
 # tensors need a few steps. NumPy accepts any number here, but its type stubs list only two.
 _SEARCH_STEPS: Final[Any] = 100_000
@@ -30,7 +32,7 @@ class Box:
     def of(cls, bits: Any) -> "Box":
         """Return the box of a NumPy array or a torch tensor, on any device."""
         if isinstance(bits, np.ndarray):
-            address, strides = bits.ctypes.data, bits.strides
+            address, strides = _core.address_of(bits), bits.strides
             item_bytes = bits.itemsize
         else:
             address, item_bytes = bits.data_ptr(), bits.element_size()

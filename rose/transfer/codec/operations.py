@@ -10,6 +10,7 @@ stream. It has no effect on the CPU.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, replace
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
@@ -18,10 +19,17 @@ import numpy.typing as npt
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument
 from rose.kernels.deltas import AGE_LIMIT, PackedDelta
-from rose.transfer.codec.backend import codec_of
+from rose.transfer.codec.backend import codec_of, host_isa
 from rose.transfer.codec.box import Box, overlapping
-from rose.transfer.codec.delta import BLOCK_ELEMENTS, Delta
-from rose.transfer.codec.tensor import TensorBits, bits_of, check_bfloat16, check_pair
+from rose.transfer.codec.delta import BLOCK_ELEMENTS, ClassRule, Delta, has_strat
+from rose.transfer.codec.tensor import (
+    TensorBits,
+    bits_of,
+    check_bfloat16,
+    check_pair,
+    is_units,
+    units_of,
+)
 
 Name = TypeVar("Name")
 
@@ -157,6 +165,9 @@ def delta_apply(
             return
         _check_together(tensors)
         deltas, labels = [delta[name] for name in names], [one.name for one in tensors]
+    elif is_units(weights) and not verify:
+        _core.delta_apply(weights, delta, undo=undo, is_checked=delta.is_checked)
+        return
     else:
         tensors = [bits_of("weights", weights, is_written=True, stream=stream)]
         deltas, labels = [delta], [""]
@@ -311,10 +322,70 @@ def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, i
     Raises:
         InvalidArgument: dtype, strides or library of the tensor are not supported.
     """
-    bits = bits_of("tensor", tensor, stream=stream)
     _check_threads(threads)
+    if is_units(tensor):
+        return _core.digest(tensor, isa=host_isa(), threads=threads)
+    bits = bits_of("tensor", tensor, stream=stream)
     with codec_of(bits, stream) as codec:
         return codec.digest(bits.bits, threads=threads)
+
+
+def digests(tensors: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return the digests of tensors; one call for all is fast for many small ones."""
+    if all(is_units(one) for one in tensors):
+        return _core.digests(list(tensors), isa=host_isa())
+    return [digest(one) for one in tensors]
+
+
+def pack_tiles(
+    new: Sequence[Any],
+    shadow: Sequence[Any],
+    *,
+    base_digests: Sequence[tuple[int, int]],
+    rule: ClassRule | None = None,
+    threads: int = 1,
+) -> tuple[dict[int, Delta], dict[int, Delta]]:
+    """Pack many tensors in host memory with one call; unchanged tensors cost a comparison.
+
+    Args:
+        new: the fresh weights.
+        shadow: weights that the receivers hold, of the same sizes; written in place. On an error
+            none is changed. They share no memory, and with a rule they are contiguous.
+        base_digests: digests of the shadows.
+        rule: class rule of the wire encoding; None for none.
+        threads: CPU threads, which divide the tensors among them.
+
+    Returns:
+        The deltas of the tensors that changed, by index; and their wire encodings, of those that
+        the rule makes smaller.
+
+    Raises:
+        InvalidArgument: number or width of the elements differ, a tensor is not in host memory, or
+            the rule is invalid.
+        OutOfMemory: no memory is left for the deltas.
+    """
+    fresh = [units_of("new", one) for one in new]
+    held = [units_of("shadow", one) for one in shadow]
+    block_elements = BLOCK_ELEMENTS[0]
+    packed = _core.pack_tiles(
+        fresh,
+        held,
+        list(base_digests),
+        block_elements=block_elements,
+        rule=None if rule is None else astuple(rule),
+        threads=threads,
+        isa=host_isa(),
+    )
+    deltas: dict[int, Delta] = {}
+    encoded: dict[int, Delta] = {}
+    for at, parts in enumerate(packed):
+        if parts is None:
+            continue
+        one, plain, wire = held[at], parts[:4], parts[4:]
+        deltas[at] = delta = Delta(one.size, block_elements, 8 * one.itemsize, *plain)
+        if rule is not None and has_strat(wire[0]):
+            encoded[at] = replace(delta, entries=wire[0], payload=wire[1], rule=rule)
+    return deltas, encoded
 
 
 def check_base_digest(base_digest: tuple[int, int] | None) -> None:

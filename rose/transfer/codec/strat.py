@@ -13,12 +13,10 @@ import numpy.typing as npt
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.backend import host_isa
-from rose.transfer.codec.delta import BLOCK_ELEMENTS, ClassRule, Delta
+from rose.transfer.codec.delta import BLOCK_ELEMENTS, ClassRule, Delta, has_strat
 from rose.transfer.codec.operations import check_base_digest, digest
 from rose.transfer.codec.tensor import CPU, TensorBits, bits_of, check_pair
 
-_KIND: Final = np.uint64(15)
-_STRAT: Final = np.uint64(4)
 _THREADS_MAX: Final = 64
 
 
@@ -144,11 +142,6 @@ def strat_unpack(encoded: Delta, base: Any, *, threads: int = 1) -> Delta:
         isa=host_isa(),
     )
     return replace(encoded, entries=entries, payload=payload, rule=None)
-
-
-def has_strat(entries: npt.NDArray[np.uint64]) -> bool:
-    """Return True if a table has STRAT blocks, so that only `strat_unpack` can read the delta."""
-    return bool(((entries & _KIND) == _STRAT).any())
 
 
 def host_row(tensor: TensorBits) -> npt.NDArray[Any]:

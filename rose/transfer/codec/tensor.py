@@ -8,11 +8,12 @@ import functools
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from rose import _core
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.box import Box
 from rose.transfer.codec.foreign import taken
@@ -20,12 +21,12 @@ from rose.transfer.tensors import STORED_DTYPES, STORED_NAMES
 
 CPU: Final = "cpu"
 BFLOAT16: Final = "bfloat16"
+_UNITS: Final = frozenset(map(np.dtype, (np.uint8, np.uint16, np.uint32)))
 # Dtypes that stand for raw bits; each matches every dtype of the same size.
 _RAW: Final = frozenset(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64))
 
 
-@dataclass(frozen=True, slots=True)
-class TensorBits:
+class TensorBits(NamedTuple):
     """The elements of a tensor as a box of numbers that shares its memory.
 
     Args:
@@ -50,6 +51,12 @@ class TensorBits:
     width: int
     exponent: tuple[int, int] | None
     units: int
+
+    @property
+    def address(self) -> int:
+        """Return the address of the first element."""
+        bits = self.bits
+        return _core.address_of(bits) if self.device == CPU else int(bits.data_ptr())
 
     @property
     def is_raw(self) -> bool:
@@ -85,6 +92,28 @@ def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = N
     if is_written:
         _check_written(seen)
     return seen
+
+
+def is_units(tensor: Any) -> bool:
+    """Return True for a contiguous array of units, which needs no `bits_of`."""
+    if type(tensor) is not np.ndarray or tensor.dtype not in _UNITS:
+        return False
+    flags = tensor.flags
+    return flags.c_contiguous and flags.aligned
+
+
+def units_of(name: str, tensor: Any) -> Any:
+    """Return the units of a tensor in host memory, to be written in place.
+
+    Raises:
+        InvalidArgument: as for `bits_of`, or the tensor is on another device.
+    """
+    if is_units(tensor):
+        return tensor
+    seen = bits_of(name, tensor, is_written=True)
+    if seen.device != CPU:
+        raise InvalidArgument(f"{name} is on {seen.device}: pass .cpu()")
+    return seen.bits
 
 
 def overwrite(name: str, tensor: Any, row: npt.NDArray[Any]) -> None:
@@ -162,7 +191,7 @@ def _bits_of_torch(name: str, tensor: Any) -> TensorBits:
         )
     if tensor.is_nested:
         raise InvalidArgument(f"{name} is nested: pass its parts as tensors of their own")
-    if tensor.layout != torch.strided or tensor.is_neg() or tensor.is_conj():
+    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
         raise InvalidArgument(
             f"{name} is sparse, or lazily negated or conjugated: pass a dense copy of it"
         )

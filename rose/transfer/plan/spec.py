@@ -35,7 +35,7 @@ class Region:
                 f"a region needs an offset for each size, got offset {self.offset} and shape "
                 f"{self.shape}"
             )
-        if any(at < 0 for at in self.offset) or any(size < 1 for size in self.shape):
+        if min(self.offset, default=0) < 0 or min(self.shape, default=1) < 1:
             raise InvalidArgument(
                 f"a region needs offsets >= 0 and sizes >= 1, got offset {self.offset} and shape "
                 f"{self.shape}"

@@ -71,6 +71,8 @@ class Tiling:
         place = self._places[tile]
         if row is None or math.prod(row.shape) != math.prod(place.shape):
             raise InvalidArgument(f"the checkpoint has no {place.tensor} of shape {place.shape}")
+        if place.region.shape == place.shape:
+            return row if row.shape == place.shape else row.reshape(place.shape)
         box = zip(place.region.offset, place.region.shape, strict=True)
         return row.reshape(place.shape)[tuple(slice(at, at + size) for at, size in box)]
 
@@ -86,7 +88,7 @@ def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
     places: list[TilePlace] = []
     for tensor in ordered:
         unit_bytes = tensor.stored.unit_bytes
-        units, most = tensor.count, TILE_BYTES // unit_bytes
+        units, most = tensor.nbytes // unit_bytes, TILE_BYTES // unit_bytes
         for first in range(0, units, most):
             count = min(most, units - first)
             counts.append(count)

@@ -61,16 +61,18 @@ class KeptHello(_message.Message):
     def __init__(self, format: _Optional[int] = ..., hello: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class WaitRequest(_message.Message):
-    __slots__ = ("format", "after_n", "timeout_ms", "after_base_n")
+    __slots__ = ("format", "after_n", "timeout_ms", "after_base_n", "run")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     AFTER_N_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     AFTER_BASE_N_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     format: int
     after_n: int
     timeout_ms: int
     after_base_n: int
-    def __init__(self, format: _Optional[int] = ..., after_n: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., after_base_n: _Optional[int] = ...) -> None: ...
+    run: str
+    def __init__(self, format: _Optional[int] = ..., after_n: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., after_base_n: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("format", "n", "tiles")

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from rose.errors import InvalidArgument
 from rose.transfer.codec.class_rule import SAMPLED_BLOCKS, class_rule
 from rose.transfer.codec.delta import BLOCK_ELEMENTS, ClassRule, Delta
-from rose.transfer.codec.operations import delta_apply, delta_pack, digest
-from rose.transfer.codec.strat import host_row, wire_pack
-from rose.transfer.codec.tensor import bits_of
+from rose.transfer.codec.operations import delta_apply, delta_pack, digests, pack_tiles
+from rose.transfer.codec.strat import host_row, strat_pack
+from rose.transfer.codec.tensor import bits_of, is_units
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.selection import Drift, Selection, drift_of
@@ -25,8 +25,9 @@ Encoding: TypeAlias = Literal["gap", "strat"]
 ENCODINGS: Final = ("gap", "strat")
 NO_DRIFT: Final = Drift()
 _BF16_BITS: Final = 16
-# Tiles of a GPU in one call, which takes as much device memory as the tiles: at most half a GiB.
-_TILES_AT_ONCE: Final = 256
+# Tiles in one call. A call per tile would dominate, as a GPU makes each call wait. But a call takes
+# twice as much device memory as its tiles: at most half a GiB.
+_TILES_AT_ONCE: Final = 128
 
 
 @dataclass(slots=True)
@@ -77,12 +78,10 @@ class Contributor:
         threads: int = 1,
         selections: Mapping[int, Selection] | None = None,
     ) -> None:
-        if encoding not in ENCODINGS:
-            raise InvalidArgument(f"encoding '{encoding}': choose gap or strat")
+        self.encode_as(encoding)
         self.owned = range(len(tiles)) if owned is None else owned
         self._tiles = tiles
         self._shadow = shadow
-        self._is_strat = encoding == "strat"
         self._threads = threads
         self._selections = {} if selections is None else dict(selections)
         for tile in self._selections:
@@ -94,24 +93,42 @@ class Contributor:
         self._ages = {
             tile: np.zeros(shadow.bits(tile).shape, np.uint8) for tile in self._selections
         }
-        self.digests = TileDigests({tile: digest(shadow.bits(tile)) for tile in self.owned})
+        owned = list(self.owned)
+        found = digests([shadow.bits(tile) for tile in owned])
+        self.digests = TileDigests(dict(zip(owned, found, strict=True)))
+        self._groups = [(way, list(some)) for way, some in groupby(owned, self._way)]
+
+    def encode_as(self, encoding: Encoding) -> None:
+        """Encode from the next pack on as given.
+
+        Raises:
+            InvalidArgument: the encoding is unknown.
+        """
+        if encoding not in ENCODINGS:
+            raise InvalidArgument(f"encoding '{encoding}': choose gap or strat")
+        self._is_strat = encoding == "strat"
 
     def begin(self, new: TileViews) -> None:
         """Do nothing: this contributor packs in the publisher's thread."""
 
     def pack(self, new: TileViews, part: PackedPart) -> None:
-        """Pack every owned tile that changed into `part`, and update the shadow."""
+        """Pack every owned tile that changed into `part`, and update the shadow.
+
+        Another thread may write `new` meanwhile: then the version has values from before and after
+        the write, but receivers reach exactly what the shadow has.
+        """
         rules = self._rules(new)
-        for place, tiles in groupby(self.owned, lambda tile: self._gpu_of(tile, rules)):
-            if place is not None:
-                self._pack_together(new, list(tiles), part)
+        for (gpu, width), tiles in self._groups:
+            rule = rules.get(width)
+            if tiles[0] in self._selections:
+                for tile in tiles:
+                    delta = self._pack_selected(_one_reading(new.bits(tile)), tile, part)
+                    _record(part, {tile: delta} if delta.changed else {}, {})
                 continue
-            for tile in tiles:
-                if tile in self._selections:
-                    delta = encoded = self._pack_selected(new.bits(tile), tile, part)
-                else:
-                    delta, encoded = self._pack_both(new.bits(tile), tile, rules)
-                _record(part, tile, delta, encoded)
+            pack = self._pack_here if gpu is None else self._pack_on_gpu
+            for at in range(0, len(tiles), _TILES_AT_ONCE):
+                some = tiles[at : at + _TILES_AT_ONCE]
+                pack([new.bits(tile) for tile in some], some, rule, part)
 
     def keep(self, part: PackedPart) -> None:
         """Adopt the digests of `part`, whose version was published."""
@@ -126,31 +143,51 @@ class Contributor:
             delta_apply(self._shadow.bits(tile), delta, undo=True)
         for tile, ages in part.ages.items():
             self._ages[tile] = ages
-        return all(digest(self._shadow.bits(tile)) == self.digests[tile] for tile in self.owned)
+        found = digests([self._shadow.bits(tile) for tile in self.owned])
+        return found == [self.digests[tile] for tile in self.owned]
 
     def whole(self, tile: int) -> Any:
         """Return the elements of a tile of the shadow as a row on the host, for reading at once."""
-        return host_row(bits_of("shadow", self._shadow.bits(tile)))
+        bits = self._shadow.bits(tile)
+        return bits.reshape(-1) if is_units(bits) else host_row(bits_of("shadow", bits))
 
-    def _gpu_of(self, tile: int, rules: dict[int, ClassRule | None]) -> str | None:
-        """Return the GPU that packs this tile together with others; None if it is packed alone."""
-        if tile in self._selections or rules.get(self._tiles[tile].width) is not None:
-            return None
-        return gpu_of(self._shadow.bits(tile))
+    def _way(self, tile: int) -> tuple[str | None, int]:
+        """Return what tiles must have in common to be packed in one call: GPU, and width."""
+        if tile in self._selections:
+            return None, 0
+        return gpu_of(self._shadow.bits(tile)), self._tiles[tile].width
 
-    def _pack_together(self, new: TileViews, tiles: Sequence[int], part: PackedPart) -> None:
-        """Pack tiles of one GPU in few calls: a copy and a wait per tile would dominate."""
-        for at in range(0, len(tiles), _TILES_AT_ONCE):
-            some = tiles[at : at + _TILES_AT_ONCE]
-            deltas = delta_pack(
-                {tile: new.bits(tile) for tile in some},
-                {tile: self._shadow.bits(tile) for tile in some},
-                base_digest={tile: self.digests[tile] for tile in some},
-            )
-            # Recorded first, so that all tiles can be undone if a frame fails.
-            part.deltas.update({tile: one for tile, one in deltas.items() if one.changed})
-            for tile, delta in deltas.items():
-                _record(part, tile, delta, delta)
+    def _pack_here(
+        self, new: Sequence[Any], tiles: Sequence[int], rule: ClassRule | None, part: PackedPart
+    ) -> None:
+        deltas, encoded = pack_tiles(
+            new,
+            [self._shadow.bits(tile) for tile in tiles],
+            base_digests=[self.digests[tile] for tile in tiles],
+            rule=rule,
+            threads=self._threads,
+        )
+        _record(
+            part,
+            {tiles[at]: delta for at, delta in deltas.items()},
+            {tiles[at]: delta for at, delta in encoded.items()},
+        )
+
+    def _pack_on_gpu(
+        self, new: Sequence[Any], tiles: Sequence[int], rule: ClassRule | None, part: PackedPart
+    ) -> None:
+        packed = delta_pack(
+            {tile: _one_reading(bits) for tile, bits in zip(tiles, new, strict=True)},
+            {tile: self._shadow.bits(tile) for tile in tiles},
+            base_digest={tile: self.digests[tile] for tile in tiles},
+        )
+        changed = {tile: delta for tile, delta in packed.items() if delta.changed}
+        part.deltas.update(changed)  # already in the shadow
+        encoded = {}
+        if rule is not None:
+            for tile, delta in changed.items():
+                encoded[tile] = strat_pack(delta, self._shadow.bits(tile), rule, is_after=True)
+        _record(part, changed, encoded)
 
     def _pack_selected(self, new: Any, tile: int, part: PackedPart) -> Delta:
         shadow, ages = self._shadow.bits(tile), self._ages[tile]
@@ -158,18 +195,6 @@ class Contributor:
         delta = self._selections[tile].pack(new, shadow, ages, base_digest=self.digests[tile])
         part.drift += drift_of(new, shadow)
         return delta
-
-    def _pack_both(
-        self, new: Any, tile: int, rules: dict[int, ClassRule | None]
-    ) -> tuple[Delta, Delta]:
-        """Return the delta that undoes the change of the shadow, and the delta to send."""
-        shadow = self._shadow.bits(tile)
-        rule = rules.get(self._tiles[tile].width)
-        threads, base = self._threads, self.digests[tile]
-        if rule is None:
-            delta = delta_pack(new, shadow, threads=threads, base_digest=base)
-            return delta, delta
-        return wire_pack(new, shadow, rule, threads=threads, base_digest=base)
 
     def _rules(self, new: TileViews) -> dict[int, ClassRule | None]:
         """Choose a class rule per width, from blocks spread evenly over the tiles."""
@@ -192,15 +217,23 @@ class Contributor:
 
 def gpu_of(bits: Any) -> str | None:
     """Return torch's name of the GPU of a tile; None for host memory."""
+    if isinstance(bits, np.ndarray):
+        return None
     place = str(getattr(bits, "device", "cpu"))
     return place if place.startswith("cuda") else None
 
 
-def _record(part: PackedPart, tile: int, delta: Delta, encoded: Delta) -> None:
-    """Add a packed tile to the part, if the tile changed."""
-    if delta.changed:
-        part.deltas[tile] = delta
-        part.frames[tile] = frame = encoded.to_bytes()
+def _one_reading(bits: Any) -> Any:
+    """Return a copy of a tile on a GPU, whose kernels read an element several times."""
+    return bits if gpu_of(bits) is None else bits.clone()
+
+
+def _record(part: PackedPart, deltas: Mapping[int, Delta], encoded: Mapping[int, Delta]) -> None:
+    """Add tiles that changed to the part; tiles that are not in `encoded` are sent as packed."""
+    # Recorded first, so that all tiles can be undone if a frame fails.
+    part.deltas.update(deltas)
+    for tile, delta in deltas.items():
+        part.frames[tile] = frame = encoded.get(tile, delta).to_bytes()
         part.chunks.append(chunk_of(tile, delta, frame))
 
 

@@ -15,6 +15,8 @@ from rose.units import NS_PER_S
 
 # A snapshot of which no tile was requested for this time is no longer in use.
 IDLE_S: Final = 60.0
+# Snapshots in use beyond the oldest one that are kept apart when deltas are merged.
+APART_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Past:
 
     While no snapshot is in use nothing is kept, and older versions are read from the log, unless
     they are STRAT deltas, which only their base can decode. Above the limit the oldest deltas are
-    merged. So the oldest snapshot can always be fetched to its end, and the deltas of a tile take
-    at most about the tile's size beyond the limit.
+    merged, but not across a snapshot in use. So snapshots in use can be fetched to their end, and
+    for each of them the deltas of a tile take at most about the tile's size beyond the limit.
 
     The caller's lock guards it.
 
@@ -60,10 +62,16 @@ class Past:
         oldest = min(self._used_ns, default=n)
         while self._steps and self._steps[0].n <= oldest:
             self._steps.popleft()
-        while len(self._steps) > 1 and self._nbytes() > self._bytes_max:
-            one, other = self._steps.popleft(), self._steps.popleft()
-            merged = merged_deltas(one.deltas, other.deltas)
-            self._steps.appendleft(_Step(one.base_n, other.n, merged))
+        while self._nbytes() > self._bytes_max and (at := self._mergeable()) is not None:
+            one, other = self._steps[at], self._steps[at + 1]
+            self._steps[at] = _Step(one.base_n, other.n, merged_deltas(one.deltas, other.deltas))
+            del self._steps[at + 1]
+
+    def _mergeable(self) -> int | None:
+        """Return the index of the oldest step that can be merged with the next one."""
+        apart = sorted(self._used_ns)[-APART_MAX:]
+        steps = range(len(self._steps) - 1)
+        return next((at for at in steps if self._steps[at].n not in apart), None)
 
     def reaches(self, n: int) -> bool:
         """Return whether version `n` can be restored; if so, it is in use from now on."""

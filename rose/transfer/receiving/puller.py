@@ -4,7 +4,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
@@ -212,4 +211,5 @@ def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
     if delta.rule is not None:
         return delta
     delta_check(delta)
-    return replace(delta, is_checked=True)  # its arrays are a private copy
+    delta.mark_checked()
+    return delta

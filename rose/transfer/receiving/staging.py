@@ -280,6 +280,13 @@ class Staging:
             self._snapshot_from = outcome.version.n + (is_whole and was_as_held)
         self._move(ReceiverState.SYNCED)
 
+    def choose_anew(self) -> None:
+        """Forget which snapshot is needed; only for the thread of `round`, as from its source.
+
+        For a source that offers an older version than the one that was given up.
+        """
+        self._snapshot_from = None
+
     # ---- the network's side
 
     def round(self, timeout_s: float) -> None:

@@ -67,7 +67,7 @@ class Barrier:
         self._sessions: dict[int, str] = {}
         self._held: dict[int, Version] = {}  # as of the last decisions
         self._target: Version | None = None
-        self._gone: Version | None = None  # a version that the publisher can no longer make
+        self._gone: set[Version] = set()  # versions that the publisher can no longer make
         self._round: _Round | None = None
         self._next_number = secrets.randbits(32)
         self._decided: dict[int, Ruling] = {}
@@ -95,7 +95,7 @@ class Barrier:
         with self._changed:
             self._check(rank, session)
             if gone is not None and gone == self._target:
-                self._gone = gone
+                self._gone.add(gone)
                 self._end_round(Verdict.UNDO, f"version {gone.n} is no longer kept")
             return self._aim(offers)
 
@@ -137,6 +137,13 @@ class Barrier:
                 return self._decided[now.number]
             return Ruling(Verdict.COMMIT if now.needed else Verdict.WAIT, now.number)
 
+    def refuse(self, rank: int, session: str, reason: str) -> Ruling:
+        """State that a rank cannot come; if others wait for it, the round is over."""
+        with self._changed:
+            self._check(rank, session)
+            self._end_round(Verdict.UNDO, self._failed(rank, reason))
+            return Ruling(Verdict.UNDO)
+
     def done(self, rank: int, session: str, number: int, *, failure: str, wait_s: float) -> Ruling:
         """State that a rank has committed the round's version; wait for the other ranks.
 
@@ -156,16 +163,18 @@ class Barrier:
                 self._check(rank, session)
                 now.done.add(rank)
                 if failure:
-                    self._end_round(
-                        Verdict.UNDO, f"rank {rank} of {self._name} could not commit: {failure}"
-                    )
+                    self._end_round(Verdict.UNDO, self._failed(rank, failure))
                 elif now.needed <= now.done:
                     self._held.update(dict.fromkeys(now.needed, now.version))
+                    self._gone.clear()
                     self._end_round(Verdict.KEEP)
                 self._wait(now, lambda: False, wait_s)
             elif number not in self._decided:
                 raise InvalidArgument(f"the publisher does not know round {number} of {self._name}")
             return self._decided.get(number, Ruling(Verdict.WAIT, number))
+
+    def _failed(self, rank: int, reason: str) -> str:
+        return f"rank {rank} of {self._name} could not commit: {reason}"
 
     # ---- under the lock
 
@@ -197,7 +206,7 @@ class Barrier:
             return newest
         (common,) = known
         if any(one != common for one in held):
-            return newest if common == self._gone else common
+            return newest if common in self._gone else common
         newer = [one.version for one in offers if one.base == common and one.version.n > common.n]
         if newer:
             return max(newer, key=lambda one: one.n)

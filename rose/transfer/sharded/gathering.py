@@ -340,17 +340,17 @@ class Gathering:
         if call.epoch != self.epoch:
             return Met(self.epoch, Verdict.UNDO, 0, "")
         barrier = self._barrier(call)
-        if call.number is None:
-            _, _, offers = self._offers()
-            decision = barrier.ready(
-                call.rank, call.session, call.version, offers,
-                within_s=call.within_s, wait_s=ANSWER_S,
-            )  # fmt: skip
+        who = call.rank, call.session
+        if call.number is not None:
+            ruling = barrier.done(*who, call.number, failure=call.failure, wait_s=ANSWER_S)
+        elif call.failure:
+            ruling = barrier.refuse(*who, call.failure)
         else:
-            decision = barrier.done(
-                call.rank, call.session, call.number, failure=call.failure, wait_s=ANSWER_S
+            _, _, offers = self._offers()
+            ruling = barrier.ready(
+                *who, call.version, offers, within_s=call.within_s, wait_s=ANSWER_S
             )
-        return Met(self.epoch, decision.verdict, decision.number, decision.reason)
+        return Met(self.epoch, ruling.verdict, ruling.number, ruling.reason)
 
     def _barrier(self, call: Aim | Meet) -> Barrier:
         with self._changed:

@@ -3,6 +3,7 @@
 import secrets
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from rose.addresses import spelled
 from rose.clock import BootClock
-from rose.closing import Closing, Once
+from rose.closing import Closing, Once, weakly
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable, sentence
 from rose.transfer.digests import hexadecimal
 from rose.transfer.manifest import Version
@@ -125,7 +126,10 @@ class LeadPublisher(Closing):
         self._step = 0
         self._log = VersionLog()
         self._peers = Peers(self._opening.run)
-        self._gathering = Gathering(shards.ranks, self._log, self._include, clock=self._clock)
+        include = weakly(self._include)
+        self._gathering = Gathering(
+            shards.ranks, self._log, lambda plan: bool(include(plan)), clock=self._clock
+        )
         with ExitStack() as undo:
             undo.callback(self._log.close)
             self._merger = undo.enter_context(MergerThread(self._log, signing))
@@ -135,14 +139,15 @@ class LeadPublisher(Closing):
                     gathering=self._gathering.answer,
                 )
             )  # fmt: skip
-            undo.callback(self._close_parts)
+            undo.callback(_close_all, self._parts)
             own = shards_to_json(ShardFile(first.shards))
             self._gathering.join_source(Join("", 0, shards.ranks, "lead", own), waits=False)
             self._wait_for_ranks(within_s)
             with self._lock:
                 self._begin(self._gathering.first_plan(), _SHADOW)
             self._gathering.step_is(0, self.version)
-            undo.pop_all()
+            self._undo = undo.pop_all()
+        self._once.when_dropped(self, self._undo.close)
 
     @property
     def address(self) -> str:
@@ -177,7 +182,7 @@ class LeadPublisher(Closing):
             InvalidArgument: names, dtypes, shapes or shards differ from those at the start.
             Unavailable: a rank did not take part in time.
         """
-        self._once.check_here("a publisher")
+        self._once.check_open("this publisher")
         new = self._read(weights)
         check_alike(self._shards, new.shards)
         with self._lock:
@@ -192,18 +197,7 @@ class LeadPublisher(Closing):
 
     def close(self) -> None:
         """Stop serving; receivers keep their weights."""
-        self._once(self._close)
-
-    def _close(self) -> None:
-        self._server.close()
-        self._merger.close()
-        self._log.close()
-        self._close_parts()
-
-    def _close_parts(self) -> None:
-        for part in self._parts.values():
-            part.close()
-        self._parts = {}
+        self._once(self._undo.close)
 
     # ---- under the lock
 
@@ -255,7 +249,7 @@ class LeadPublisher(Closing):
 
     def _begin(self, plan: Plan, label: str) -> None:
         """Begin an incarnation with the weights that all ranks know by a label."""
-        self._close_parts()
+        _close_all(self._parts)
         cut = plan.cut
         self._gathering.plan_is(plan)
         sources = self._gathering.sources()
@@ -341,7 +335,8 @@ class RankPublisher(Closing):
                 shards_to_json(ShardFile(first.shards)), self._part.address,
             )  # fmt: skip
             self._enter()
-            undo.pop_all()
+            self._undo = undo.pop_all()
+        self._once.when_dropped(self, self._undo.close)
 
     @property
     def version(self) -> int:
@@ -350,7 +345,7 @@ class RankPublisher(Closing):
 
     def update(self, weights: Any) -> int:
         """Publish with all other ranks: see `LeadPublisher.update`."""
-        self._once.check_here("a publisher")
+        self._once.check_open("this publisher")
         new = self._read(weights)
         check_alike(self._shards, new.shards)
         self._step += 1
@@ -366,8 +361,7 @@ class RankPublisher(Closing):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._part.close()
-        self._source.close()
+        self._undo.close()
 
     def _enter(self) -> None:
         """Join the trainer, and wait for its opening."""
@@ -443,9 +437,16 @@ class _OwnPart(PartServer):
     """Serves a rank's part by the plan that the publisher has when it opens the part."""
 
     def __init__(self, rank: RankPublisher, host: str, token: str, tls: TlsFiles | None) -> None:
-        self._rank = rank
+        self._known_rank = weakref.ref(rank)
         self._places: Places = {}
         super().__init__((), Tiles.of(0), self._views, spelled(host, 0), token=token, tls=tls)
+
+    @property
+    def _rank(self) -> RankPublisher:
+        rank = self._known_rank()
+        if rank is None:
+            raise Unavailable("this rank of the trainer has ended")
+        return rank
 
     def _views(self, label: str) -> TileViews:
         return self._rank.named(label).views(self._places)
@@ -456,6 +457,12 @@ class _OwnPart(PartServer):
             raise Unavailable("the publisher has made another plan meanwhile")
         self._places = file.places
         return made
+
+
+def _close_all(parts: dict[int, RemotePart]) -> None:
+    for part in parts.values():
+        part.close()
+    parts.clear()
 
 
 def join(source: RemoteSource, call: Join, who: str, within_s: float) -> Joined:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rose.clock import BootClock
-from rose.closing import Closing, Once
+from rose.closing import Closing, Once, weakly
 from rose.errors import (
     CorruptData,
     DeadlineExceeded,
@@ -17,12 +17,12 @@ from rose.errors import (
     Unavailable,
     sentence,
 )
-from rose.transfer.digests import Digest, TileDigests, hexadecimal
-from rose.transfer.manifest import NAMELESS, Manifest, StagedVersion, Subscription, Version
+from rose.transfer.digests import Digest, hexadecimal
+from rose.transfer.manifest import Manifest, Subscription, Version
 from rose.transfer.plan import Places, TensorSpec
 from rose.transfer.plan.files import ShardFile, places_from_json, shards_from_json, shards_to_json
+from rose.transfer.received import WeightReceiver
 from rose.transfer.receiving.commit import Commit, CommitState
-from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.sharded.barrier import Verdict
 from rose.transfer.sharded.patience import Patience
 from rose.transfer.sharded.publishing import join
@@ -47,6 +47,8 @@ from rose.transfer.wire.security import TlsFiles
 from rose.units import NS_PER_S
 
 _PAUSE_S: Final = 0.2
+# Interval at which a wait looks for another plan of the publisher, in seconds.
+_LOOK_S: Final = 0.2
 # Digests of versions that are remembered until their commit.
 _DIGESTS_MAX: Final = 8
 
@@ -61,6 +63,18 @@ class RankMemory(Protocol):
 
     def views(self, places: Places) -> ShardViews:
         """Return tiles as views of the memory, for the next commits."""
+        ...
+
+    def name_of(self, tile: int) -> str:
+        """Return the parameter in which a tile is."""
+        ...
+
+    def check(self) -> None:
+        """Check that the engine still uses this memory.
+
+        Raises:
+            InvalidArgument: a tensor was moved to other memory; the message names it.
+        """
         ...
 
     def load(self, tiles: Iterable[int]) -> None:
@@ -103,9 +117,13 @@ class AimedSource(SourceAround):
         self.digests: dict[Version, Digest] = {}  # of all weights, by version
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait for the next version; return the updates that lead to it."""
+        """Wait for the next version; return the updates that lead to it.
+
+        While there is none, the last one is offered to a receiver that asks for older numbers.
+        """
         gone, self._gone = self._gone, None
-        self._target = target = self._aim(after_n, timeout_s, gone)
+        aimed = self._aim(after_n, timeout_s, gone)
+        self._target = target = aimed or self._target
         if target is None or target.n <= after_n:
             return []
         offered = self._source.wait_manifests(target.n - 1, 0)
@@ -161,6 +179,7 @@ class ShardReceiver(Closing):
         signing: signing key of versions.
         barrier_s: time for the other ranks to reach the barrier, and then to commit, in seconds.
         within_s: longest wait for the publisher and for the other ranks to start, in seconds.
+        scrub_s: time in which a background thread compares all tiles with their digests.
 
     Raises:
         InvalidArgument: the tensors do not fit the trainer's; the message names one.
@@ -178,20 +197,20 @@ class ShardReceiver(Closing):
         signing: Signing = UNSIGNED,
         barrier_s: float,
         within_s: float,
+        scrub_s: float,
     ) -> None:
         self._once = Once()
         self._clock = BootClock()
         self._shards, self._signing = shards, signing
         self._replica = shards.replica or "engine"
         self._who = f"rank {shards.rank} of {self._replica}"
-        self._barrier_s, self._within_s = barrier_s, within_s
-        self._staged = threading.Event()
+        self._barrier_s, self._within_s, self._scrub_s = barrier_s, within_s, scrub_s
         self._is_moved = threading.Event()  # the publisher has another plan, or is another one
         self._open: _Open | None = None
-        self._is_lost = False  # the publisher knows another process as this rank
+        self._is_lost = False  # this rank must join again as a new process
         self._agreed: Version | None = None
         self._digest: Digest = (0, 0)
-        self._receiver: Receiver | None = None
+        self._inner: WeightReceiver | None = None
         with ExitStack() as undo:
             self._source = RemoteSource(upstream, token, tls=tls)
             undo.callback(self._source.close)
@@ -216,22 +235,19 @@ class ShardReceiver(Closing):
         Raises:
             DeadlineExceeded: no version was ready in time; the message has the cause, if known.
         """
-        self._once.check_here("a receiver")
         until_s = self._now_s() + timeout_s
         while True:
-            self._follow()
-            receiver = self._followed()
-            if receiver.staged_version is not None:
-                return
+            inner = self._followed()
             left_s = until_s - self._now_s()
+            with suppress(DeadlineExceeded):
+                inner.wait(max(0.0, min(left_s, _LOOK_S)))
+                return
             if left_s <= 0:
-                reason = receiver.failure
+                reason = inner.failure
                 raise DeadlineExceeded(
                     f"no new version was ready within {timeout_s:g} s"
                     + (f": {reason}" if reason else "")
                 )
-            self._staged.wait(left_s)
-            self._staged.clear()
 
     def commit(self) -> int | None:
         """Write the ready version into the tensors of all ranks, or of none.
@@ -249,33 +265,34 @@ class ShardReceiver(Closing):
             Unavailable: the publisher does not answer. If all ranks were ready before, this rank
                 has the new version, and whether the others have it is unknown until the next call.
         """
-        self._once.check_here("a receiver")
+        self._once.check_open("this receiver")
         if self._open is not None:
-            return self._end(self._open)
-        self._follow()
-        receiver = self._followed()
-        version = receiver.staged_version
-        if version is None:
-            return None
-        is_repair = version == self._agreed  # of this rank alone
-        number = None if is_repair else self._meet(version)
-        staged = receiver.take_staged()
-        if staged is None or staged.manifest.version != version:
-            if number is not None:
+            with self._here().lock:
+                return self._end(self._open)
+        inner = self._followed()
+        with inner.lock:
+            version = self._checked(inner)
+            if version is None:
+                return None
+            is_repair = version == self._agreed  # of this rank alone
+            number = None if is_repair else self._meet(version)
+            commit = inner.take()
+            if commit is None or commit.staged.manifest.version != version:
                 self._met(version, number, "its staged version was dropped")
-            return None
-        if number is None and not is_repair:  # another version is the next one
-            self._drop(receiver, staged)
-            return None
-        return self._commit(staged, number)
+                return None
+            if number is None and not is_repair:  # another version is the next one
+                commit.abandon()
+                inner.settle(commit)
+                return None
+            return self._commit(commit, number)
 
     def close(self) -> None:
         """Stop receiving; the tensors keep their version."""
         self._once(self._close)
 
     def _close(self) -> None:
-        if self._receiver is not None:
-            self._receiver.close()
+        if self._inner is not None:
+            self._inner.close()
         self._source.close()
 
     # ---- joining
@@ -298,29 +315,27 @@ class ShardReceiver(Closing):
 
     def _enter(self, session: str) -> None:
         """Join the engine, and follow the versions of the present plan."""
-        if self._receiver is not None:
-            self._receiver.close()
-            self._receiver = None
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
+        self._is_lost = False
         self._is_moved.clear()
         shards = self._shards
         call = Join(self._replica, shards.rank, shards.ranks, session, self._file)
         joined = join(self._source, call, self._who, self._within_s)
         file = places_from_json(joined.places, what="the part of the plan")
         self._session, self._epoch, self._layout = session, joined.epoch, joined.layout
-        self._target = self._memory.views(file.places)
-        digests = self._target.digests()
-        self._digests: TileDigests | None = digests
-        self._aimed = AimedSource(self._source, self._aim)
-        self._receiver = Receiver(
+        self._aimed = AimedSource(self._source, weakly(self._aim))
+        target = self._memory.views(file.places)
+        self._inner = WeightReceiver(
+            target,
+            Subscription(file.cut, target.tiles),
             self._aimed,
-            f"{self._replica} rank {shards.rank}",
-            NAMELESS,
-            digests.total,
-            Subscription(file.cut, self._target.tiles),
-            self._staged.set,
-            base=self._target.bits,
+            name=f"{self._replica} rank {shards.rank}",
             signing=self._signing,
-            digests=digests.copy(),
+            place=self._memory.name_of,
+            check=self._memory.check,
+            scrub_s=self._scrub_s,
         )
 
     def _aim(self, after_n: int, timeout_s: float, gone: Version | None) -> Version | None:
@@ -333,31 +348,51 @@ class ShardReceiver(Closing):
             raise CorruptData(f"the publisher's answer to {self._who} is of another kind")
         if answer.epoch != self._epoch or answer.layout != self._layout:
             self._is_moved.set()
-            self._staged.set()
             self._clock.sleep(timeout_s)
             return None
-        return answer.target
+        inner, target = self._inner, answer.target
+        is_older = target is not None and target.n <= after_n
+        if is_older and inner is not None and inner.held != target:
+            inner.choose_anew()  # a later one was given up, as when a rank was restarted
+        return target
 
-    def _follow(self) -> None:
-        """End an open commit, and join again if the publisher has another plan.
+    def _followed(self) -> WeightReceiver:
+        """Return the receiver of the present plan, after the end of an open commit.
 
         Raises:
             Unavailable: the publisher does not answer, so the result of a commit is unknown.
         """
+        self._once.check_open("this receiver")
         if self._open is not None:
-            with suppress(CorruptData, DeadlineExceeded):
+            with self._here().lock, suppress(CorruptData, DeadlineExceeded):
                 self._end(self._open)
-        if self._is_moved.is_set():
-            self._enter(self._session)
-
-    def _followed(self) -> Receiver:
-        if self._receiver is None:
+        if self._inner is None or self._is_lost:
             self._enter(secrets.token_hex(8))
-        if self._receiver is None:
-            raise Unavailable(f"{self._who} has not joined")
-        return self._receiver
+        elif self._is_moved.is_set():
+            self._enter(self._session)
+        return self._here()
 
-    # ---- committing
+    def _here(self) -> WeightReceiver:
+        if self._inner is None:
+            raise Unavailable(f"{self._who} has not joined")
+        return self._inner
+
+    # ---- committing: the receiver's lock is held
+
+    def _checked(self, inner: WeightReceiver) -> Version | None:
+        """Return the ready version, if the rank can commit it; otherwise the others need not wait.
+
+        Raises:
+            CorruptData: somebody else wrote to the tensors.
+            InvalidArgument: tensors were moved to other memory.
+        """
+        try:
+            return inner.check_ready()
+        except (CorruptData, InvalidArgument) as error:
+            if inner.ready is not None:
+                with suppress(Unavailable):
+                    self._met(inner.ready, None, sentence(error))
+            raise
 
     def _meet(self, version: Version) -> int | None:
         """Wait until all ranks are ready; return the round, or None if another version is next.
@@ -393,20 +428,9 @@ class ShardReceiver(Closing):
             raise CorruptData(f"the publisher's answer to {self._who} is of another kind")
         return answer
 
-    def _drop(self, receiver: Receiver, staged: StagedVersion) -> None:
-        commit = self._made(receiver, staged)
-        commit.abandon()
-        receiver.report(commit.outcome)
-
-    def _made(self, receiver: Receiver, staged: StagedVersion) -> Commit:
-        return Commit(
-            staged, self._target, receiver.digest, digests=self._digests,
-            subscribed=self._target.tiles,
-        )  # fmt: skip
-
-    def _commit(self, staged: StagedVersion, number: int | None) -> int:
+    def _commit(self, commit: Commit, number: int | None) -> int:
         """Commit on this rank, then wait for the other ranks."""
-        commit = self._made(self._followed(), staged)
+        staged = commit.staged
         self._open = now = _Open(commit, staged.manifest.version, number)
         outcome = commit.run()
         if outcome.state is CommitState.COMMITTED:
@@ -444,7 +468,7 @@ class ShardReceiver(Closing):
             try:
                 met = self._met(now.version, now.number, now.failure)
             except InvalidArgument as error:  # the publisher does not know this process or round
-                self._agreed, self._is_lost = None, True
+                self._is_lost = True
                 return Verdict.UNDO, sentence(error)
             except Unavailable as error:
                 self._wait_again(
@@ -468,24 +492,18 @@ class ShardReceiver(Closing):
 
     def _keep(self, now: _Open) -> None:
         self._memory.settle()
-        self._digests = now.commit.digests
-        self._followed().report(now.commit.outcome)
+        self._here().settle(now.commit)
         self._agreed = now.version
         self._digest = self._aimed.digests.get(now.version, now.commit.outcome.digest)
 
     def _undo(self, now: _Open, reason: str) -> None:
         self._memory.undo()
-        commit, receiver = now.commit, self._followed()
-        outcome = (
-            commit.take_back(reason) if commit.state is CommitState.COMMITTED else commit.outcome
-        )
-        if self._is_lost or outcome.state is CommitState.QUARANTINED:
-            self._is_lost, self._agreed = False, None
-            receiver.close()
-            self._receiver = None  # the next call joins as a new process
-            return
-        self._digests = commit.digests
-        receiver.report(outcome)
+        if now.commit.state is CommitState.COMMITTED:
+            now.commit.take_back(reason)
+        if self._is_lost or now.commit.state is CommitState.QUARANTINED:
+            self._is_lost, self._agreed = True, None
+        else:
+            self._here().settle(now.commit)
 
     def _now_s(self) -> float:
         return self._clock.now_ns() / NS_PER_S

@@ -35,7 +35,7 @@ PART_BYTES_MAX: Final = CHUNK_BYTES_MAX + 64
 PART_TILES_MAX: Final = 1 << 17  # in one message of digests, or one request
 
 NAME_MAX: Final = 256
-LABEL_MAX: Final = 1 << 16
+LABEL_MAX: Final = 1 << 16  # names of tensors, see `named_rows`
 RELAYS_MAX: Final = 1024
 TENSORS_MAX: Final = 1 << 22  # more than a reply has room for
 MANIFESTS_MAX: Final = 1 << 13
@@ -115,11 +115,13 @@ class WaitRequest:
         after_base_n: number of the base of the last update in a partial reply; that update's
             version is `after_n`. Requests the rest of the reply, without a wait. None in a first
             request.
+        run: run of the manifests that came before; "" at first.
     """
 
     after_n: int
     timeout_ms: int
     after_base_n: int | None = None
+    run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +354,7 @@ _RECEIVED: Final[Mapping[str, Callable[[Any], object]]] = {
     "receiver": _name,
     "relays": _relays,
     "role": _role,
+    "run": _name,
     "tensors": _tensors,
     "tiles": _tiles,
 }

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rose.errors import InvalidArgument
-from rose.transfer.wire.messages import ROLES, HelloReply, RelayPlace, TensorEntry
+from rose.transfer.wire.messages import (
+    REPLY_BYTES_MAX,
+    ROLES,
+    HelloReply,
+    RelayPlace,
+    TensorEntry,
+    encode,
+)
 
 
 class Peers:
@@ -28,6 +35,11 @@ class Peers:
         if role not in ROLES:
             raise InvalidArgument(f"role '{role}': choose one of {', '.join(ROLES)}")
         self._hello = HelloReply(name, role, layout, tensors=tuple(tensors))
+        if (nbytes := len(encode(self._hello))) > REPLY_BYTES_MAX:
+            raise InvalidArgument(
+                f"the names of {len(tensors)} tensors take {nbytes} bytes in one message, of which "
+                f"{REPLY_BYTES_MAX} are allowed: publish fewer, larger tensors"
+            )
 
     def hello(self, chunk_port: int) -> HelloReply:
         """Return the answer to `Hello`."""

@@ -1,5 +1,6 @@
 """A remote publisher or relay, on another machine if there are certificates."""
 
+import logging
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,6 +22,9 @@ from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 # Longest wait for an answer, in seconds, on top of a wait for versions. A page of manifests arrives
 # in this time at 1.2 Mb/s. A server whose machine is gone is given up earlier, see `SILENCE_S`.
 CALL_S: Final = 60.0
+
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class RemoteSource:
@@ -48,6 +52,7 @@ class RemoteSource:
         self._chunk_port = 0
         # The memory behind the door of a chunk port, None if there is none on this host.
         self._memory: tuple[int, MemoryReader | None] | None = None
+        self._run = ""  # run of the manifests that came last
         self._is_closed = False
         self.follow(address, token)
 
@@ -108,7 +113,7 @@ class RemoteSource:
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Ask the server to wait for versions, and request further pages while there are any."""
-        request = messages.WaitRequest(after_n, int(timeout_s * 1000))
+        request = messages.WaitRequest(after_n, int(timeout_s * 1000), run=self._run)
         reply = self._manifests("Wait", request, timeout_s + CALL_S)
         manifests = list(reply.manifests)
         while reply.is_more:
@@ -122,7 +127,21 @@ class RemoteSource:
             if reply.manifests and reply.manifests[0].key <= last:
                 raise CorruptData("the weight server sent a manifest twice")
             manifests += reply.manifests
+        if manifests:
+            self._note_run(manifests[-1].version.run)
         return manifests
+
+    def _note_run(self, run: str) -> None:
+        """Tell the user that another run is served, once."""
+        before, self._run = self._run, run
+        if before not in {"", run}:
+            _LOG.warning(
+                "the weight server at %s serves run %s now, and served run %s before: these "
+                "weights join it anew",
+                self._address,
+                run,
+                before,
+            )
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask the server for a snapshot."""

@@ -1,5 +1,6 @@
 """The weight server: offers versions to other processes, and with TLS also to other machines."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,6 +40,7 @@ def page(
     return tuple(manifests), False
 
 
+_LOG: Final = logging.getLogger(__name__)
 WAIT_MAX_S: Final = 10.0
 # Receivers that wait at the same time, each in a thread. The trainer's process has four chunk
 # connections for each, so all of them fit into 1,024 descriptors.
@@ -105,6 +107,12 @@ class _Answers:
             known = self._log.wait_manifests(request.after_n - 1, 0)
             manifests = [one for one in known if one.key > last]
         some, is_more = page(manifests)
+        if some and request.run not in {"", run := some[-1].version.run}:
+            _LOG.warning(
+                "a receiver that followed run %s comes to run %s, and joins it anew",
+                request.run,
+                run,
+            )
         return messages.ManifestsReply(some, self._chunk_port, is_more)
 
     def encode(self, reply: object) -> bytes:
@@ -180,6 +188,11 @@ class WeightServer(Closing):
         self.address: Final = server.address
         self._once.when_dropped(self, self._undo.close)
         server.start()
+
+    @property
+    def longest_rtt_ms(self) -> float:
+        """Return the longest round trip to a receiver, in ms; 0 before one has come."""
+        return self._chunks.longest_rtt_ms
 
     @property
     def token(self) -> str:

@@ -1,7 +1,9 @@
 """`publish_shards` and `receive_shards`: all ranks in threads of one process, over loopback."""
 
+import gc
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,6 +21,7 @@ from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavaila
 from rose.transfer.sharded import patience, publishing
 from rose.transfer.sharded.shards import Shards
 from tests.engines.shards.two_by_two import BF16, FusedEngine, is_loaded, trainer_model
+from tests.waiting import wait_for
 
 TOKEN = "cd" * 32
 LONG_S = 60.0
@@ -186,6 +189,56 @@ def test_missing_rank_is_named_and_the_next_try_works(world: World) -> None:
     world.follow("one", 1)
 
 
+def test_rank_that_gave_up_a_later_version_follows_an_older_one(world: World) -> None:
+    world.begin()
+    world.join("one", 2)
+    world.receivers["one"][0]._inner._receiver._snapshot_from = 1 << 40
+    world.follow("one", 0)
+
+
+def test_closed_rank_refuses_at_once_and_a_dropped_one_ends(world: World) -> None:
+    world.begin()
+    world.join("one", 1)
+    world.follow("one", 0)
+    [receiver] = world.receivers["one"]
+    waiting = world.start(receiver.wait, LONG_S)
+    receiver.close()
+    for call in (lambda: waiting.result(LONG_S), lambda: receiver.wait(LONG_S), receiver.commit):
+        with pytest.raises(Unavailable, match="this receiver was closed"):
+            call()
+    engine = FusedEngine(0, 1, converts=True)
+    other = receive_shards(
+        engine, world.address, Shards(0, 1, "two", engine.load_weights), token=TOKEN
+    )
+    assert "rose-receiver-two rank 0" in own_threads()
+    del other
+    gc.collect()
+    wait_for(lambda: "rose-receiver-two rank 0" not in own_threads())
+    for rank in world.trainer[::-1]:
+        rank.close()
+        with pytest.raises(Unavailable, match="this publisher was closed"):
+            rank.update(WEIGHTS[1])
+
+
+def test_ranks_of_a_trainer_that_are_dropped_end(world: World) -> None:
+    def publish(rank: int) -> Any:
+        shards = Shards(rank, 2)
+        return publish_shards(
+            WEIGHTS[0], shards, listen=world.address, token=TOKEN, within_s=LONG_S
+        )
+
+    before = own_threads()
+    ranks = world.together(lambda: publish(0), lambda: publish(1))
+    assert own_threads() - before >= {"rose-weights", "rose-part", "rose-merger", "rose-chunks"}
+    ranks.clear()
+    gc.collect()
+    wait_for(lambda: own_threads() <= before)
+
+
+def own_threads() -> set[str]:
+    return {one.name for one in threading.enumerate() if one.name.startswith("rose-")}
+
+
 def test_ranks_ahead_undo_if_one_does_not_commit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,22 +261,59 @@ def test_ranks_ahead_undo_if_one_does_not_commit(
     world.follow("one", 1)
 
 
-def test_rank_that_cannot_commit_makes_all_ranks_undo(world: World) -> None:
+def test_tensors_that_somebody_wrote_to_are_repaired_on_that_rank(world: World) -> None:
     world.begin()
-    world.join("one", 2)
+    world.join("one", 2, barrier_s=2.0)
     world.follow("one", 0)
     parameter = world.engines["one"][1].get_parameter("pqkv1")
     with torch.no_grad():
         parameter[0, 0] += 1
     world.update(1)
-    for one in world.receivers["one"]:
+    first, second = world.receivers["one"]
+    for one in (first, second):
         one.wait(LONG_S)
-    found = world.together(*(one.commit for one in world.receivers["one"]))
-    for error in found:
-        assert isinstance(error, CorruptData)
-        assert "on no rank: rank 1 of one could not commit" in str(error)
+    waiting = world.start(first.commit)
+    with pytest.raises(CorruptData, match="somebody else wrote to pqkv1"):
+        second.commit()
+    assert "on no rank: rank 1 of one" in str(waiting.exception(LONG_S))
     assert is_loaded(world.engines["one"][0], WEIGHTS[0], converts=True)
     world.follow("one", 1)
+
+
+def test_rank_that_cannot_load_makes_all_ranks_undo(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.begin()
+    world.join("one", 2)
+    world.follow("one", 0)
+    world.update(1)
+    for one in world.receivers["one"]:
+        one.wait(LONG_S)
+
+    def fails(_tiles: object) -> None:
+        raise InvalidArgument("planted: the loader failed")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(world.receivers["one"][1]._memory, "load", fails)
+        found = world.together(*(one.commit for one in world.receivers["one"]))
+    for error in found:
+        assert isinstance(error, CorruptData)
+        assert "on no rank: rank 1 of one could not commit: planted" in str(error)
+    assert world.holds("one", 0)
+    world.follow("one", 1)
+
+
+def test_moved_parameters_are_named(world: World) -> None:
+    world.begin()
+    world.join("one", 1)
+    world.follow("one", 0)
+    parameter = world.engines["one"][0].get_parameter("po1")
+    parameter.data = parameter.data.clone()
+    world.update(1)
+    [receiver] = world.receivers["one"]
+    receiver.wait(LONG_S)
+    with pytest.raises(InvalidArgument, match="po1 moved to other memory since"):
+        receiver.commit()
 
 
 def test_engines_follow_a_restarted_trainer(world: World) -> None:

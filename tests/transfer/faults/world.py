@@ -213,8 +213,6 @@ class World:
         for receiver in self.receivers.values():
             receiver.memory.faults.clear()
             receiver.step(1 << 10)
-        for receiver in self.receivers.values():
-            receiver.scrub()
         for relay in self.relays:
             if relay.relay is None:
                 relay.start()
@@ -246,6 +244,7 @@ class World:
         for receiver in self.receivers.values():
             if receiver.is_quarantined:  # as whoever looks after the programs would
                 receiver.begin(self._rng)
+            receiver.scrub()  # again, since weights may rot between a landing and the first commit
             trouble = receiver.round()
             is_waiting = trouble is not None and bool(self.relays)
             is_left_out |= is_waiting
