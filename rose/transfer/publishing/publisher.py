@@ -116,7 +116,7 @@ class Publisher:
     @property
     def digest(self) -> Digest:
         """Return the digest of the newest version."""
-        with self._lock:
+        with self._book:
             return self._digests.total
 
     @property
