@@ -104,7 +104,7 @@ class Gathering:
         self._planned: PlanInUse | None = None
         self._step = -1  # number of the last finished update
         self._steps: dict[int, Stepped] = {}
-        self._failure: InvalidArgument | None = None  # of a rank of the trainer that did not fit
+        self._failure: InvalidArgument | None = None  # why the trainer cannot publish
 
     # ---- the publisher's side
 
@@ -119,6 +119,13 @@ class Gathering:
             if self._failure is not None:
                 raise self._failure
             return self._missing
+
+    def fail(self, error: InvalidArgument) -> None:
+        """Refuse all ranks of the trainer, unless it publishes already."""
+        with self._changed:
+            if self._planned is None:
+                self._failure = error
+                self._changed.notify_all()
 
     def first_plan(self) -> Plan:
         """Return the plan of the trainer's shards alone.
@@ -187,15 +194,15 @@ class Gathering:
         try:
             self._check_source(call, file.shards, who)
         except InvalidArgument as error:
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
+            self.fail(error)
             raise
         with self._changed:
             self._sources[call.rank] = Member(call.session, file, call.address)
             self._changed.notify_all()
             if waits:
-                self._changed.wait_for(lambda: self._planned is not None, ANSWER_S)
+                self._changed.wait_for(lambda: self._planned or self._failure, ANSWER_S)
+            if self._failure is not None:
+                raise self._failure
             missing, planned, step = self._missing, self._planned, self._step
         if missing or planned is None:
             return Joined(self.epoch, missing)

@@ -12,7 +12,14 @@ from typing import Any, Final, Protocol
 from rose.addresses import spelled
 from rose.clock import BootClock
 from rose.closing import Closing, Once, weakly
-from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable, sentence
+from rose.errors import (
+    CorruptData,
+    DeadlineExceeded,
+    InvalidArgument,
+    RoseError,
+    Unavailable,
+    sentence,
+)
 from rose.transfer.digests import hexadecimal
 from rose.transfer.manifest import Version
 from rose.transfer.plan import Places, Plan, ShardMap
@@ -142,9 +149,9 @@ class LeadPublisher(Closing):
             undo.callback(_close_all, self._parts)
             own = shards_to_json(ShardFile(first.shards))
             self._gathering.join_source(Join("", 0, shards.ranks, "lead", own), waits=False)
-            self._wait_for_ranks(within_s)
+            plan = self._first_plan(within_s)
             with self._lock:
-                self._begin(self._gathering.first_plan(), _SHADOW)
+                self._begin(plan, _SHADOW)
             self._gathering.step_is(0, self.version)
             self._undo = undo.pop_all()
         self._once.when_dropped(self, self._undo.close)
@@ -183,11 +190,11 @@ class LeadPublisher(Closing):
             Unavailable: a rank did not take part in time.
         """
         self._once.check_open("this publisher")
-        new = self._read(weights)
-        check_alike(self._shards, new.shards)
         with self._lock:
             self._step += 1
             try:
+                new = self._read(weights)
+                check_alike(self._shards, new.shards)
                 self._publish(new, f"update {self._step}")
             except (RoseError, MemoryError) as error:
                 self._gathering.step_is(self._step, self.version, sentence(error))
@@ -199,16 +206,19 @@ class LeadPublisher(Closing):
         """Stop serving; receivers keep their weights."""
         self._once(self._undo.close)
 
-    # ---- under the lock
-
-    def _wait_for_ranks(self, within_s: float) -> None:
+    def _first_plan(self, within_s: float) -> Plan:
+        """Wait for all ranks, and return the plan of their shards."""
         patience = Patience("rank 0 of the trainer", within_s, clock=self._clock)
         try:
             while missing := self._gathering.missing_sources(_PAUSE_S):
                 patience.wait_for(f"rank {_listed(missing)}")
-        except InvalidArgument:
-            self._clock.sleep(_REFUSED_S)  # closing the server would cancel the answer to the rank
+            return self._gathering.first_plan()
+        except InvalidArgument as error:
+            self._gathering.fail(error)
+            self._clock.sleep(_REFUSED_S)  # closing the server would cancel the answers to ranks
             raise
+
+    # ---- under the lock
 
     def _publish(self, new: RankWeights, label: str) -> None:
         planned = self._gathering.planned
@@ -346,9 +356,9 @@ class RankPublisher(Closing):
     def update(self, weights: Any) -> int:
         """Publish with all other ranks: see `LeadPublisher.update`."""
         self._once.check_open("this publisher")
+        self._step += 1  # also of an update that fails, so that ranks stay in step
         new = self._read(weights)
         check_alike(self._shards, new.shards)
-        self._step += 1
         with self._given(f"update {self._step}", new):
             self._version = self._result(self._step)
         return self._version
@@ -414,14 +424,17 @@ class RankPublisher(Closing):
         Raises:
             Unavailable: the rank does not reach it in time.
         """
+        patience = Patience(f"rank 0, to publish {label},", PACK_S, clock=self._clock)
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._is_current(label), PACK_S)
-            if self._current is None or not self._is_current(label):
-                raise Unavailable(f"{self._who} has not reached {label}")
+            while self._current is None or self._current[0] != label:
+                try:
+                    patience.wait_for(self._who)
+                except DeadlineExceeded:
+                    raise Unavailable(f"{self._who} has not reached {label}") from None
+                if self._is_closed:
+                    raise Unavailable(f"{self._who} was closed")
+                self._changed.wait(_PAUSE_S)
             return self._current[1]
-
-    def _is_current(self, label: str) -> bool:
-        return self._current is not None and self._current[0] == label
 
     def opened(self, label: str) -> tuple[RankFile, Contributor]:
         """Return the rank's part of the present plan, and a contributor of it."""

@@ -1,5 +1,6 @@
 """The part of another rank, as the publisher sees it: the rank packs, and sends only its frames."""
 
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -9,6 +10,7 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
+from rose.clock import BootClock
 from rose.closing import Closing, Once
 from rose.errors import (
     CorruptData,
@@ -22,6 +24,7 @@ from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_check, digest
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.publishing.contributor import PackedPart, chunk_of
+from rose.transfer.sharded.patience import FIRST_S, Patience
 from rose.transfer.tiles import Tiles, TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import failure_of, open_channel
@@ -135,6 +138,9 @@ class RemotePart(Closing):
         """Wait for the rank's pack, and fill `part`."""
         if self._coming is None:
             raise InternalError("begin must be called before pack")
+        patience = Patience("rank 0 of the trainer", math.inf, clock=BootClock())
+        while not wait([self._coming], FIRST_S).done:
+            patience.wait_for(f"the pack of the part at {self._address}")
         packed = self._coming.result()
         self._running = self._coming = None
         part.deltas.update(packed.deltas)

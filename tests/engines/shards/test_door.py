@@ -158,6 +158,14 @@ def test_ranks_with_other_tensors_are_named_on_both_sides(world: World) -> None:
         assert "rank 1 of the trainer has 3.weight as bfloat16 of shape (131, 64), and" in str(one)
 
 
+def test_trainer_that_cannot_be_planned_is_refused_on_all_ranks(world: World) -> None:
+    other = WEIGHTS[0] | {"3.weight": torch.zeros(4, dtype=torch.complex128)}
+    found = world.together(lambda: world.publish(0, other), lambda: world.publish(1, other))
+    for one in found:
+        assert isinstance(one, InvalidArgument)
+        assert "3.weight" in str(one)
+
+
 def test_engine_that_lacks_rows_is_refused_by_name(world: World) -> None:
     world.begin()
     engine = FusedEngine(0, 1)
