@@ -222,7 +222,7 @@ def test_publisher_that_restarts_in_between_is_followed() -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, threading
 import numpy as np
 from rose.transfer.manifest import NAMELESS, Subscription
 from rose.transfer.receiving.receiver import Receiver
@@ -230,13 +230,16 @@ from rose.transfer.tiles import Row
 from rose.transfer.wire.remote import RemoteSource
 from tests.transfer.worker import COUNT, TILES
 
+lock = threading.Lock()
+
 class Dying(Row):
     left = int(sys.argv[4])
     def write(self, tile, elements):
-        super().write(tile, elements)
-        Dying.left -= 1
-        if Dying.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with lock:
+            super().write(tile, elements)
+            Dying.left -= 1
+            if Dying.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 row = Dying(np.memmap(sys.argv[1], np.uint16, "r+", shape=(COUNT,)), TILES)
 source = RemoteSource(sys.argv[2], sys.argv[3])

@@ -45,6 +45,7 @@ class Puller:
         stop: event that makes a running pull end soon.
         retries: further attempts for a damaged chunk.
         threads: threads that validate chunks.
+        landing_threads: the same while whole tiles land.
         signing: key with which whole tiles must be signed.
     """
 
@@ -55,6 +56,7 @@ class Puller:
         *,
         retries: int = RETRIES,
         threads: int = 1,
+        landing_threads: int = 1,
         signing: Signing = UNSIGNED,
     ) -> None:
         if not 0 < threads <= THREADS_MAX:
@@ -64,7 +66,7 @@ class Puller:
         self._source = source
         self._stop = stop
         self._retries = retries
-        self._threads = threads
+        self._threads, self._landing_threads = threads, landing_threads
         self._signing = signing
         self._manifest: Manifest | None = None
         # Deltas, and whole tiles: their elements, or None if they are in place already.
@@ -169,10 +171,11 @@ class Puller:
                 raise CorruptData(f"tile {tile.index} does not have the digest of its version")
             return elements if land is None else None
 
-        if self._threads == 1:
+        threads = self._threads if land is None else self._landing_threads
+        if threads == 1:
             yield lambda *frame: partial(read, *frame)
             return
-        with ThreadPool(self._threads, "rose-staging") as readers:
+        with ThreadPool(threads, "rose-staging") as readers:
             yield lambda *frame: readers.submit(read, *frame).result
 
     def _sound_whole(self, frame: Frame, chunk: Chunk, tile: Tile, *, keeps: bool) -> Elements:

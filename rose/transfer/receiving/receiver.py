@@ -17,6 +17,7 @@ from rose.transfer.source import Source
 
 # Longest wait for a version, in seconds; it bounds `Receiver.close`.
 WAIT_S: Final = 0.5
+LANDING_THREADS: Final = 2
 # Interval between attempts to end a pull of a closed receiver.
 BREAK_OFF_S: Final = 0.1
 
@@ -68,7 +69,14 @@ class Receiver(Staging, Closing):
             name,
             Held(held, (0, 0) if digest is None else digest),
             subscription,
-            puller=Puller(source, self._stop, threads=threads, signing=signing),
+            puller=Puller(
+                source,
+                self._stop,
+                threads=threads,
+                # Nobody generates with weights that land, so two threads are in nobody's way.
+                landing_threads=max(threads, LANDING_THREADS),
+                signing=signing,
+            ),
             on_staged=on_staged,
             base=base,
             signing=signing,
