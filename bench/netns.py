@@ -38,6 +38,7 @@ _BURST_S: Final = 0.002
 # Longest time of a packet in the queue before it is dropped.
 _QUEUE_MS: Final = 50
 # Constants of linux/if_tun.h. Without losses, bursts of a connection cross the wire in one packet.
+_TUN: Final = Path("/dev/net/tun")
 _TUNSETIFF: Final = 0x400454CA
 _TUNSETOFFLOAD: Final = 0x400454D0
 _IFF_TUN_NO_PI_VNET_HDR: Final = 0x0001 | 0x1000 | 0x4000
@@ -145,7 +146,7 @@ def _long_wire(near: End, far: End, delay_ms: float, loss: float) -> Iterator[No
 def _tun(end: End, *, is_lossy: bool) -> int:
     """Make the device of an end; return its descriptor."""
     with inside(end.namespace):
-        device = os.open("/dev/net/tun", os.O_RDWR)
+        device = os.open(_TUN, os.O_RDWR)
         wanted = struct.pack("16sH22x", end.device.encode(), _IFF_TUN_NO_PI_VNET_HDR)
         fcntl.ioctl(device, _TUNSETIFF, wanted)
         fcntl.ioctl(device, _TUNSETOFFLOAD, 0 if is_lossy else _TUN_F_CSUM_TSO4_TSO6)
@@ -197,6 +198,8 @@ def check_able() -> None:
         raise Unavailable("only root may make network namespaces")
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         raise Unavailable(f"a link needs {' and '.join(missing)}, of the package iproute2")
+    if not _TUN.exists():
+        raise Unavailable(f"a link with a delay needs the device {_TUN}")
 
 
 def _raise(end: End) -> None:

@@ -228,6 +228,8 @@ void bind_server(py::module_& module) {
            py::arg("park_ms") = 0.0, py::arg("greeting_ms") = 5000.0, py::arg("idle_ms") = 60000.0,
            py::arg("send_ms") = 30000.0, py::arg("clock") = nullptr)
       .def_property_readonly("port", [](const Server& server) { return server->port(); })
+      .def_property_readonly("longest_rtt_us",
+                             [](const Server& server) { return server->stats().longest_rtt_us; })
       .def(
           "put",
           [](Server& server, std::uint64_t n, std::int64_t base_n, std::uint32_t tile,

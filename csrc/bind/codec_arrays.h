@@ -10,6 +10,7 @@
 #include "bind/arrays.h"
 #include "bind/unlocked.h"
 #include "transfer/delta.h"
+#include "transfer/simd.h"
 
 namespace rose::bind {
 
@@ -21,6 +22,10 @@ template <typename T>
 Array<T> to_array(transfer::Buffer<T> numbers) {
   const auto size = static_cast<pybind11::ssize_t>(numbers.size());
   return to_array_of({size}, std::move(numbers));
+}
+
+inline pybind11::tuple to_tuple(const transfer::Digest& digest) {
+  return pybind11::make_tuple(digest.first, digest.second);
 }
 
 // The fields of a Python delta.

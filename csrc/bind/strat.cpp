@@ -65,12 +65,9 @@ py::tuple wire_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
     const auto to = writable_box_of<T>("shadow", shadow);
     transfer::PackedForWire made =
         take_unlocked([&] { return transfer::wire_pack(from, to, options, chosen.rule); });
-    const auto pair = [](const transfer::Digest& digest) {
-      return py::make_tuple(digest.first, digest.second);
-    };
     return py::tuple{py::make_tuple(
         to_array(std::move(made.delta.entries)), to_array(std::move(made.delta.payload)),
-        pair(made.delta.base_digest), pair(made.delta.digest),
+        to_tuple(made.delta.base_digest), to_tuple(made.delta.digest),
         to_array(std::move(made.wire.entries)), to_array(std::move(made.wire.payload)))};
   });
 }

@@ -25,8 +25,6 @@ namespace {
 
 using Pair = std::pair<std::uint64_t, std::uint64_t>;
 
-py::tuple to_tuple(const Digest& digest) { return py::make_tuple(digest.first, digest.second); }
-
 // Up to this size an array with a copy of the numbers is cheaper than an array that owns them.
 constexpr std::size_t kCopiedBytes = 4096;
 

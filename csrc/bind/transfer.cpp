@@ -40,8 +40,6 @@ std::vector<std::string> isa_names() {
   return names;
 }
 
-py::tuple to_tuple(const Digest& digest) { return py::make_tuple(digest.first, digest.second); }
-
 using Pair = std::pair<std::uint64_t, std::uint64_t>;
 
 Digest digest_of(const Pair& pair) { return {pair.first, pair.second}; }

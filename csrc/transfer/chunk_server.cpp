@@ -1,5 +1,7 @@
 #include "transfer/chunk_server.h"
 
+#include <linux/tcp.h>  // of netinet/tcp.h tcp_info lacks the shortest round trip
+#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -21,6 +23,7 @@ constexpr std::size_t kEventsMax = 64;
 // Pause of the listener when no descriptor is free: otherwise the connection that cannot be
 // accepted would end every wait at once.
 constexpr Nanoseconds kRestNs = 100'000'000;
+constexpr Nanoseconds kMeasureNs = 1'000'000'000;
 constexpr int kAcceptsMax = 16;  // per round, so that connected peers do not wait
 // Bytes that one receiver gets before the next receiver's turn, if the pace is limited.
 constexpr std::size_t kPacedShareBytes = 64 << 10;
@@ -124,7 +127,22 @@ ChunkServerStats ChunkServer::stats() const noexcept {
   return {.wire_bytes = wire_bytes_.load(),
           .greeted = greeted_.load(),
           .turned_away = turned_away_.load(),
-          .connections = connections_.load()};
+          .connections = connections_.load(),
+          .longest_rtt_us = longest_rtt_us_.load()};
+}
+
+void ChunkServer::measure(Nanoseconds now_ns) noexcept {
+  if (peers_.empty() || now_ns - measured_ns_ < kMeasureNs) return;
+  measured_ns_ = now_ns;
+  std::uint32_t longest_us = 0;
+  for (const auto& [fd, peer] : peers_) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+      longest_us = std::max(longest_us, info.tcpi_min_rtt);
+    }
+  }
+  longest_rtt_us_.store(longest_us);
 }
 
 // ---- one turn
@@ -159,6 +177,7 @@ void ChunkServer::turn(Nanoseconds wait_ns) noexcept {
   for (auto& [fd, peer] : peers_) peer->settle(now_ns);
   serve(now_ns);
   for (auto& [fd, peer] : peers_) peer->expire(now_ns);
+  measure(now_ns);
   drop_closed();
 }
 

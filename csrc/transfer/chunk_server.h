@@ -41,6 +41,8 @@ struct ChunkServerStats {
   std::uint64_t greeted{0};      // connections that showed the token
   std::uint64_t turned_away{0};  // connections without the token in time, or above connections_max
   std::uint32_t connections{0};  // current number
+  // Longest of the shortest round trips of the last connections, measured once a second.
+  std::uint32_t longest_rtt_us{0};
 };
 
 // Call create(), then start(); a test without a thread calls turn() instead. close() and the
@@ -89,6 +91,7 @@ class ChunkServer {
   void admit(FileDescriptor socket, Nanoseconds now_ns) noexcept;
   void take_pace(Nanoseconds now_ns) noexcept;
   void serve(Nanoseconds now_ns) noexcept;
+  void measure(Nanoseconds now_ns) noexcept;
   void drop_closed() noexcept;
 
   const Token token_;
@@ -106,6 +109,7 @@ class ChunkServer {
   int served_last_{-1};
   bool has_more_{false};      // a peer can be served at once
   bool is_paced_out_{false};  // a peer waits for the pace
+  Nanoseconds measured_ns_{0};
   ChunkPace pace_;
   std::optional<Nanoseconds> listens_at_ns_;  // time at which a paused listener continues
 
@@ -121,6 +125,7 @@ class ChunkServer {
   std::atomic<std::uint64_t> greeted_{0};
   std::atomic<std::uint64_t> turned_away_{0};
   std::atomic<std::uint32_t> connections_{0};
+  std::atomic<std::uint32_t> longest_rtt_us_{0};
   const Owner owner_;
   OwnedThread thread_;  // last, because it uses all of the above
 };

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
+from rose import _core
 from rose.errors import InvalidArgument
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.plan.tiling import Tiling
@@ -250,7 +251,7 @@ class _Elements:
         if hasattr(bits, "data_ptr"):
             place, unit_bytes = str(bits.device), bits.element_size()
             return cls(place, bits.data_ptr(), unit_bytes, tuple(bits.shape), bits.stride())
-        return cls("cpu", bits.ctypes.data, bits.itemsize, bits.shape, bits.strides)
+        return cls("cpu", _core.address_of(bits), bits.itemsize, bits.shape, bits.strides)
 
     @property
     def nbytes(self) -> int:

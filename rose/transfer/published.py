@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rose.closing import Closing, Once, weakly
 from rose.config import quiet_grpc
@@ -26,6 +26,10 @@ from rose.transfer.wire.security import Security
 
 if TYPE_CHECKING:
     from rose.transfer.wire.remote_part import RemotePart
+
+
+# Round trip from which a receiver is in another site, where bytes cost more than computing.
+_FAR_MS: Final = 2.0
 
 
 class WeightPublisher(Closing):
@@ -79,7 +83,7 @@ class WeightPublisher(Closing):
 
         self._timeline = Timeline("publisher") if timeline is None else timeline
         self._names, self._signing, self._threads = names, signing, threads
-        self._encoding = encoding or ("gap" if security.tls is None else "strat")
+        self._encoding = encoding
         self._published = [_without_row(one) for one in rows]
         stored = [one.stored for one in rows]
         self.tiling = plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
@@ -123,17 +127,17 @@ class WeightPublisher(Closing):
         for tile in self._owned:
             shadow[tile] = (copy := memory.copy(views.bits(tile)),)
             on_copied(copy.nbytes)
-        contributor = TimedContributor(
+        self._contributor = TimedContributor(
             ShardViews(shadow),
             self.tiling.tiles,
             self._owned,
-            encoding=self._encoding,
+            encoding=self._encoding or "gap",
             threads=self._threads,
             selections=self._selections,
         )
-        contributor.timeline = self._timeline
+        self._contributor.timeline = self._timeline
         self._publisher = Publisher(
-            [contributor, *self._parts],
+            [self._contributor, *self._parts],
             self.tiling.tiles,
             opening,
             self._log,
@@ -236,6 +240,9 @@ class WeightPublisher(Closing):
         if not self.is_sound:
             self.begin_again(rows, label)
             return self._log.wait_manifests(self.version - 1, 0)[-1]
+        if self._encoding is None:
+            is_far = self._server.longest_rtt_ms >= _FAR_MS
+            self._contributor.encode_as("strat" if is_far else "gap")
         views = [views_of(self.tiling, fresh)]
         if not self._parts:
             return self._publisher.publish(*views)

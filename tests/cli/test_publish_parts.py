@@ -1,11 +1,14 @@
 """Plans: ranks publish what they own, relays share what lands, whoever is killed."""
 
+import runpy
 import signal
 import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rose.checkpoints.checkpoint import open_checkpoint
 from rose.cli.main import main
@@ -181,3 +184,19 @@ def test_ranks_and_parts_that_do_not_go_together_are_one_sentence(
         said = capsys.readouterr().err
         assert sentence in said
         assert said.count("\n") == 1
+
+
+def test_plan_of_the_example_sends_each_rank_its_part(tmp_path: Path, repo: Path) -> None:
+    runpy.run_path(str(repo / "examples" / "plan.py"))["main"](tmp_path)
+    plan = tmp_path / "plan.json"
+    maps = [str(tmp_path / f"{name}.json") for name in ("trainer", "tp2")]
+    assert main(["transfer", "plan", *maps, "--relays", "0", "--plan", str(plan)]) == 0
+    with Program("publish", tmp_path / "checkpoint", "--plan", plan) as publisher:
+        above = ["--upstream", publisher.wait_for("serving")["address"], "--plan", plan]
+        for rank, rows in enumerate((slice(None, 128), slice(128, None))):
+            to = ["--to", tmp_path / f"rank{rank}", "--replica", "tp2", "--rank", rank]
+            with Program("receive", *above, *to, "--once") as receiver:
+                receiver.wait_for("committed", n=1)
+            there = load_file(tmp_path / "checkpoint" / "model.safetensors")["0.weight"]
+            (file,) = (tmp_path / f"rank{rank}").glob("*.safetensors")
+            assert torch.equal(load_file(file)["0.weight"][rows], there[rows])

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> OnCpu:
     stand_in = OnCpu()
 
     def on_gpu(*args: Any, **options: Any) -> Any:
-        return replace(bits_of(*args, **options), device="cuda:0")
+        return bits_of(*args, **options)._replace(device="cuda:0")
 
     class Bits(np.ndarray):
         """An array that has a device, as a tensor of torch has."""
@@ -52,9 +51,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> OnCpu:
 
     def with_device(*args: Any, **options: Any) -> Any:
         seen = on_gpu(*args, **options)
-        return replace(seen, bits=seen.bits.view(Bits))
+        return seen._replace(bits=seen.bits.view(Bits))
 
     monkeypatch.setattr(operations, "bits_of", with_device)
+    monkeypatch.setattr(operations, "is_units", lambda _tensor: False)  # of the host
     monkeypatch.setattr("rose.kernels.codec.gpu_codec", lambda _: stand_in)
     monkeypatch.setattr("rose.kernels.streams.on_stream", stand_in.on_stream)
     return stand_in

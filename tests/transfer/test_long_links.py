@@ -76,6 +76,7 @@ def test_tls_connects_at_the_first_attempt(
                 timeout=LONG_S,
                 check=False,
             )
+            assert publisher._server.longest_rtt_ms > 0.9 * round_trip_ms
     assert done.stdout == "receiver 1 7.0\nrelay 1\npart True\n", done.stderr
 
 

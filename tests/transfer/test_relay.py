@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +21,21 @@ from rose.transfer.relaying.relay import Relay, follow
 from rose.transfer.relaying.snapshot_book import SNAPSHOTS_MAX, SURVEYS_MAX, SnapshotBook
 from rose.transfer.source import Frames, SourceAround
 from rose.transfer.tiles import Tiles
+from rose.transfer.wire.chunk_plane import ANSWERERS, WHOLE_TOGETHER
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.planted_disk import PlantedDisk
-from tests.transfer.worker import LONG_S, TILE, TILES, Planted, Worker, eventually, weights
+from tests.transfer.worker import (
+    LONG_S,
+    TILE,
+    TILES,
+    Planted,
+    Worker,
+    eventually,
+    weights,
+    whole_row,
+)
 
 ROOMY = 1 << 20
 
@@ -515,6 +527,25 @@ def test_whole_tiles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for chunk in snapshot.chunks:
         assert world.relay.chunk(snapshot.key, chunk.tile) is not None
         assert world.relay._snapshots.store.nbytes <= 1000
+
+
+def test_whole_tiles_that_are_requested_together_are_fetched_together() -> None:
+    class Slow(Planted):
+        """Answers the first request when 8 tiles, all that may wait, were requested."""
+
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+            if "chunks" not in self.calls:
+                eventually(lambda: len(relay._whole._flights) >= WHOLE_TOGETHER)
+            yield from super().chunks(key, wanted)
+
+    chain = Chain()
+    far = Slow(chain.log)
+    relay = Relay(far, store=MemoryStore())
+    relay.round(0)
+    with serve(relay) as server, closing(RemoteSource(server.address, server.token)) as source:
+        assert np.array_equal(whole_row(source), chain.bits)
+    assert sorted(tile for _, tile in far.crossed) == list(range(len(TILES)))
+    assert far.calls.count("chunks") <= ANSWERERS + len(TILES) - WHOLE_TOGETHER
 
 
 def test_future_version_is_not_reported_as_forgotten() -> None:

@@ -205,7 +205,7 @@ def test_closing_a_receiver_does_not_wait_for_an_answer(
 
 
 def test_invalid_token_is_refused() -> None:
-    for token in ["", "00", "zz" * 32, TOKEN + "00"]:
+    for token in ["", "00", "zz" * 32, TOKEN + "00", bytes.fromhex(TOKEN)]:
         with pytest.raises(InvalidArgument, match="token"):
             serve(VersionLog(), token=token)
         with pytest.raises(InvalidArgument, match="token"):

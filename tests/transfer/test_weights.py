@@ -13,10 +13,13 @@ from safetensors.torch import load_file
 
 import rose
 from rose.cli.main import main
+from rose.transfer.codec.delta import Delta
+from rose.transfer.manifest import UpdateKey
 from rose.transfer.named import named_rows
 from rose.transfer.published import WeightPublisher
 from rose.transfer.signing import Signing
 from rose.transfer.wire.security import Security
+from rose.transfer.wire.server import WeightServer
 from tests.waiting import wait_for
 
 WAIT_S = 30.0
@@ -398,6 +401,24 @@ def test_more_names_than_one_message_holds_are_refused(monkeypatch) -> None:
     monkeypatch.setattr("rose.transfer.wire.peers.REPLY_BYTES_MAX", 100)
     with pytest.raises(rose.InvalidArgument, match="the names of 8 tensors take"):
         rose.publish(arrays(0))
+
+
+@pytest.mark.parametrize(("round_trip_ms", "is_strat"), [(0.3, False), (40.0, True)])
+def test_changes_are_encoded_for_the_longest_link(
+    round_trip_ms: float, is_strat: bool, monkeypatch
+) -> None:
+    here, there = arrays(1), arrays(0)
+    monkeypatch.setattr(WeightServer, "longest_rtt_ms", round_trip_ms)
+    with rose.publish(there) as publisher, received(publisher, here) as receiver:
+        follow(receiver, 1)
+        there["bf16"] += np.float32(0.5)
+        n = publisher.update(there)
+        frames = publisher._log.frames(UpdateKey(n, n - 1))
+        assert frames is not None
+        rules = [Delta.from_bytes(frame).rule is not None for frame in frames.values()]
+        assert any(rules) is is_strat
+        follow(receiver, n)
+        assert equal(here, there)
 
 
 def test_what_top_k_holds_back_is_shown() -> None:

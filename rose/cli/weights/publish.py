@@ -258,7 +258,7 @@ def read_plan(path: Path) -> Plan:
     "--link",
     "encoding",
     type=click.Choice(ENCODINGS),
-    help="Encoding of changes; by default strat with --tls, else gap.",
+    help="Encoding of changes; by default strat to receivers in other sites, else gap.",
 )
 @click.option("--threads", type=click.IntRange(1, 64), default=2)
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX)

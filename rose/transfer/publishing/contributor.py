@@ -78,12 +78,10 @@ class Contributor:
         threads: int = 1,
         selections: Mapping[int, Selection] | None = None,
     ) -> None:
-        if encoding not in ENCODINGS:
-            raise InvalidArgument(f"encoding '{encoding}': choose gap or strat")
+        self.encode_as(encoding)
         self.owned = range(len(tiles)) if owned is None else owned
         self._tiles = tiles
         self._shadow = shadow
-        self._is_strat = encoding == "strat"
         self._threads = threads
         self._selections = {} if selections is None else dict(selections)
         for tile in self._selections:
@@ -99,6 +97,16 @@ class Contributor:
         found = digests([shadow.bits(tile) for tile in owned])
         self.digests = TileDigests(dict(zip(owned, found, strict=True)))
         self._groups = [(way, list(some)) for way, some in groupby(owned, self._way)]
+
+    def encode_as(self, encoding: Encoding) -> None:
+        """Encode from the next pack on as given.
+
+        Raises:
+            InvalidArgument: the encoding is unknown.
+        """
+        if encoding not in ENCODINGS:
+            raise InvalidArgument(f"encoding '{encoding}': choose gap or strat")
+        self._is_strat = encoding == "strat"
 
     def begin(self, new: TileViews) -> None:
         """Do nothing: this contributor packs in the publisher's thread."""

@@ -31,6 +31,7 @@ TIMEOUT_S: Final = 10.0
 AHEAD_BYTES: Final = 64 * MIB
 AHEAD_CHUNKS: Final = 1024
 _MS_PER_S: Final = 1000.0
+_US_PER_MS: Final = 1000.0
 
 
 def core_files(tls: TlsFiles | None) -> _core.TlsFiles | None:
@@ -205,6 +206,11 @@ class ChunkServer:
         self._threads: list[Thread] = []
         for _ in range(ANSWERERS):
             self._begin()
+
+    @property
+    def longest_rtt_ms(self) -> float:
+        """Return the longest round trip to a receiver, in ms; 0 before one has come."""
+        return self._plane.longest_rtt_us / _US_PER_MS
 
     def _begin(self) -> None:
         thread = Thread(self._answer, name="rose-chunks", on_failure=self._begin_again)

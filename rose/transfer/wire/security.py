@@ -79,7 +79,7 @@ def token_bytes(token: str | None) -> bytes:
         return secrets.token_bytes(TOKEN_BYTES)
     try:
         content = bytes.fromhex(token)
-    except ValueError:
+    except (TypeError, ValueError):
         content = b""
     if len(content) != TOKEN_BYTES:
         raise InvalidArgument(f"a token must be {2 * TOKEN_BYTES} hexadecimal digits")

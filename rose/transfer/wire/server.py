@@ -190,6 +190,11 @@ class WeightServer(Closing):
         server.start()
 
     @property
+    def longest_rtt_ms(self) -> float:
+        """Return the longest round trip to a receiver, in ms; 0 before one has come."""
+        return self._chunks.longest_rtt_ms
+
+    @property
     def token(self) -> str:
         """Return the token that receivers must present, in hexadecimal digits."""
         return self._security.token.hex()

@@ -14,6 +14,7 @@
 #include "transfer/delta_pack.h"
 #include "transfer/digest.h"
 #include "transfer/elias_fano.h"
+#include "transfer/pack_tiles.h"
 #include "transfer/parallel.h"
 #include "transfer/payload_room.h"
 #include "transfer/topk.h"
@@ -265,6 +266,43 @@ TEST(apply_and_undo_are_exact_and_verified) {
       }
     }
   });
+}
+
+TEST(tiles_are_packed_as_one_by_one_or_not_at_all) {
+  std::vector<Versions<std::uint16_t>> made;
+  for (const unsigned size : {0U, 5U, 4097U, 70000U}) made.push_back(versions(size, 30, size));
+  made[1].fresh = made[1].old;
+  for (const std::uint32_t threads : {1U, 3U}) {
+    for (const bool is_whole : {true, false}) {
+      auto now = made;
+      std::vector<TileVersions> tiles;
+      for (auto& one : now) {
+        const std::size_t left_out = !is_whole && one.old.size() == 70000 ? 1 : 0;
+        tiles.push_back(
+            {.versions =
+                 transfer::Versions<std::uint16_t>{
+                     row_of<const std::uint16_t>(one.fresh.data(), one.fresh.size() - left_out),
+                     write(one.old)},
+             .base_digest = digest(read(one.old), {}).value()});
+      }
+      auto packed = pack_tiles(tiles, {.threads = threads}, std::nullopt);
+      CHECK_EQ(packed.ok(), is_whole);
+      for (std::size_t at = 0; at < made.size(); ++at) {
+        Bits shadow = made[at].old;
+        if (!is_whole) {
+          CHECK(now[at].old == shadow);
+          continue;
+        }
+        CHECK(now[at].old == made[at].fresh);
+        const auto& tile = packed.value()[at];
+        CHECK_EQ(tile.has_value(), made[at].fresh != shadow);
+        if (!tile) continue;
+        const OwnDelta want = pack(made[at].fresh, shadow);
+        CHECK(std::ranges::equal(tile->delta.payload.span(), want.payload));
+        CHECK(tile->delta.digest == want.digest);
+      }
+    }
+  }
 }
 
 TEST(a_merge_does_what_both_do) {
