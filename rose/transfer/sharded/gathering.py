@@ -24,6 +24,7 @@ from rose.transfer.plan import (
 from rose.transfer.plan.files import ShardFile, places_to_json, shards_from_json, shards_to_json
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.sharded.barrier import Barrier, Verdict
+from rose.transfer.sharded.shards import Shards
 from rose.transfer.sharded.words import (
     ANSWER_S,
     Aim,
@@ -260,6 +261,7 @@ class Gathering:
 
     def _join_engine(self, call: Join) -> Joined:
         who = f"rank {call.rank} of {call.replica}"
+        Shards(call.rank, call.ranks)  # checks the numbers
         file = shards_from_json(call.shards, what=f"the shard map of {who}")
         if any(piece.rank != call.rank for piece in file.shards.pieces):
             raise InvalidArgument(f"the shard map of {who} has pieces of another rank")

@@ -13,7 +13,6 @@ from rose.addresses import spelled
 from rose.clock import BootClock
 from rose.closing import Closing, Once, weakly
 from rose.errors import (
-    CorruptData,
     DeadlineExceeded,
     InvalidArgument,
     RoseError,
@@ -29,13 +28,13 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.sharded.gathering import Gathering
+from rose.transfer.sharded.joining import PAUSE_S, join, listed
 from rose.transfer.sharded.patience import Patience
 from rose.transfer.sharded.shards import Shards
 from rose.transfer.sharded.words import (
     ANSWER_S,
     AskStep,
     Join,
-    Joined,
     Stepped,
     answer_of,
     packed,
@@ -50,7 +49,6 @@ from rose.transfer.wire.remote_part import PACK_S, RemotePart, WeightsElsewhere
 from rose.transfer.wire.security import TlsFiles
 from rose.transfer.wire.server import serve
 
-_PAUSE_S: Final = 0.2
 # Time for an answer to a rank that is refused, in seconds.
 _REFUSED_S: Final = 1.0
 # Label of a rank's shadow, which it opens again by another plan.
@@ -210,8 +208,8 @@ class LeadPublisher(Closing):
         """Wait for all ranks, and return the plan of their shards."""
         patience = Patience("rank 0 of the trainer", within_s, clock=self._clock)
         try:
-            while missing := self._gathering.missing_sources(_PAUSE_S):
-                patience.wait_for(f"rank {_listed(missing)}")
+            while missing := self._gathering.missing_sources(PAUSE_S):
+                patience.wait_for(f"rank {listed(missing)}")
             return self._gathering.first_plan()
         except InvalidArgument as error:
             self._gathering.fail(error)
@@ -397,9 +395,8 @@ class RankPublisher(Closing):
         """Wait for the end of an update, or for another publisher."""
         patience = Patience(self._who, self._within_s, clock=self._clock)
         while True:
-            answer = answer_of(self._source.gather(packed(AskStep(number)), ANSWER_S))
-            if not isinstance(answer, Stepped):
-                raise CorruptData(f"the publisher's answer to {self._who} is of another kind")
+            content = self._source.gather(packed(AskStep(number)), ANSWER_S)
+            answer = answer_of(content, Stepped)
             if answer.is_over or answer.epoch != self._epoch:
                 return answer
             patience.wait_for(f"update {number} of rank 0")
@@ -433,7 +430,7 @@ class RankPublisher(Closing):
                     raise Unavailable(f"{self._who} has not reached {label}") from None
                 if self._is_closed:
                     raise Unavailable(f"{self._who} was closed")
-                self._changed.wait(_PAUSE_S)
+                self._changed.wait(PAUSE_S)
             return self._current[1]
 
     def opened(self, label: str) -> tuple[RankFile, Contributor]:
@@ -478,32 +475,6 @@ def _close_all(parts: dict[int, RemotePart]) -> None:
     parts.clear()
 
 
-def join(source: RemoteSource, call: Join, who: str, within_s: float) -> Joined:
-    """Take part as a rank; wait for all other ranks, and for a plan.
-
-    Raises:
-        InvalidArgument: the publisher refuses the rank.
-        DeadlineExceeded: another rank or the publisher did not start in time.
-    """
-    clock = BootClock()
-    patience = Patience(who, within_s, clock=clock)
-    others = call.replica or "the trainer"
-    while True:
-        try:
-            answer = answer_of(source.gather(packed(call), 2 * ANSWER_S))
-        except Unavailable as error:  # it is not up yet, or is being restarted
-            patience.wait_for(f"the publisher: {error}")
-            clock.sleep(_PAUSE_S)
-            continue
-        if not isinstance(answer, Joined):
-            raise CorruptData(f"the publisher's answer to {who} is of another kind")
-        if answer.layout:
-            return answer
-        patience.wait_for(
-            f"rank {_listed(answer.missing)} of {others}" if answer.missing else "the trainer"
-        )
-
-
 def check_alike(before: ShardMap, after: ShardMap) -> None:
     """Refuse weights that are not those of the start.
 
@@ -529,7 +500,3 @@ def _host_towards(address: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(place)  # sends nothing
         return str(probe.getsockname()[0])
-
-
-def _listed(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks))

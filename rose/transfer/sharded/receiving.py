@@ -24,8 +24,8 @@ from rose.transfer.plan.files import ShardFile, places_from_json, shards_from_js
 from rose.transfer.received import WeightReceiver
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.sharded.barrier import Verdict
+from rose.transfer.sharded.joining import PAUSE_S, join
 from rose.transfer.sharded.patience import Patience
-from rose.transfer.sharded.publishing import join
 from rose.transfer.sharded.shards import Shards
 from rose.transfer.sharded.words import (
     ANSWER_S,
@@ -46,7 +46,6 @@ from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.security import TlsFiles
 from rose.units import NS_PER_S
 
-_PAUSE_S: Final = 0.2
 # Interval at which a wait looks for another plan of the publisher, in seconds.
 _LOOK_S: Final = 0.2
 # Digests of versions that are remembered until their commit.
@@ -303,12 +302,12 @@ class ShardReceiver(Closing):
         while True:
             reason = "the ranks of the trainer"
             try:
-                answer = answer_of(self._source.gather(packed(AskTensors()), ANSWER_S))
+                content = self._source.gather(packed(AskTensors()), ANSWER_S)
             except Unavailable as error:
                 reason = f"the publisher: {error}"
-                self._clock.sleep(_PAUSE_S)
+                self._clock.sleep(PAUSE_S)
             else:
-                if isinstance(answer, Tensors) and answer.shards:
+                if (answer := answer_of(content, Tensors)).shards:
                     found = shards_from_json(answer.shards, what="the trainer's tensors")
                     return list(found.shards.tensors.values())
             patience.wait_for(reason)
@@ -343,9 +342,7 @@ class ShardReceiver(Closing):
         call = Aim(
             self._epoch, self._replica, self._shards.rank, self._session, after_n, timeout_s, gone
         )
-        answer = answer_of(self._source.gather(packed(call), timeout_s))
-        if not isinstance(answer, Aimed):
-            raise CorruptData(f"the publisher's answer to {self._who} is of another kind")
+        answer = answer_of(self._source.gather(packed(call), timeout_s), Aimed)
         if answer.epoch != self._epoch or answer.layout != self._layout:
             self._is_moved.set()
             self._clock.sleep(timeout_s)
@@ -423,10 +420,7 @@ class ShardReceiver(Closing):
             self._epoch, self._replica, shards.rank, self._session, version, self._barrier_s,
             number, failure,
         )  # fmt: skip
-        answer = answer_of(self._source.gather(packed(call), ANSWER_S))
-        if not isinstance(answer, Met):
-            raise CorruptData(f"the publisher's answer to {self._who} is of another kind")
-        return answer
+        return answer_of(self._source.gather(packed(call), ANSWER_S), Met)
 
     def _commit(self, commit: Commit, number: int | None) -> int:
         """Commit on this rank, then wait for the other ranks."""
@@ -488,7 +482,7 @@ class ShardReceiver(Closing):
             patience.wait_for(sentence(error))
         except DeadlineExceeded:
             raise Unavailable(f"{otherwise} ({sentence(error)})") from None
-        self._clock.sleep(_PAUSE_S)
+        self._clock.sleep(PAUSE_S)
 
     def _keep(self, now: _Open) -> None:
         self._memory.settle()

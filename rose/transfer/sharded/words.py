@@ -1,6 +1,6 @@
 """Calls of ranks to the publisher, and the answers, as checked msgpack."""
 
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -167,6 +167,7 @@ class Stepped(Words, frozen=True, tag="stepped"):
 
 Call: TypeAlias = AskTensors | Join | Aim | Meet | AskStep
 Answer: TypeAlias = Tensors | Joined | Aimed | Met | Stepped
+A = TypeVar("A", Tensors, Joined, Aimed, Met, Stepped)
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _CALLS: Final = msgspec.msgpack.Decoder(Call)
@@ -191,14 +192,16 @@ def call_of(content: bytes) -> Call:
     return call
 
 
-def answer_of(content: bytes) -> Answer:
+def answer_of(content: bytes, kind: type[A]) -> A:
     """Decode an answer.
 
     Raises:
-        CorruptData: the bytes are not an answer.
+        CorruptData: the bytes are not such an answer.
     """
     try:
-        answer: Answer = _ANSWERS.decode(content)
+        answer = _ANSWERS.decode(content)
     except msgspec.MsgspecError as error:
         raise CorruptData(f"these bytes are no answer to a rank: {error}") from None
+    if not isinstance(answer, kind):
+        raise CorruptData(f"a rank got {type(answer).__name__} instead of {kind.__name__}")
     return answer
