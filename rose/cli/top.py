@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import select
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from rose.executor.observing import ask_device
 from rose.units import GIB, MIB, MS_PER_S, NS_PER_MS
 
 _PATIENCE_S: Final = 5.0
+_ADDRESS: Final = re.compile(r"[^/]*:[0-9]+")
+_WEIGHTS_S: Final = 1.0  # A scrape reads all figures.
 _AGAIN_S: Final = 0.25  # Short, so that the view keeps refreshing when the device hangs.
 _STRIP_CELLS: Final = 96
 _COLUMNS: Final = (
@@ -167,25 +170,41 @@ class WatchedDevice:
 
 
 @click.command()
-@click.argument("socket_path", metavar="SOCKET")
+@click.argument("place", metavar="SOCKET|ADDRESS")
 @click.option("--once", is_flag=True, help="Show the current state and end.")
 @click.option("--every-ms", default=250, type=click.IntRange(min=10))
 def top(
-    socket_path: str,
+    place: str,
     once: bool,  # noqa: FBT001 (a flag of the command line)
     every_ms: int,
 ) -> None:
     """Show the owner of every slab of the device that listens at SOCKET.
 
-    The command is read-only: only the arbiter can write the ledger.
+    With the metrics ADDRESS (HOST:PORT) of a publisher, relay or receiver of weights: its figures,
+    and the version of each receiver. The command is read-only.
     """
-    clock = BootClock()
-    device = WatchedDevice(socket_path, clock)
-    console = Console(highlight=False)
+    clock, console = BootClock(), Console(highlight=False)
+    if _ADDRESS.fullmatch(place):
+        _show_weights(place, console, clock, every_s=None if once else every_ms / 1e3)
+        return
+    device = WatchedDevice(place, clock)
     if once or not console.is_terminal:
         console.print(device.look())
     else:
         _follow(device, console, clock, every_s=every_ms / 1e3)
+
+
+def _show_weights(address: str, console: Console, clock: Clock, *, every_s: float | None) -> None:
+    # Imported here, because it needs the extra `metrics`.
+    from rose.cli.top_weights import look  # noqa: PLC0415
+
+    if every_s is None or not console.is_terminal:
+        console.print(look(address))
+        return
+    with suppress(KeyboardInterrupt), Live(look(address), console=console) as live:
+        while True:
+            clock.sleep(max(every_s, _WEIGHTS_S))
+            live.update(look(address))
 
 
 def _follow(device: WatchedDevice, console: Console, clock: Clock, *, every_s: float) -> None:

@@ -1,6 +1,6 @@
 """The publisher of named weights: serves them, and each change of them as a version."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
@@ -263,19 +263,21 @@ class WeightPublisher(Closing):
         before = self.newest
         self._begin(rows, Version(before.run, before.incarnation + 1, self._log.newest_n + 1))
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float | Mapping[str, float]]:
         """Return the values of the metrics."""
         sums, drift, newest = self._log.statistics(), self.drift, self.version
-        lags = [newest - one.n for one in self.receivers.values()]
+        held = {name: float(one.n) for name, one in self.receivers.items()}
         return {
             "versions": sums.versions,
             "sent_bytes": sums.sent_bytes,
             "snapshots": sums.snapshots,
             "version": newest,
-            "receivers": len(lags),
-            "lag_versions": max(lags, default=0),
+            "receivers": len(held),
+            "receiver_version": held,
+            "lag_versions": newest - min(held.values(), default=newest),
             "drift": drift.relative,
             "unsent_share": drift.unsent / drift.elements if drift.elements else 0.0,
+            "unsent_age": drift.age,
         }
 
     def close(self) -> None:

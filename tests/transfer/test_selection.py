@@ -87,14 +87,16 @@ def test_least_change_is_a_border() -> None:
 def test_drift_is_what_a_plain_sum_says() -> None:
     old, new = before_and_after()
     new[5] = 0x7F80  # infinite
-    drift = drift_of(new, old)
+    ages = np.zeros(COUNT, np.uint8)
+    ages[9] = 3
+    drift = drift_of(new, old, ages)
     off = np.where(old == new, 0, floats(new) - floats(old))
     assert (drift.elements, drift.unsent) == (COUNT, np.count_nonzero(old != new))
     assert drift.largest == drift.square == math.inf
     new[5] = old[5]
     off[5] = 0
-    drift = drift_of(new, old) + drift_of(old, old)
-    assert drift.elements == 2 * COUNT
+    drift = drift_of(new, old, ages) + drift_of(old, old, ages)
+    assert (drift.elements, drift.age) == (2 * COUNT, 3)
     assert drift.square == pytest.approx((off**2).sum())
     both = (floats(new) ** 2).sum() + (floats(old) ** 2).sum()
     assert drift.relative == pytest.approx(math.sqrt((off**2).sum() / both))

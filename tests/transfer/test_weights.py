@@ -1,6 +1,7 @@
 """`rose.publish` and `rose.receive`: tensors follow a training loop bit for bit, or say why not."""
 
 import gc
+import re
 import threading
 import time
 import urllib.request
@@ -421,7 +422,7 @@ def test_changes_are_encoded_for_the_longest_link(
         assert equal(here, there)
 
 
-def test_what_top_k_holds_back_is_shown() -> None:
+def test_what_top_k_holds_back_is_shown(capsys) -> None:
     before = {"w": np.zeros(100, ml_dtypes.bfloat16)}
     with rose.publish(before, largest=0.1, metrics="127.0.0.1:0") as publisher:
         assert publisher.drift.unsent == 0
@@ -434,6 +435,11 @@ def test_what_top_k_holds_back_is_shown() -> None:
         assert (publisher.drift.elements, publisher.drift.unsent) == (100, 89)
         page = urllib.request.urlopen(f"http://{publisher.metrics_address}/metrics", timeout=30)
         figures = page.read().decode()
+        assert main(["top", str(publisher.metrics_address)]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"unsent_share +│ 0\.89 ", table)
+    assert re.search(r"unsent_age +│ 1 ", table)
+    assert re.search(r"engine +│ 2 ", table)
     assert 'rose_transfer_unsent_share{role="publisher"} 0.89' in figures
     assert 'rose_transfer_lag_versions{role="publisher"} 0.0' in figures
 

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
@@ -22,6 +22,7 @@ from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
 
 if TYPE_CHECKING:
+    from rose.transfer.observing.metrics import Figures
     from rose.transfer.wire.server import WeightServer
 
 PATH: Final = click.Path(path_type=Path)
@@ -170,7 +171,7 @@ def until_signal() -> Iterator[None]:
 
 @contextmanager
 def observed(
-    options: WeightOptions, role: str, read: Callable[[], Mapping[str, float]], timeline: Timeline
+    options: WeightOptions, role: str, read: "Callable[[], Figures]", timeline: Timeline
 ) -> Iterator[Callable[[float], None]]:
     """Serve metrics and write the timeline, if requested.
 

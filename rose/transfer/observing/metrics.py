@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -34,10 +34,17 @@ GAUGES: Final[Mapping[str, str]] = {
     "lag_versions": "Number of versions by which the weights are behind the newest.",
     "lag_seconds": "Time for which the weights have been behind the newest version.",
     "receivers": "Receivers that have sent a report.",
+    "unsent_age": "Most versions for which a change has not been sent.",
     "drift": "Norm of the changes that were not sent, relative to the norm of the weights.",
     "unsent_share": "Share of the elements whose change was not sent.",
 }
+# One value for each receiver, by its name.
+BY_RECEIVER: Final[Mapping[str, str]] = {
+    "receiver_version": "Number of the version that a receiver reported last.",
+}
 _PREFIX: Final = "rose_transfer_"
+
+Figures: TypeAlias = Mapping[str, "float | Mapping[str, float]"]
 
 
 class Metrics(Collector):
@@ -45,11 +52,11 @@ class Metrics(Collector):
 
     Args:
         role: "publisher", "relay" or "receiver": a label of every figure.
-        read: function that returns figures by their names in `COUNTERS` and `GAUGES`; some may be
-            missing. The server's threads call it.
+        read: function that returns figures by their names in `COUNTERS`, `GAUGES` and
+            `BY_RECEIVER`; some may be missing. The server's threads call it.
     """
 
-    def __init__(self, role: str, read: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, role: str, read: Callable[[], Figures]) -> None:
         self._role, self._read = role, read
         self.registry = CollectorRegistry()
         self._pause = Histogram(
@@ -72,7 +79,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the current figures."""
         figures = self._read()
-        unknown = figures.keys() - COUNTERS.keys() - GAUGES.keys()
+        unknown = figures.keys() - COUNTERS.keys() - GAUGES.keys() - BY_RECEIVER.keys()
         check(not unknown, f"figures that are neither counters nor gauges: {sorted(unknown)}")
         for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
             for name, text in names.items():
@@ -80,6 +87,13 @@ class Metrics(Collector):
                     family: Any = kind(f"{_PREFIX}{name}", text, labels=["role"])
                     family.add_metric([self._role], figures[name])
                     yield family
+        for name, text in BY_RECEIVER.items():
+            one: Any = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=["role", "receiver"])
+            values = figures.get(name)
+            if isinstance(values, Mapping):
+                for receiver, value in values.items():
+                    one.add_metric([self._role, receiver], value)
+                yield one
 
 
 class MetricsServer(Closing):

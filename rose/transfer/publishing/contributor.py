@@ -193,7 +193,7 @@ class Contributor:
         shadow, ages = self._shadow.bits(tile), self._ages[tile]
         part.ages[tile] = ages.copy()
         delta = self._selections[tile].pack(new, shadow, ages, base_digest=self.digests[tile])
-        part.drift += drift_of(new, shadow)
+        part.drift += drift_of(new, shadow, ages)
         return delta
 
     def _rules(self, new: TileViews) -> dict[int, ClassRule | None]:

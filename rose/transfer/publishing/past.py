@@ -13,8 +13,9 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.merger import merged_deltas
 from rose.units import NS_PER_S
 
-# A snapshot of which no tile was requested for this time is no longer in use.
-IDLE_S: Final = 60.0
+# A snapshot of which no tile was requested for this time is no longer in use. A receiver tries
+# again at least every 2 s, and a relay waits 10 s for its upstream.
+IDLE_S: Final = 20.0
 # Snapshots in use beyond the oldest one that are kept apart when deltas are merged.
 APART_MAX: Final = 8
 

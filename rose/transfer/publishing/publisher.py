@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # `remote_part` needs the extra `wire`.
 # Longest wait for a publish in progress, twice for each request for a whole tile, in seconds. A
 # chunk server keeps a request for 8 s.
 WHOLE_WAIT_S: Final = 3.0
-# Share of the weights' size that the deltas since snapshots in use may take before they are merged.
-_PAST_SHARE: Final = 4
+# Part of the weights' size that the deltas since snapshots in use may take before they are merged.
+_PAST_PART: Final = 10
 
 # A contributor: in this process, or in the process of its rank.
 PartOwner: TypeAlias = "Contributor | RemotePart"
@@ -97,7 +97,7 @@ class Publisher:
         self._publishing = 0  # publishes in progress or waiting
         self._book = threading.Lock()
         self._version = opening
-        self._past = Past(log, opening.n, bytes_max=tiles.nbytes // _PAST_SHARE, clock=BootClock())
+        self._past = Past(log, opening.n, bytes_max=tiles.nbytes // _PAST_PART, clock=BootClock())
         self._drifts: list[Drift] = []  # one for each part of the newest version
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
@@ -116,7 +116,7 @@ class Publisher:
     @property
     def digest(self) -> Digest:
         """Return the digest of the newest version."""
-        with self._lock:
+        with self._book:
             return self._digests.total
 
     @property

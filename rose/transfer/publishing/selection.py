@@ -81,6 +81,7 @@ class Drift:
         largest: largest difference; inf if a difference is not finite.
         square: sum of the squares of the differences.
         weight_square: sum of the squares of the trainer's weights.
+        age: most versions for which an element has not been sent.
     """
 
     elements: int = 0
@@ -88,6 +89,7 @@ class Drift:
     largest: float = 0.0
     square: float = 0.0
     weight_square: float = 0.0
+    age: int = 0
 
     @property
     def relative(self) -> float:
@@ -101,11 +103,12 @@ class Drift:
             max(self.largest, other.largest),
             self.square + other.square,
             self.weight_square + other.weight_square,
+            max(self.age, other.age),
         )
 
 
-def drift_of(new: Any, shadow: Any) -> Drift:
-    """Compare a bf16 tile with its shadow."""
+def drift_of(new: Any, shadow: Any, ages: Any) -> Drift:
+    """Compare a bf16 tile with its shadow; `ages` are the ages of its elements in versions."""
     bits = [host_row(bits_of(name, one)) for name, one in (("new", new), ("shadow", shadow))]
     fresh, held = (
         (one.astype(np.uint32) << _BF16_SHIFT).view(np.float32).astype(np.float64) for one in bits
@@ -119,4 +122,5 @@ def drift_of(new: Any, shadow: Any) -> Drift:
         largest=float(off.max(initial=0.0)),
         square=float(off @ off),
         weight_square=float(fresh[np.isfinite(fresh)] @ fresh[np.isfinite(fresh)]),
+        age=int(ages.max(initial=0)),
     )

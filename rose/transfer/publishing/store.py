@@ -56,12 +56,12 @@ class MemoryStore:
             if (update := self._updates.pop(key, None)) is not None:
                 self._nbytes -= sum(map(len, update[1].values()))
 
-    def trim(self, bytes_max: int, *, staying: UpdateKey | None = None) -> None:
-        """Drop the updates with the lowest keys until `bytes_max` is met; `staying` is kept."""
-        for key in [one.key for one in self.manifests() if one.key != staying]:
+    def trim(self, bytes_max: int) -> None:
+        """Drop the updates with the lowest keys until `bytes_max` is met."""
+        for one in self.manifests():
             if self.nbytes <= bytes_max:
                 return
-            self.forget(key)
+            self.forget(one.key)
 
     def clear(self) -> None:
         """Drop all updates."""
