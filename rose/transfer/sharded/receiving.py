@@ -261,8 +261,9 @@ class ShardReceiver(Closing):
         Raises:
             DeadlineExceeded: another rank did not take part in time; the message names it.
             CorruptData: the weights of a rank were changed by someone else; the message names it.
-            Unavailable: the publisher does not answer. If all ranks were ready before, this rank
-                has the new version, and whether the others have it is unknown until the next call.
+            Unavailable: the publisher does not answer, or was restarted. If all ranks were ready
+                before, ranks may hold different versions until the next commit; the message says
+                so.
         """
         self._once.check_open("this receiver")
         if self._open is not None:
@@ -447,11 +448,16 @@ class ShardReceiver(Closing):
             self._keep(now)
             return now.version.n
         self._undo(now, reason)
+        if verdict is Verdict.MOVED:
+            raise Unavailable(
+                f"version {now.version.n} was undone on this rank, and until the next commit "
+                f"another rank may have it: {reason}"
+            )
         what = f"version {now.version.n} was not committed, on no rank: {reason}"
         raise CorruptData(what) if "could not commit" in reason else DeadlineExceeded(what)
 
     def _verdict(self, now: _Open) -> tuple[Verdict, str]:
-        """Wait for the decision on a commit.
+        """Wait for the decision on a commit; `MOVED` if the publisher no longer knows it.
 
         Raises:
             Unavailable: the publisher does not answer in time.
@@ -464,7 +470,7 @@ class ShardReceiver(Closing):
                 met = self._met(now.version, now.number, now.failure)
             except InvalidArgument as error:  # the publisher does not know this process or round
                 self._is_lost = True
-                return Verdict.UNDO, sentence(error)
+                return Verdict.MOVED, sentence(error)
             except Unavailable as error:
                 self._wait_again(
                     patience,
@@ -474,7 +480,7 @@ class ShardReceiver(Closing):
                 )
                 continue
             if met.epoch != self._epoch:
-                return Verdict.UNDO, "the publisher was restarted"
+                return Verdict.MOVED, "the publisher was restarted"
             if met.verdict is not Verdict.WAIT:
                 return met.verdict, met.reason
 
