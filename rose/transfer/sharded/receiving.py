@@ -215,7 +215,7 @@ class ShardReceiver(Closing):
             undo.callback(self._source.close)
             self._memory = place(self._tensors())
             self._file = shards_to_json(self._memory.file)
-            self._enter(secrets.token_hex(8))
+            self._enter(secrets.token_hex(8), within_s)
             undo.pop_all()
 
     @property
@@ -236,8 +236,8 @@ class ShardReceiver(Closing):
         """
         until_s = self._now_s() + timeout_s
         while True:
-            inner = self._followed()
             left_s = until_s - self._now_s()
+            inner = self._followed(max(0.0, left_s))
             with suppress(DeadlineExceeded):
                 inner.wait(max(0.0, min(left_s, _LOOK_S)))
                 return
@@ -261,14 +261,15 @@ class ShardReceiver(Closing):
         Raises:
             DeadlineExceeded: another rank did not take part in time; the message names it.
             CorruptData: the weights of a rank were changed by someone else; the message names it.
-            Unavailable: the publisher does not answer. If all ranks were ready before, this rank
-                has the new version, and whether the others have it is unknown until the next call.
+            Unavailable: the publisher does not answer, or was restarted. If all ranks were ready
+                before, ranks may hold different versions until the next commit; the message says
+                so.
         """
         self._once.check_open("this receiver")
         if self._open is not None:
             with self._here().lock:
                 return self._end(self._open)
-        inner = self._followed()
+        inner = self._followed(self._barrier_s)
         with inner.lock:
             version = self._checked(inner)
             if version is None:
@@ -312,7 +313,7 @@ class ShardReceiver(Closing):
                     return list(found.shards.tensors.values())
             patience.wait_for(reason)
 
-    def _enter(self, session: str) -> None:
+    def _enter(self, session: str, within_s: float) -> None:
         """Join the engine, and follow the versions of the present plan."""
         if self._inner is not None:
             self._inner.close()
@@ -321,7 +322,7 @@ class ShardReceiver(Closing):
         self._is_moved.clear()
         shards = self._shards
         call = Join(self._replica, shards.rank, shards.ranks, session, self._file)
-        joined = join(self._source, call, self._who, self._within_s)
+        joined = join(self._source, call, self._who, within_s)
         file = places_from_json(joined.places, what="the part of the plan")
         self._session, self._epoch, self._layout = session, joined.epoch, joined.layout
         self._aimed = AimedSource(self._source, weakly(self._aim))
@@ -353,10 +354,11 @@ class ShardReceiver(Closing):
             inner.choose_anew()  # a later one was given up, as when a rank was restarted
         return target
 
-    def _followed(self) -> WeightReceiver:
+    def _followed(self, within_s: float) -> WeightReceiver:
         """Return the receiver of the present plan, after the end of an open commit.
 
         Raises:
+            DeadlineExceeded: the publisher has another plan, and joining it takes longer.
             Unavailable: the publisher does not answer, so the result of a commit is unknown.
         """
         self._once.check_open("this receiver")
@@ -364,9 +366,9 @@ class ShardReceiver(Closing):
             with self._here().lock, suppress(CorruptData, DeadlineExceeded):
                 self._end(self._open)
         if self._inner is None or self._is_lost:
-            self._enter(secrets.token_hex(8))
+            self._enter(secrets.token_hex(8), within_s)
         elif self._is_moved.is_set():
-            self._enter(self._session)
+            self._enter(self._session, within_s)
         return self._here()
 
     def _here(self) -> WeightReceiver:
@@ -446,11 +448,16 @@ class ShardReceiver(Closing):
             self._keep(now)
             return now.version.n
         self._undo(now, reason)
+        if verdict is Verdict.MOVED:
+            raise Unavailable(
+                f"version {now.version.n} was undone on this rank, and until the next commit "
+                f"another rank may have it: {reason}"
+            )
         what = f"version {now.version.n} was not committed, on no rank: {reason}"
         raise CorruptData(what) if "could not commit" in reason else DeadlineExceeded(what)
 
     def _verdict(self, now: _Open) -> tuple[Verdict, str]:
-        """Wait for the decision on a commit.
+        """Wait for the decision on a commit; `MOVED` if the publisher no longer knows it.
 
         Raises:
             Unavailable: the publisher does not answer in time.
@@ -463,7 +470,7 @@ class ShardReceiver(Closing):
                 met = self._met(now.version, now.number, now.failure)
             except InvalidArgument as error:  # the publisher does not know this process or round
                 self._is_lost = True
-                return Verdict.UNDO, sentence(error)
+                return Verdict.MOVED, sentence(error)
             except Unavailable as error:
                 self._wait_again(
                     patience,
@@ -473,7 +480,7 @@ class ShardReceiver(Closing):
                 )
                 continue
             if met.epoch != self._epoch:
-                return Verdict.UNDO, "the publisher was restarted"
+                return Verdict.MOVED, "the publisher was restarted"
             if met.verdict is not Verdict.WAIT:
                 return met.verdict, met.reason
 

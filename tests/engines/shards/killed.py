@@ -86,10 +86,9 @@ class World:
                 try:
                     receiver.wait(5.0)
                     receiver.commit()
+                    self.note(f"engine{rank}", receiver.version)
                 except RoseError as error:
                     self.note(f"errors{rank}", str(error))
-                    continue
-                self.note(f"engine{rank}", receiver.version)
                 if self.final.exists():
                     n, digest, whole = torch.load(self.final)
                     if (receiver.version, receiver.digest) == (n, digest):

@@ -288,6 +288,33 @@ def test_tensors_that_somebody_wrote_to_are_repaired_on_that_rank(world: World) 
     world.follow("one", 1)
 
 
+def test_publisher_that_is_restarted_before_it_decides_leaves_the_old_version(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.begin()
+    world.join("one", 2, barrier_s=2.0)
+    world.follow("one", 0)
+    world.update(1)
+    for one in world.receivers["one"]:
+        one.wait(LONG_S)
+    with monkeypatch.context() as silent:
+        for one in world.receivers["one"]:  # they commit, and the publisher ends
+            silent.setattr(one, "_end", lambda _open: None)
+        world.together(*(one.commit for one in world.receivers["one"]))
+    for one in world.trainer:
+        one.close()
+    for one in world.receivers["one"]:
+        with pytest.raises(Unavailable, match=r"is unknown: call commit again"):
+            one.commit()
+    assert world.holds("one", 1)
+    world.begin(2)
+    for one in world.receivers["one"]:
+        with pytest.raises(Unavailable, match=r"undone on this rank.* the publisher was restarted"):
+            one.commit()
+    assert world.holds("one", 0)
+    world.follow("one", 2)
+
+
 def test_rank_that_cannot_load_makes_all_ranks_undo(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
