@@ -2,8 +2,9 @@
 
 import secrets
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 from rose.clock import unix_ms, unix_s
 from rose.config import quiet_grpc
@@ -112,8 +113,8 @@ def publish(
         plan: plan that cuts the tensors into tiles for sharded receivers; None: whole tensors.
         shards: rank of this process, if each rank of the trainer holds a part of the tensors, as
             under FSDP2, HSDP and tensor parallelism. All ranks call with the same token and with
-            rank 0's address in `listen`, and then call `update` in step. None: these tensors are
-            whole.
+            rank 0's address in `listen`, wait for each other, and then call `update` in step. None:
+            these tensors are whole.
         metrics: address for Prometheus; None: no metrics.
 
     Raises:
@@ -130,16 +131,13 @@ def publish(
     if shards is not None:
         if any(one is not None for one in (names, largest, plan, metrics)):
             raise InvalidArgument("shards= excludes names=, largest=, plan= and metrics=")
-        # Imported here: it may import torch.
-        from rose.engines.shards.door import publish_shards  # noqa: PLC0415
-
-        return publish_shards(
+        return _rank_publisher(
             tensors,
             shards,
             listen=listen,
             token=token,
-            tls=tls,
-            manifest_key=manifest_key,
+            tls=_files(tls),
+            signing=Signing(manifest_key),
             opening=opening,
             encoding=encoding or "gap",
         )
@@ -179,6 +177,7 @@ def receive(
     token: str,
     tls: Tls | None = ...,
     manifest_key: bytes = ...,
+    scrub_s: float = ...,
     shards: Shards,
 ) -> "ShardReceiver": ...
 def receive(
@@ -223,11 +222,14 @@ def receive(
     if shards is not None:
         if names is not None:
             raise InvalidArgument("shards= excludes names=")
-        # Imported here: it may import torch.
-        from rose.engines.shards.door import receive_shards  # noqa: PLC0415
-
-        return receive_shards(
-            tensors, upstream, shards, token=token, tls=tls, manifest_key=manifest_key
+        return _rank_receiver(
+            tensors,
+            upstream,
+            shards,
+            token=token,
+            tls=_files(tls),
+            signing=Signing(manifest_key),
+            scrub_s=scrub_s,
         )
     # Imported here: the module needs the extra `wire`, and gRPC reads its log level at import.
     from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
@@ -266,6 +268,35 @@ def receive(
         places.watch()
         made.closes(undo.pop_all())
     return made
+
+
+def _rank_publisher(
+    tensors: Tensors, shards: Shards, *, token: str | None, opening: Version, **options: Any
+) -> "LeadPublisher | RankPublisher":
+    """Publish as a rank; return when all ranks of the trainer take part."""
+    quiet_grpc()
+    # Imported here: they import torch, and need the extra `wire`.
+    from rose.engines.shards.ranks import TrainerRank  # noqa: PLC0415
+    from rose.transfer.sharded.publishing import LeadPublisher, RankPublisher  # noqa: PLC0415
+
+    read = partial(TrainerRank, shards=shards)
+    if shards.rank == 0:
+        return LeadPublisher(read, tensors, shards, token=token, opening=opening, **options)
+    del options["signing"]  # rank 0 signs
+    return RankPublisher(read, tensors, shards, token=token, **options)
+
+
+def _rank_receiver(
+    tensors: Tensors, upstream: str, shards: Shards, **options: Any
+) -> "ShardReceiver":
+    """Receive as a rank; return when all ranks of the engine take part."""
+    # Imported here: they import torch, and need the extra `wire`.
+    from rose.engines.shards.ranks import EngineRank  # noqa: PLC0415
+    from rose.transfer.sharded.receiving import ShardReceiver  # noqa: PLC0415
+
+    return ShardReceiver(
+        lambda specs: EngineRank(tensors, shards, specs), upstream, shards, **options
+    )
 
 
 def _files(tls: Tls | None) -> TlsFiles | None:

@@ -1,7 +1,6 @@
 """Shard maps of frameworks: the places of a checkpoint's tensors in trainers and engines."""
 
 from rose.engines.shards.computed import ComputedTensors
-from rose.engines.shards.door import publish_shards, receive_shards
 from rose.engines.shards.dtensors import shard_map_of_dtensors
 from rose.engines.shards.megatron import MegatronLayout, MegatronModel, megatron_layout
 from rose.engines.shards.placements import (
@@ -34,8 +33,6 @@ __all__ = [
     "megatron_layout",
     "parameters_of",
     "pieces_of_placements",
-    "publish_shards",
-    "receive_shards",
     "shard_map_of",
     "shard_map_of_dtensors",
     "trace_loader",

@@ -92,8 +92,6 @@ class LeadPublisher(Closing):
         signing: signing key of versions.
         opening: name of the first version; None: the first of a new run.
         encoding: wire encoding, as in `Contributor`.
-        threads: threads that pack.
-        within_s: longest wait for the other ranks, in seconds.
 
     Raises:
         InvalidArgument: the ranks have different tensors, or `listen` is not allowed.
@@ -113,13 +111,11 @@ class LeadPublisher(Closing):
         signing: Signing = UNSIGNED,
         opening: Version | None = None,
         encoding: Encoding = "gap",
-        threads: int = 1,
-        within_s: float,
     ) -> None:
         self._once = Once()
         self._clock = BootClock()
         self._read, self._signing, self._tls = read, signing, tls
-        self._contributor = partial(Contributor, encoding=encoding, threads=threads)
+        self._contributor = partial(Contributor, encoding=encoding)
         self._opening = opening or Version(f"rose-{secrets.token_hex(4)}", 1, 1)
         first = read(weights)
         self._shards, self._shadow = first.shards, first.copy()
@@ -147,7 +143,7 @@ class LeadPublisher(Closing):
             undo.callback(_close_all, self._parts)
             own = shards_to_json(ShardFile(first.shards))
             self._gathering.join_source(Join("", 0, shards.ranks, "lead", own), waits=False)
-            plan = self._first_plan(within_s)
+            plan = self._first_plan(shards.within_s)
             with self._lock:
                 self._begin(plan, _SHADOW)
             self._gathering.step_is(0, self.version)
@@ -295,8 +291,6 @@ class RankPublisher(Closing):
         token: token of rank 0.
         tls: certificates for both sides.
         encoding: wire encoding, as in `Contributor`.
-        threads: threads that pack.
-        within_s: longest wait for the other ranks, in seconds.
 
     Raises:
         InvalidArgument: rank 0 has other tensors.
@@ -313,8 +307,6 @@ class RankPublisher(Closing):
         token: str | None,
         tls: TlsFiles | None = None,
         encoding: Encoding = "gap",
-        threads: int = 1,
-        within_s: float,
     ) -> None:
         if token is None or listen.endswith(":0"):
             raise InvalidArgument(
@@ -324,8 +316,8 @@ class RankPublisher(Closing):
         self._once = Once()
         self._clock = BootClock()
         self._read, self._who = read, f"rank {shards.rank} of the trainer"
-        self._contributor = partial(Contributor, encoding=encoding, threads=threads)
-        self._within_s = within_s
+        self._contributor = partial(Contributor, encoding=encoding)
+        self._within_s = shards.within_s
         first = read(weights)
         self._shards, self._shadow = first.shards, first.copy()
         self._changed = threading.Condition()

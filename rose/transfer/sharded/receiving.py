@@ -176,8 +176,6 @@ class ShardReceiver(Closing):
         token: token of the publisher.
         tls: certificates for both sides.
         signing: signing key of versions.
-        barrier_s: time for the other ranks to reach the barrier, and then to commit, in seconds.
-        within_s: longest wait for the publisher and for the other ranks to start, in seconds.
         scrub_s: time in which a background thread compares all tiles with their digests.
 
     Raises:
@@ -194,8 +192,6 @@ class ShardReceiver(Closing):
         token: str,
         tls: TlsFiles | None = None,
         signing: Signing = UNSIGNED,
-        barrier_s: float,
-        within_s: float,
         scrub_s: float,
     ) -> None:
         self._once = Once()
@@ -203,7 +199,8 @@ class ShardReceiver(Closing):
         self._shards, self._signing = shards, signing
         self._replica = shards.replica or "engine"
         self._who = f"rank {shards.rank} of {self._replica}"
-        self._barrier_s, self._within_s, self._scrub_s = barrier_s, within_s, scrub_s
+        self._barrier_s, self._within_s = shards.barrier_s, shards.within_s
+        self._scrub_s = scrub_s
         self._is_moved = threading.Event()  # the publisher has another plan, or is another one
         self._open: _Open | None = None
         self._is_lost = False  # this rank must join again as a new process
@@ -215,7 +212,7 @@ class ShardReceiver(Closing):
             undo.callback(self._source.close)
             self._memory = place(self._tensors())
             self._file = shards_to_json(self._memory.file)
-            self._enter(secrets.token_hex(8), within_s)
+            self._enter(secrets.token_hex(8), shards.within_s)
             undo.pop_all()
 
     @property

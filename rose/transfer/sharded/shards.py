@@ -24,6 +24,9 @@ class Shards:
             engine's tensors have the trainer's names.
         layout: map of all ranks, for memory that is not described by DTensors, such as that of
             `megatron_layout`. None: DTensors are parts, and other tensors are whole.
+        within_s: longest wait for other ranks, and for the publisher, to start, in seconds.
+        barrier_s: time for all ranks of an engine to come to `commit`, and then to commit, in
+            seconds.
     """
 
     rank: int
@@ -31,6 +34,8 @@ class Shards:
     replica: str = ""
     load_weights: Callable[[Any], Any] | None = None
     layout: ShardMap | None = None
+    within_s: float = 600.0
+    barrier_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rose.engines.shards.door import publish_shards, receive_shards
+import rose
 from rose.errors import RoseError
 from rose.transfer.sharded.shards import Shards
 from tests.engines.shards.two_by_two import (
@@ -53,10 +53,8 @@ class World:
     def train(self, life: int, rank: int) -> None:
         joined_group(self.folder / f"store{life}", rank, RANKS)
         model = sharded(RANKS, seed=life)
-        shards = Shards(rank, RANKS)
-        with publish_shards(
-            model, shards, listen=self.address, token=TOKEN, within_s=LONG_S
-        ) as publisher:
+        shards = Shards(rank, RANKS, within_s=LONG_S)
+        with rose.publish(model, shards=shards, listen=self.address, token=TOKEN) as publisher:
             while not self._all_stop():
                 step(model)
                 publisher.update(model)
@@ -78,10 +76,9 @@ class World:
 
     def follow(self, rank: int) -> None:
         engine = FusedEngine(rank, RANKS, converts=True)
-        shards = Shards(rank, RANKS, replica="engine", load_weights=engine.load_weights)
-        with receive_shards(
-            engine, self.address, shards, token=TOKEN, barrier_s=10.0, within_s=LONG_S
-        ) as receiver:
+        loader = engine.load_weights
+        shards = Shards(rank, RANKS, "engine", loader, within_s=LONG_S, barrier_s=10.0)
+        with rose.receive(engine, self.address, shards=shards, token=TOKEN) as receiver:
             while True:
                 try:
                     receiver.wait(5.0)

@@ -1,4 +1,4 @@
-"""`publish_shards` and `receive_shards`: all ranks in threads of one process, over loopback."""
+"""`rose.publish` and `rose.receive` with `shards=`: all ranks in threads of one process."""
 
 import gc
 import logging
@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import rose
-from rose.engines.shards.door import publish_shards, receive_shards
 from rose.engines.shards.megatron import MegatronModel, megatron_layout
 from rose.engines.shards.ranks import check_whole
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
@@ -36,6 +35,11 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 
 
 WEIGHTS = [weights(seed) for seed in range(4)]
+
+
+def published(weights: Any, shards: Shards, address: str) -> Any:
+    """Publish as a rank; versions are numbered from 1."""
+    return rose.publish(weights, shards=shards, listen=address, token=TOKEN, first_version=1)
 
 
 class World:
@@ -60,9 +64,8 @@ class World:
         return [one.exception(LONG_S) or one.result() for one in futures]
 
     def publish(self, rank: int, tensors: dict[str, torch.Tensor], *, ranks: int = 2) -> Any:
-        made = publish_shards(
-            tensors, Shards(rank, ranks), listen=self.address, token=TOKEN, within_s=LONG_S
-        )
+        shards = Shards(rank, ranks, within_s=LONG_S)
+        made = published(tensors, shards, self.address)
         return self._stack.enter_context(made)
 
     def begin(self, at: int = 0) -> None:
@@ -75,10 +78,10 @@ class World:
 
     def receive(self, name: str, rank: int, ranks: int, *, barrier_s: float = LONG_S) -> Any:
         engine = self.engines[name][rank]
-        shards = Shards(rank, ranks, name, engine.load_weights)
-        made = receive_shards(
-            engine, self.address, shards, token=TOKEN, barrier_s=barrier_s, within_s=LONG_S
+        shards = Shards(
+            rank, ranks, name, engine.load_weights, within_s=LONG_S, barrier_s=barrier_s
         )
+        made = rose.receive(engine, self.address, shards=shards, token=TOKEN)
         return self._stack.enter_context(made)
 
     def join(
@@ -215,9 +218,8 @@ def test_closed_rank_refuses_at_once_and_a_dropped_one_ends(world: World) -> Non
         with pytest.raises(Unavailable, match="this receiver was closed"):
             call()
     engine = FusedEngine(0, 1, converts=True)
-    other = receive_shards(
-        engine, world.address, Shards(0, 1, "two", engine.load_weights), token=TOKEN
-    )
+    shards = Shards(0, 1, "two", engine.load_weights)
+    other = rose.receive(engine, world.address, shards=shards, token=TOKEN)
     assert "rose-receiver-two rank 0" in own_threads()
     del other
     gc.collect()
@@ -230,10 +232,7 @@ def test_closed_rank_refuses_at_once_and_a_dropped_one_ends(world: World) -> Non
 
 def test_ranks_of_a_trainer_that_are_dropped_end(world: World) -> None:
     def publish(rank: int) -> Any:
-        shards = Shards(rank, 2)
-        return publish_shards(
-            WEIGHTS[0], shards, listen=world.address, token=TOKEN, within_s=LONG_S
-        )
+        return published(WEIGHTS[0], Shards(rank, 2, within_s=LONG_S), world.address)
 
     before = own_threads()
     ranks = world.together(lambda: publish(0), lambda: publish(1))
@@ -399,9 +398,8 @@ def test_tensors_that_change_their_shape_are_refused(world: World) -> None:
 def test_engine_without_a_loader_holds_whole_tensors(world: World) -> None:
     trainer = world.publish(0, WEIGHTS[0], ranks=1)
     held = {name: torch.zeros_like(one) for name, one in WEIGHTS[0].items()}
-    with receive_shards(
-        held, trainer.address, Shards(0, 1), token=TOKEN, barrier_s=LONG_S, within_s=LONG_S
-    ) as receiver:
+    shards = Shards(0, 1, within_s=LONG_S, barrier_s=LONG_S)
+    with rose.receive(held, trainer.address, shards=shards, token=TOKEN) as receiver:
         receiver.wait(LONG_S)
         receiver.commit()
     assert all(torch.equal(one, WEIGHTS[0][name]) for name, one in held.items())
@@ -422,15 +420,14 @@ def test_ranks_of_megatron_publish_by_its_layout(world: World) -> None:
         part = whole[piece.tensor][tuple(slice(at, at + size) for at, size in box)]
         row.as_strided(region.shape, view.strides, view.offset).copy_(part)
 
-    def published(rank: int) -> Any:
-        shards = Shards(rank, 2, layout=layout.shards)
-        return publish_shards(memory[rank], shards, listen=world.address, token=TOKEN)
+    def publish(rank: int) -> Any:
+        return published(memory[rank], Shards(rank, 2, layout=layout.shards), world.address)
 
     with ExitStack() as stack:
-        for one in world.together(lambda: published(0), lambda: published(1)):
+        for one in world.together(lambda: publish(0), lambda: publish(1)):
             stack.enter_context(one)
         held = {name: torch.zeros_like(one) for name, one in whole.items()}
-        receiver = receive_shards(held, world.address, Shards(0, 1), token=TOKEN)
+        receiver = rose.receive(held, world.address, shards=Shards(0, 1), token=TOKEN)
         stack.enter_context(receiver)
         receiver.wait(LONG_S)
         receiver.commit()
@@ -455,4 +452,4 @@ def test_ranks_are_numbers_in_range() -> None:
         with pytest.raises(InvalidArgument, match="rank must be from 0 to ranks - 1"):
             Shards(rank, ranks)
     with pytest.raises(InvalidArgument, match="every rank of a trainer needs the same token"):
-        publish_shards(WEIGHTS[0], Shards(1, 2), listen="127.0.0.1:0")
+        rose.publish(WEIGHTS[0], shards=Shards(1, 2), listen="127.0.0.1:0")
