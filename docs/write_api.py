@@ -25,10 +25,14 @@ def public(package: str) -> dict[str, object]:
     return {name: value for name, value in found.items() if name not in first}
 
 
+# Modules whose classes are listed with their members.
+DESCRIBED = ("rose.api.", "rose.transfer.published", "rose.transfer.received")
+
+
 def rows(name: str, value: object) -> Iterator[str]:
     """Yield a line for a name, and for a class of `rose` one for each of its methods."""
     yield f"| `{name}` | {sentence(value)} |"
-    if not inspect.isclass(value) or not value.__module__.startswith("rose.api."):
+    if not inspect.isclass(value) or not value.__module__.startswith(DESCRIBED):
         return
     inherited = vars(Tokens) if issubclass(value, Tokens) else {}
     for member, method in (inherited | vars(value)).items():

@@ -67,7 +67,11 @@ def named_rows(
     """
     found: dict[object, NamedRow] = {}
     for name, tensor in _renamed(tensors_by_name(tensors), names):
-        _check(name, tensor)
+        check_whole(name, tensor)
+        if str(getattr(tensor, "device", "")) == "meta":
+            raise InvalidArgument(
+                f"{name} is on the device meta, which has no memory: load it first"
+            )
         bits = bits_of(name, tensor, is_written=is_written)
         if is_written and len(bits.bits.shape) != 1:
             raise InvalidArgument(
@@ -221,18 +225,22 @@ def _unwrapped(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, bare if len(set(bare)) == len(names) else names, strict=True))
 
 
-def _check(name: str, tensor: Any) -> None:
-    """Refuse tensors that stand for something else than their own elements."""
-    if str(getattr(tensor, "device", "")) == "meta":
-        raise InvalidArgument(f"{name} is on the device meta, which has no memory: load it first")
-    if math.prod(getattr(tensor, "ds_shape", (0,))) and not math.prod(tensor.shape):
+def check_whole(name: str, tensor: Any) -> None:
+    """Refuse a part of a tensor, which must not be published as if it were the whole.
+
+    Raises:
+        InvalidArgument: the tensor is a DTensor, or was emptied by ZeRO-3.
+    """
+    if hasattr(tensor, "device_mesh"):
         raise InvalidArgument(
-            f"{name} is empty here because ZeRO-3 spreads it over ranks: gather it with "
-            f"`deepspeed.zero.GatheredParameters`, or pass shards="
+            f"{name} is a DTensor, of which this rank holds a part: pass shards=rose.Shards(rank, "
+            "ranks) on every rank, or the tensors of get_model_state_dict with full_state_dict"
         )
-    if hasattr(tensor, "full_tensor"):
+    whole = getattr(tensor, "ds_shape", None) or getattr(tensor, "ds_numel", None)
+    if whole and 0 in tensor.shape:
         raise InvalidArgument(
-            f"{name} is spread over ranks: pass the model's full_state_dict, or shards="
+            f"{name} is empty, because ZeRO-3 keeps its elements elsewhere: gather it with "
+            "deepspeed.zero.GatheredParameters or a full_state_dict, and pass the whole tensor"
         )
 
 

@@ -12,7 +12,6 @@ from rose.engines.shards.placements import (
 )
 from rose.engines.shards.places import views_of
 from rose.engines.shards.plain import shard_map_of
-from rose.engines.shards.ranks import check_whole
 from rose.engines.shards.storages import parameters_of
 from rose.engines.shards.trace import Loader, LoaderTrace, joined_traces, trace_loader
 from rose.transfer.sharded.shards import Shards
@@ -28,7 +27,6 @@ __all__ = [
     "Shard",
     "Shards",
     "StridedShard",
-    "check_whole",
     "joined_traces",
     "megatron_layout",
     "parameters_of",

@@ -15,6 +15,7 @@ from rose.engines.shards.plain import shard_map_of
 from rose.engines.shards.storages import parameters_of
 from rose.engines.shards.trace import Loader, trace_loader
 from rose.errors import InvalidArgument
+from rose.transfer.named import check_whole
 from rose.transfer.plan import Places, ShardMap, TensorSpec
 from rose.transfer.plan.files import ShardFile
 from rose.transfer.sharded.shards import Shards
@@ -146,26 +147,6 @@ class EngineRank:
         """Make the last `load` final."""
         if self._hosts is not None:
             self._hosts.settle()
-
-
-def check_whole(name: str, tensor: Any) -> None:
-    """Refuse a part of a tensor, which must not be published as if it were the whole.
-
-    Raises:
-        InvalidArgument: the tensor is a DTensor on several ranks, or was emptied by ZeRO-3.
-    """
-    mesh = getattr(tensor, "device_mesh", None)
-    if mesh is not None and mesh.size() > 1:
-        raise InvalidArgument(
-            f"{name} is a DTensor, of which this rank holds a part: pass shards=rose.Shards(rank, "
-            "ranks) on every rank, or the tensors of get_model_state_dict with full_state_dict"
-        )
-    whole = getattr(tensor, "ds_shape", None) or getattr(tensor, "ds_numel", None)
-    if whole and not tensor.numel():
-        raise InvalidArgument(
-            f"{name} is empty, because ZeRO-3 keeps its elements elsewhere: gather it with "
-            "deepspeed.zero.GatheredParameters or a full_state_dict, and pass the whole tensor"
-        )
 
 
 def _named(weights: Weights) -> dict[str, torch.Tensor]:
