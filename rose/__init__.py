@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from rose.slo import SLO, Policy
-    from rose.transfer.attestation import Attestation, attest
+    from rose.transfer.attestation import attest
     from rose.transfer.published import WeightPublisher
     from rose.transfer.received import WeightReceiver
     from rose.transfer.sharded.shards import Shards
@@ -29,7 +29,6 @@ __version__ = "0.1.0"
 __all__ = [
     "SLO",
     "Attached",
-    "Attestation",
     "Borrower",
     "BorrowerStep",
     "CorruptData",
@@ -75,7 +74,7 @@ _MODULES = {
         "Unavailable",
     ),
     "rose.slo": ("SLO", "Policy"),
-    "rose.transfer.attestation": ("Attestation", "attest"),
+    "rose.transfer.attestation": ("attest",),
     "rose.transfer.published": ("WeightPublisher",),
     "rose.transfer.received": ("WeightReceiver",),
     "rose.transfer.sharded.shards": ("Shards",),

@@ -12,7 +12,6 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.relaying.relay import Relay
 from rose.transfer.signing import Signing
 from rose.transfer.tiles import ShardViews, Tiles
 
@@ -22,7 +21,6 @@ __all__ = [
     "Delta",
     "Publisher",
     "Receiver",
-    "Relay",
     "ShardViews",
     "Signing",
     "Subscription",

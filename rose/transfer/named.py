@@ -69,9 +69,7 @@ def named_rows(
     for name, tensor in _renamed(tensors_by_name(tensors), names):
         check_whole(name, tensor)
         if str(getattr(tensor, "device", "")) == "meta":
-            raise InvalidArgument(
-                f"{name} is on the device meta, which has no memory: load it first"
-            )
+            raise InvalidArgument(f"{name} is on the device meta, without memory: load it first")
         bits = bits_of(name, tensor, is_written=is_written)
         if is_written and len(bits.bits.shape) != 1:
             raise InvalidArgument(
