@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from rose import _core
 from rose.errors import InvalidArgument
@@ -25,8 +24,7 @@ _SHOWN: Final = 3  # names in an error
 NAME_MAX: Final = 1 << 16  # characters of a name
 
 
-@dataclass(frozen=True, slots=True)
-class NamedRow:
+class NamedRow(NamedTuple):
     """The elements of one tensor, under all its names.
 
     Args:
@@ -82,7 +80,7 @@ def named_rows(
             stored = StoredTensor.of(name, bits.dtype, bits.shape)
             found[key] = NamedRow(stored, (), bits.bits.reshape(-1), tensor)
         else:
-            found[key] = replace(seen, aliases=(*seen.aliases, name))
+            found[key] = seen._replace(aliases=(*seen.aliases, name))
     if not found:
         raise InvalidArgument("tensors must have at least one entry, got none")
     rows = sorted(found.values(), key=lambda one: one.stored.name)
@@ -242,8 +240,7 @@ def check_whole(name: str, tensor: Any) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Elements:
+class _Elements(NamedTuple):
     """Where the elements of a tensor are, and their order; equal for views of the same elements."""
 
     place: str
