@@ -197,9 +197,12 @@ def test_update(report: Report, ends: Ends, size: str, density: float) -> None:
 def test_update_on_a_link(report: Report, density: float) -> None:
     name = f"update_over_gloo_1gbps_{density:.0%}"
     try:
-        with shaped_link(GBIT) as link, two_ends(MODELS["0.5b"], link) as ends:
-            with updates(ends, density) as update:
-                Sides(update, lambda: gloo(ends)).report(report, name, GLOO, None)
+        with (
+            shaped_link(GBIT) as link,
+            two_ends(MODELS["0.5b"], link) as ends,
+            updates(ends, density) as update,
+        ):
+            Sides(update, lambda: gloo(ends)).report(report, name, GLOO, None)
     except Unavailable as error:
         report.leave_out([name], str(error))
 

@@ -173,7 +173,7 @@ class Trainer(_End):
 class Engine(_End):
     """The receiving end."""
 
-    def open_memory_door(self, is_open: bool) -> None:  # noqa: FBT001
+    def open_memory_door(self, is_open: bool) -> None:
         """Read the publisher's memory; or pull over TCP, as an engine on another host does."""
         from rose.transfer.wire import memory_door, remote
 
