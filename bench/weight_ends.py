@@ -110,6 +110,10 @@ class _End:
         """Return a digest of the tensors' present bits."""
         return hash(tuple(map(digest, self.bits)))
 
+    def other_bits(self) -> int:
+        """Return the same of the copy."""
+        return hash(tuple(map(digest, self.other)))
+
     def gloo(self) -> None:
         """Broadcast all tensors from the trainer, one after the other."""
         for row in self.bits:
@@ -177,7 +181,7 @@ class Engine(_End):
         """Read the publisher's memory; or pull over TCP, as an engine on another host does."""
         from rose.transfer.wire import memory_door, remote
 
-        remote.reader_of = memory_door.reader_of if is_open else _no_reader  # type: ignore[attr-defined]
+        remote.reader_of = memory_door.reader_of if is_open else _no_reader
 
     def clear(self) -> None:
         for row in self.bits:
