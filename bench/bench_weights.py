@@ -280,7 +280,7 @@ def test_small_tensors(report: Report) -> None:
 
     def update(which: str, tensors: int | None) -> None:
         ends.trainer("change", tensors)
-        both = ends.run(("update",), ("wait",))
+        both = ends.run(("update",), ("stage",))
         note(f"update_{which}", both.trainer_cpu_s)
         note(f"stage_{which}", both.engine_cpu_s)
         note(f"commit_{which}", ends.run(None, ("commit",)).engine_cpu_s)

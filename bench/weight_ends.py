@@ -190,7 +190,7 @@ class Engine(_End):
     def receive(self, address: str, token: str) -> None:
         self.receiver = rose.receive(self.tensors, address, token=token)
 
-    def wait(self) -> None:
+    def stage(self) -> None:
         self.receiver.wait(DEADLINE_S)
 
     def commit(self) -> float:
@@ -200,7 +200,7 @@ class Engine(_End):
         return (time.perf_counter_ns() - began_ns) / 1e9
 
     def follow(self) -> float:
-        self.wait()
+        self.stage()
         return self.commit()
 
     def first_sync(self, address: str, token: str) -> None:

@@ -42,9 +42,9 @@ class _Follower:
     def __init__(self, address: str) -> None:
         self._address = address
         self.tensors = _tensors()
-        self.join()
+        self.receive()
 
-    def join(self) -> None:
+    def receive(self) -> None:
         self.receiver = rose.receive(self.tensors, self._address, token=_TOKEN, scrub_s=_SCRUB_S)
 
     def digest(self) -> str:
@@ -128,12 +128,12 @@ class FaultLoop:
         except RoseError:
             self.errors["torn"] += 1
             stop.set()
-            writer.join()
+            writer.join(_SETTLE_S)
             self._publisher.update(self._model)
             return True
         finally:
             stop.set()
-            writer.join()
+            writer.join(_SETTLE_S)
         return False
 
     def _scribble(self) -> bool:
@@ -168,10 +168,10 @@ class FaultLoop:
         time.sleep(self._rng.random() * 3e-3)
         one.receiver.close()
         self._write(one)
-        one.join()
+        one.receive()
         if self._rng.random() < 0.5:
             one.receiver.close()  # while the first version lands
-            one.join()
+            one.receive()
         return True
 
     def _restart(self) -> bool:
@@ -261,7 +261,7 @@ class FaultLoop:
             except InvalidArgument:
                 self.errors[kind] += 1
                 one.receiver.close()
-                one.join()
+                one.receive()
             except RoseError:
                 self.errors[kind] += 1
 
