@@ -1,4 +1,4 @@
-"""An update from the trainer to the engine: over links, beside peers, at size, and under load.
+"""An update from the trainer to the engine: over links, beside peers, and under load.
 
 The kernel limits the rate of links, and a separate process delays them. Where links cannot be made,
 their rows are missing and the document has the reason. A ratio of speeds is the subject's speed
@@ -27,7 +27,6 @@ from bench.extrapolation import (
     pause_on_devices_ms,
     published_to_staged_s,
 )
-from bench.large_update import Update, large_trainer
 from bench.link_ends import Wire, link_ends
 from bench.netns import check_able, shaped_link
 from bench.paired import Measure, Pairs
@@ -256,36 +255,6 @@ def test_refit(report: Report, refit: Refit, peer: RefitPeer, gbit: int) -> None
         "MiB an update",
         peer=Peer(peer.title, theirs, "MiB an update"),
     )
-
-
-# ---- a large model, from end to end
-
-LARGE_PATTERNS: Final = 60  # just above a thousand million elements
-BRIEF_PATTERNS: Final = 20
-LARGE_ROUNDS: Final = 5
-
-
-def test_large_update(report: Report) -> None:
-    """Update 1 % of a model between two processes on loopback: 1 B parameters with --full."""
-    patterns = report.count(LARGE_PATTERNS, brief=BRIEF_PATTERNS)
-    updates: list[Update] = []
-
-    def pause() -> float:
-        updates.append(trainer.update())
-        return updates[-1].pause_ms
-
-    with large_trainer(patterns * PATTERN) as trainer:
-        paired = report.pairs(pause, trainer.bare_ms, rounds=LARGE_ROUNDS)
-    report.add("e2e_update_ms", statistics.median(one.e2e_ms for one in updates), "ms")
-    report.add("pause_ms", paired.subject, "ms")
-    report.add_ratio(
-        "pause_over_bare_rmw",
-        paired,
-        peer=Peer("every tile ^= a dense patch, then its digest", paired.peer, "ms"),
-        bar=Bar(at_most=1.3),
-    )
-    report.add("e2e_elements", patterns * PATTERN, "elements")
-    report.add("e2e_bytes_per_changed", updates[-1].nbytes / updates[-1].changed, "B")
 
 
 # ---- from measured parts to a model that no machine here holds

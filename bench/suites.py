@@ -10,7 +10,7 @@ _FOLDERS: Final = ("bench", "bench/lab/suites")
 _FILES: Final = {
     "compute": ("compute", "gate", "latency"),
     "memory": ("admission", "blocks", "scrub", "tenants"),
-    "transfer": ("chunks", "codec", "crossing", "update"),
+    "transfer": ("chunks", "codec", "crossing", "update", "weights"),
 }
 
 

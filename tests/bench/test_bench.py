@@ -49,7 +49,7 @@ def test_every_suite_can_be_collected(repo: Path, warm: Start) -> None:
 
 def test_the_transfer_suite_measures_the_codec_too() -> None:
     assert files_of("transfer") == [
-        f"bench/bench_{name}.py" for name in ("chunks", "codec", "crossing", "update")
+        f"bench/bench_{name}.py" for name in ("chunks", "codec", "crossing", "update", "weights")
     ]
     assert files_of("codec") == ["bench/bench_codec.py"]
 

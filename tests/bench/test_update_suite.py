@@ -2,15 +2,11 @@
 
 from collections.abc import Iterable
 
-import numpy as np
 import pytest
 
 from bench import bench_update
 from bench.bench_update import EXTRAPOLATED, PartsRun, to_and_fro
-from bench.large_update import flip, large_trainer
 from bench.serving_updates import _Request, felt
-from bench.versions import PATTERN
-from rose.errors import CorruptData, InvalidArgument
 
 
 class Silent:
@@ -75,38 +71,6 @@ def test_a_request_is_felt_from_asking_to_its_tokens() -> None:
     request.tokens_ns = [5_000_000, 6_000_000, 9_000_000, 9_000_000]
     assert felt([request]).ttft_ms_p99 == 5.0
     assert felt([request]).tpot_ms_p99 == 3.0
-
-
-def test_flipping_twice_changes_nothing() -> None:
-    rng = np.random.default_rng(3)
-    patch = rng.integers(0, 1 << 16, PATTERN, np.uint16)
-    bits = np.resize(patch, 2 * PATTERN)
-    flip(bits, patch)
-    assert not bits.any()
-    flip(bits, patch)
-    assert np.array_equal(bits, np.resize(patch, 2 * PATTERN))
-
-
-def test_a_large_engine_follows_its_trainer_and_bare_work_leaves_it_where_it_is() -> None:
-    with large_trainer(PATTERN) as trainer:
-        first = trainer.update()  # the digest of the engine is compared with the trainer's
-        assert trainer.bare_ms() > 0
-        second = trainer.update()
-        assert first.changed == second.changed > 0.005 * PATTERN
-        assert 0 < second.pause_ms < second.e2e_ms
-
-
-def test_a_large_engine_with_other_weights_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with large_trainer(PATTERN) as trainer:
-        monkeypatch.setattr(trainer, "_hear_commit", lambda: ((0, 0), 1))
-        with pytest.raises(CorruptData, match="other weights"):
-            trainer.update()
-
-
-def test_a_large_model_is_of_whole_patterns() -> None:
-    wrong = f"elements must be a multiple of {PATTERN}, got {PATTERN + 4}"
-    with pytest.raises(InvalidArgument, match=wrong), large_trainer(PATTERN + 4):
-        pytest.fail("it is none")
 
 
 def test_the_parts_of_an_update_are_those_of_whole_rounds(
