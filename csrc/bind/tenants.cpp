@@ -246,7 +246,7 @@ void bind_attachment(py::module_& m) {
           "end_plan",
           [](Self& a, const std::vector<SlabId>& order) { check(coserving::end_plan(a, order)); },
           py::arg("order"))
-      .def("admit", [](Self& a) { return take(a.look()).admitted; })
+      .def("look", [](Self& a) { return take(a.look()); })
       .def("lent", [](Self& a) { return take(a.lent()); })
       .def("leaving", [](Self& a) { return take(a.leaving()); })
       .def("is_late", &Self::is_late)

@@ -181,9 +181,10 @@ bool Attachment::give_up_closed(std::span<Nanoseconds> since_ns) noexcept {
 
 void Attachment::wake() noexcept {
   const std::lock_guard lock{slabs_};
+  const std::lock_guard blocks{blocks_};
   for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
-    if (!known_[static_cast<std::size_t>(slab)].is_ours) continue;
-    if (mailbox_.word(slab).use == WordUse::kClosed) return line_.news.ring();
+    const bool is_ours = known_[static_cast<std::size_t>(slab)].is_ours;
+    if (is_ours && allocator_->load(slab).pins == 0) on_unpinned(slab);
   }
 }
 
@@ -275,20 +276,17 @@ Result<std::vector<SlabId>> Attachment::leaving() noexcept {
 }
 
 bool Attachment::is_late() const noexcept {
-  const Result<LedgerView::Moment> moment = ledger()->read();
-  return moment.ok() && std::ranges::any_of(moment.value().partitions, [&](const auto& one) {
-           return one.partition.id == partition_ && one.partition.quarantined > 0;
-         });
+  const Result<std::optional<PartitionRecord>> own = ledger()->read(partition_);
+  return own.ok() && own.value().has_value() && own.value()->partition.quarantined > 0;
 }
 
 Result<std::optional<RevocationNote>> Attachment::revocation() const noexcept {
-  const Result<LedgerView::Moment> moment = ledger()->read();
-  if (!moment.ok()) return moment.status();
-  for (const PartitionRecord& one : moment.value().partitions) {
-    if (one.partition.id != partition_ || one.revocation.id == 0) continue;
-    return std::optional{one.revocation};
+  const Result<std::optional<PartitionRecord>> own = ledger()->read(partition_);
+  if (!own.ok()) return own.status();
+  if (!own.value().has_value() || own.value()->revocation.id == 0) {
+    return std::optional<RevocationNote>{};
   }
-  return std::optional<RevocationNote>{};
+  return std::optional{own.value()->revocation};
 }
 
 // ---- slabs that are mapped one by one
@@ -398,6 +396,12 @@ bool Attachment::leave(SlabId slab, std::uint32_t generation) noexcept {
     line_.to_arbiter.ring();
   }
   return left == Leaving::kStays;
+}
+
+// The thread of a tenant in another process polls closed slabs, because the arbiter's bell woke it.
+void Attachment::on_unpinned(SlabId slab) noexcept {
+  const bool is_here = arbiter_ != nullptr;
+  if (is_here && mailbox_.word(slab).use == WordUse::kClosed) line_.news.ring();
 }
 
 }  // namespace rose::memory

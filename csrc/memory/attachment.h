@@ -79,9 +79,10 @@ class Attachment final : private SlabDoor {
   // Starts the thread, which reports a heartbeat every `every_ns`. A closed slab without a pin has
   // a grace of a few milliseconds, in which the engine may free or move its blocks; then the thread
   // gives it up. No effect after the first call. The arbiter's bell wakes the thread. In the
-  // arbiter's own process wake() does: there the thread that revokes notifies the engine first.
+  // arbiter's own process wake() does, because the thread that revokes notifies the engine first,
+  // and so does the call that removes a closed slab's last pin.
   Status attend(Nanoseconds every_ns) noexcept;
-  // Wakes the thread if a closed slab is left.
+  // Wakes the thread if a closed slab without a pin is left.
   void wake() noexcept;
   // For an engine that plans a step: from leaving() until the step's blocks are pinned.
   void hold() noexcept;
@@ -156,6 +157,7 @@ class Attachment final : private SlabDoor {
   bool is_open(SlabId slab, std::uint32_t generation) const noexcept override;
   bool enter(SlabId slab, std::uint32_t generation) noexcept override;
   bool leave(SlabId slab, std::uint32_t generation) noexcept override;
+  void on_unpinned(SlabId slab) noexcept override;
 
   const std::optional<Pool> pool_;
   const PoolShape shape_;

@@ -83,10 +83,15 @@ bool BlockAllocator::enter(SlabId slab) noexcept {
   return false;
 }
 
-// Must be called whenever a slab may have become idle. Has no effect on a slab that is not idle.
+// Must be called whenever a slab may have become idle, or has fewer pins. A slab that is not idle
+// stays as it is.
 Status BlockAllocator::settle_slab(SlabId slab) noexcept {
   const SlabUse use = map_.use(slab);
-  if (use == SlabUse::kAbsent || !map_.is_idle(slab)) return {};
+  if (use == SlabUse::kAbsent) return {};
+  if (!map_.is_idle(slab)) {
+    if (door_ != nullptr && map_.pins(slab) == 0) door_->on_unpinned(slab);
+    return {};
+  }
   if (door_ == nullptr) return use == SlabUse::kOpen ? Status{} : watcher_->on_slab_idle(slab);
   if (has_given_up(slab)) remove_slab(slab);
   const auto index = static_cast<std::size_t>(slab);

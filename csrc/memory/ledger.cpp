@@ -279,15 +279,15 @@ void LedgerView::read_into(Moment& moment) const noexcept {
   moment.changed_ns = head.changed_ns.load(std::memory_order_acquire);
 }
 
-Result<LedgerView::Moment> LedgerView::read() const noexcept {
+// Calls `read` until no change came in between.
+template <typename Read>
+Status LedgerView::at_one_moment(const Read& read) const noexcept {
   const LedgerHeaderWire& head = header();
-  Moment moment;
-  moment.slabs.resize(static_cast<std::size_t>(shape().slab_count));
   for (int attempt = 0; attempt < kReadsMax; ++attempt) {
     const std::uint32_t before = head.sequence.load(std::memory_order_acquire);
     if (before % 2 == 0) {
-      read_into(moment);
-      if (head.sequence.load(std::memory_order_acquire) == before) return moment;
+      read();
+      if (head.sequence.load(std::memory_order_acquire) == before) return {};
     }
     if (attempt % kReadsPerNap == kReadsPerNap - 1) {
       const timespec nap{0, kNapNs};
@@ -295,6 +295,25 @@ Result<LedgerView::Moment> LedgerView::read() const noexcept {
     }
   }
   return Status::unavailable("the ledger is inconsistent: its writer stopped within a change");
+}
+
+Result<LedgerView::Moment> LedgerView::read() const noexcept {
+  Moment moment;
+  moment.slabs.resize(static_cast<std::size_t>(shape().slab_count));
+  ROSE_TRY(at_one_moment([&] { read_into(moment); }));
+  return moment;
+}
+
+Result<std::optional<PartitionRecord>> LedgerView::read(PartitionId id) const noexcept {
+  std::optional<PartitionRecord> found;
+  ROSE_TRY(at_one_moment([&] {
+    found.reset();
+    for (std::size_t slot = 0; slot < kPartitionsMax && !found.has_value(); ++slot) {
+      if (partition(slot).id.load(std::memory_order_acquire) != id) continue;
+      found = read_partition(partition(slot));
+    }
+  }));
+  return found;
 }
 
 Status LedgerView::audit() const noexcept {

@@ -176,6 +176,9 @@ class LedgerView {
   std::uint64_t pool() const noexcept { return header().pool; }
   // Returns all records at one moment; Unavailable if the writer stopped in the middle of a change.
   Result<Moment> read() const noexcept;
+  // Returns the record of one partition, if it exists, without a copy of the slabs' records;
+  // Unavailable as in read().
+  Result<std::optional<PartitionRecord>> read(PartitionId id) const noexcept;
   // Corrupt unless every record is legal, the partitions' counts are right, and free + owned +
   // quarantined = all.
   Status audit() const noexcept;
@@ -187,6 +190,8 @@ class LedgerView {
   const PartitionRecordWire& partition(std::size_t slot) const noexcept;
   const SlabRecordWire& record(SlabId slab) const noexcept;
   void read_into(Moment& moment) const noexcept;
+  template <typename Read>
+  Status at_one_moment(const Read& read) const noexcept;
 
   Mapping mapping_;
 };

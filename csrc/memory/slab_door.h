@@ -26,6 +26,8 @@ class SlabDoor {
   // True if the slab is still the tenant's. False if the slab was closed and this call returned it,
   // or if the arbiter had taken the slab before.
   virtual bool leave(SlabId slab, std::uint32_t generation) noexcept = 0;
+  // Blocks of the slab are in use, but no pin holds the slab.
+  virtual void on_unpinned(SlabId slab) noexcept = 0;
 };
 
 }  // namespace rose::memory

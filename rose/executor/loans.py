@@ -104,7 +104,7 @@ class Loans:
         if self._window is not None:
             return self._window.take(lent)
         with lent:
-            self.attachment.admit()
+            self.attachment.look()
         return True
 
     def why_refused(self) -> Refusal:

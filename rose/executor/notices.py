@@ -25,11 +25,12 @@ class Notices:
     def ring(self) -> None:
         """Look at the mailbox, and notify the engine."""
         self._has_room = True
-        news = self._attachment.news(timeout_ms=0.0)
+        news = self._attachment.look()
         try:
             self.report(news)
         finally:
-            # The attachment's thread returns slabs that the engine has not emptied.
+            # The attachment's thread returns slabs that the engine has not emptied. While a step
+            # pins them, the thread sleeps: it would compete with the step for a core.
             self._attachment.wake()
 
     def report(self, news: TenantNews) -> None:

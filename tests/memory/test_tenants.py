@@ -63,7 +63,7 @@ class Device:
     def use(self, slabs: int, blocks: int) -> list[int]:
         """Lend the tenant slabs, and let it take blocks."""
         self.grant(slabs)
-        self.attached.admit()
+        self.attached.look()
         return self.its_blocks.alloc(blocks) or []
 
     def ledger(self) -> LedgerView:

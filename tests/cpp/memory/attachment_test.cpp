@@ -132,6 +132,19 @@ TEST(in_the_arbiters_process_the_thread_returns_what_the_engine_keeps_after_wake
   CHECK(are_back(all, 2));
 }
 
+TEST(in_the_arbiters_process_the_thread_returns_closed_slabs_after_their_last_pin) {
+  TwoParties all{.is_here = true};
+  CHECK(all.tenant->attend(60 * kSecond).ok());
+  CHECK(all.grant(2));
+  CHECK_EQ(all.tenant->look().take().admitted, 2);
+  CHECK(all.alloc(5));
+  const PinId pin = all.blocks->pin_blocks(all.held).take();
+  all.revoke(2, all.serving);
+  all.tenant->wake();
+  CHECK(all.blocks->unpin(pin).ok());
+  CHECK(are_back(all, 2));
+}
+
 TEST(attended_tenant_reports_while_its_engine_does_nothing) {
   TwoParties all;
   CHECK(all.tenant->attend(1'000'000).ok());

@@ -51,6 +51,7 @@ class FakeDoor final : public SlabDoor {
     words[index(slab)] = stays ? Word::kIdle : Word::kAbsent;
     return stays;
   }
+  void on_unpinned(SlabId) noexcept override {}
 
   std::uint32_t grant(SlabId slab) {
     CHECK(words[index(slab)] == Word::kAbsent);
