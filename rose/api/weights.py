@@ -1,5 +1,6 @@
 """`rose.publish` and `rose.receive`: other processes follow the weights of a training loop."""
 
+import math
 import secrets
 from contextlib import ExitStack
 from functools import partial
@@ -210,7 +211,7 @@ def receive(
             further memory. True: the first version is held in memory until `commit`.
         scrub_s: time in seconds in which a background thread reads all tensors once, and compares
             them with the version's digests. Tensors that somebody else has changed are repaired by
-            the next `commit`.
+            the next `commit`. 0: no background scrub.
         shards: rank of this process, if each rank of the engine holds a part of the tensors. All
             ranks of an engine commit a version together or not at all. None: the tensors are whole.
 
@@ -219,6 +220,8 @@ def receive(
         Unavailable: `upstream` does not answer, or has no weights yet.
     """
     quiet_grpc()
+    if not 0 <= scrub_s < math.inf:
+        raise InvalidArgument(f"scrub_s {scrub_s}: choose a finite number of seconds, 0 for none")
     if shards is not None:
         if names is not None:
             raise InvalidArgument("shards= excludes names=")

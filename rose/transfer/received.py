@@ -39,8 +39,8 @@ class WeightReceiver(Closing):
     """Weights that follow a publisher; `rose.receive` makes one for tensors.
 
     A background thread fetches and checks versions, until this object is closed or dropped. Only
-    `commit` changes the weights, in the caller's thread. An engine that commits in slices uses
-    `take` and `settle` in its place.
+    `commit` changes the weights, in the caller's thread; a first sync that `lands` changes them
+    before. An engine that commits in slices uses `take` and `settle` in place of `commit`.
 
     Args:
         weights: weights in use.

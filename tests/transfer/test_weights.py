@@ -501,3 +501,9 @@ def test_what_is_dropped_without_a_close_ends() -> None:
         gc.collect()
         wait_for(lambda: own_threads() < held)
     wait_for(lambda: own_threads() == before)
+
+
+@pytest.mark.parametrize("scrub_s", [-1.0, float("nan"), float("inf")])
+def test_a_period_that_is_no_time_is_refused(publisher, scrub_s: float) -> None:
+    with pytest.raises(rose.InvalidArgument, match="choose a finite number of seconds"):
+        received(publisher, arrays(0), scrub_s=scrub_s)
