@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -66,6 +66,15 @@ def flip(rows: Iterable[Bits], patch: Bits) -> None:
             done, at = done + len(some), (at + len(some)) % len(patch)
 
 
+@cache
+def patch_of(density: float) -> Bits:
+    """Return the patch of a pattern whose share `density` changes; 1 changes every element."""
+    if density == 1.0:
+        return np.ones(PATTERN, np.uint16)
+    versions = two_versions(PATTERN, density=density)
+    return versions.old ^ versions.new
+
+
 def status_bytes(field: str) -> int:
     """Return a figure of this process's memory in bytes, such as VmRSS or VmHWM."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
@@ -80,7 +89,7 @@ class _End:
         import torch
         import torch.distributed
 
-        self.torch, self.rank = torch, rank
+        self.torch = torch
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
         )
@@ -138,10 +147,8 @@ class Trainer(_End):
         flip(self.bits, two_versions(PATTERN, density=0.01).old)
 
     def patch(self, density: float) -> None:
-        """Choose how much `change` changes; 1 changes every element."""
-        versions = two_versions(PATTERN, density=density)
-        ones = np.ones(PATTERN, np.uint16)
-        self._patch = ones if density == 1.0 else versions.old ^ versions.new
+        """Choose how much `change` changes."""
+        self._patch = patch_of(density)
 
     def change(self, tensors: int | None = None) -> None:
         """Change the weights: forth, and back at the next call."""
@@ -212,11 +219,10 @@ class Engine(_End):
 
     def bare(self, density: float) -> float:
         """Change all tiles of a copy without rose, and digest them; return the seconds."""
-        self.keep_other()
-        versions = two_versions(PATTERN, density=density)
-        patch = versions.old ^ versions.new
+        patch = patch_of(density)
+        rows = self.other
         began_ns = time.perf_counter_ns()
-        for row in self.other:
+        for row in rows:
             for first in range(0, len(row), _TILE):
                 tile = row[first : first + _TILE]
                 tile ^= patch[first % PATTERN :][: len(tile)]

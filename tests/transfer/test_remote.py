@@ -352,3 +352,16 @@ def test_closing_the_server_ends_a_wait() -> None:
     thread.join(LONG_S)
     assert len(ended) == 1
     assert why == [True]  # it was woken; its time was not up
+
+
+@pytest.mark.parametrize("n", [7, 3])
+def test_a_run_that_begins_between_two_calls_is_offered_whatever_its_number(n: int) -> None:
+    logs = VersionLog(), VersionLog()
+    for log, run, first in zip(logs, ("before", "after"), (7, n), strict=True):
+        RowPublisher(weights(1), run, first_version=first, incarnation=1, log=log)
+    with serve(logs[0]) as first_server, source_of(first_server) as source:
+        assert source.wait_manifests(-1, 0.0)[-1].version.n == 7
+        with serve(logs[1]) as second_server:
+            source.follow(second_server.address, second_server.token)
+            assert [one.version.run for one in source.wait_manifests(7, 0.0)] == ["after"]
+            assert source.wait_manifests(n, 0.0) == []

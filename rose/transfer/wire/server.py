@@ -10,6 +10,7 @@ from rose.closing import Closing, Once
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.shelf import Shelf
+from rose.transfer.source import NOTHING_KNOWN
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_plane import ChunkServer
 from rose.transfer.wire.memory_door import MemoryDoor
@@ -101,7 +102,10 @@ class _Answers:
         timeout_s = min(max(request.timeout_ms / 1000, 0.0), WAIT_MAX_S)
         if request.after_base_n is None:
             is_over = self._is_closing.is_set
-            manifests = self._log.wait_manifests(request.after_n, timeout_s, is_over=is_over)
+            after_n = request.after_n
+            if request.run and self._served_run() not in {"", request.run}:
+                after_n = NOTHING_KNOWN  # numbers of another run say nothing about this one
+            manifests = self._log.wait_manifests(after_n, timeout_s, is_over=is_over)
         else:
             last = UpdateKey(request.after_n, request.after_base_n)
             known = self._log.wait_manifests(request.after_n - 1, 0)
@@ -114,6 +118,11 @@ class _Answers:
                 run,
             )
         return messages.ManifestsReply(some, self._chunk_port, is_more)
+
+    def _served_run(self) -> str:
+        """Return the run of the newest version; "" without versions."""
+        newest = self._log.manifests_after(self._log.newest_n - 1)
+        return newest[-1].version.run if newest else ""
 
     def encode(self, reply: object) -> bytes:
         """Encode a reply, unless the last one was the same."""
