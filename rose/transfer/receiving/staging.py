@@ -380,6 +380,8 @@ class Staging:
 
     def _choose(self, held: Held, timeout_s: float) -> Manifest | Choice:
         offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
+        if offered and not any(is_same_chain(one.version, held.version) for one in offered):
+            self._is_same_source = False  # their numbers may be lower
         chosen = next_version(held, offered, self._subscription)
         if isinstance(chosen, Manifest) and not self._is_base_of(chosen, held):
             return Choice.SNAPSHOT
