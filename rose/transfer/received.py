@@ -82,6 +82,7 @@ class WeightReceiver(Closing):
         # Held while the weights are changed or scrubbed; guards the digests and the scrub.
         self.lock = threading.Lock()
         self._scrub: Scrub | None = None
+        self._next_check = 0  # number of tiles that commits have compared
         self._digests: TileDigests | None = None
         # Neither the stacks nor any thread refer to this object, so that it can be dropped.
         self._following, self._undo = ExitStack(), ExitStack()
@@ -257,19 +258,29 @@ class WeightReceiver(Closing):
         self._undo.close()
 
     def _check_others(self, ready: Version) -> None:
-        """Compare further tiles with their digests.
+        """Compare the next tiles with their digests; all of them, if they are small.
 
         Raises:
             CorruptData: somebody else has changed a tile.
         """
-        left = _COMMIT_SCRUB_BYTES
-        scrub = self._scrubbing()
-        while scrub is not None and left > 0 and (tile := scrub.upcoming) is not None:
+        digests, tiles = self._digests, self._subscription.wanted
+        if digests is None or not self._receiver.held.run:
+            return  # the values before the first commit are the caller's
+        left, changed = _COMMIT_SCRUB_BYTES, {}
+        for _ in tiles:
+            tile = tiles[self._next_check % len(tiles)]
+            found = self._weights.digest(tile)
+            if found != digests[tile]:
+                changed[tile] = found
+            self._next_check += 1
             left -= max(self._subscription.tiles[tile].nbytes, _TILE_COST_BYTES)
-            scrub.step(0)
-        if scrub is not None and scrub.corrupted:
-            names = sorted({self._place(tile) for tile in scrub.corrupted})
-            self._damaged(scrub)
+            if left <= 0:
+                break
+        if changed:
+            digests.update(changed)
+            self._scrub = None
+            self._receiver.repair(digests)
+            names = sorted({self._place(tile) for tile in changed})
             raise CorruptData(
                 f"version {ready.n} was not committed: somebody else wrote to {', '.join(names)}; "
                 f"the next commit repairs that"
@@ -282,7 +293,8 @@ class WeightReceiver(Closing):
             if scrub is not None:
                 scrub.step(0)
                 if scrub.corrupted:
-                    self._damaged(scrub)
+                    self._scrub = None
+                    self._receiver.repair(scrub.digests)
 
     def _scrubbing(self) -> Scrub | None:
         """Return the scrub in progress, or the next one; None before the first commit."""
@@ -291,7 +303,3 @@ class WeightReceiver(Closing):
         if self._scrub is None or self._scrub.is_over or self._scrub.digests is not self._digests:
             self._scrub = Scrub(self._weights, self._digests, clock=self._clock)
         return self._scrub
-
-    def _damaged(self, scrub: Scrub) -> None:
-        self._scrub = None
-        self._receiver.repair(scrub.digests)

@@ -30,7 +30,9 @@ HALF = range(8)
 class Part:
     """Some tiles of the weights, and what stages their versions, in this thread."""
 
-    def __init__(self, source: Source, bits: Bits, tiles: range = HALF) -> None:
+    def __init__(
+        self, source: Source, bits: Bits, tiles: range = HALF, *, signing: Signing = KEY
+    ) -> None:
         self.bits = bits.copy()
         self.row = Row(self.bits, TILES)
         self.tiles = list(tiles)
@@ -38,8 +40,12 @@ class Part:
         self.staging = Staging(
             source, "part", Held(NAMELESS, self.digests.total), Subscription(TILES, tiles),
             puller=Puller(source, threading.Event()), on_staged=lambda: None,
-            signing=KEY, digests=self.digests.copy(),
+            signing=signing, digests=self.digests.copy(),
         )  # fmt: skip
+
+    def follow(self, source: Source) -> None:
+        """Use another source, as if its address were the same."""
+        self.staging._source = self.staging._puller._source = source
 
     def commit(self) -> CommitOutcome | None:
         """Commit what lies ready, and report."""
@@ -179,6 +185,31 @@ def test_receiver_stays_in_the_run_that_it_committed_from(older_run: VersionLog)
     part.round(2)
     assert part.staging.held == held
     assert part.is_like(chain.bits)
+
+
+class Restarted(SourceAround):
+    """Offers all versions to the first call, as a server does to a client of another run."""
+
+    is_told = False
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        after_n, self.is_told = (after_n if self.is_told else -1), True
+        return super().wait_manifests(after_n, timeout_s)
+
+
+def test_another_run_with_lower_numbers_is_joined_although_no_call_failed() -> None:
+    chain = Chain(signing=Signing())
+    part = Part(chain.log, chain.bits, signing=Signing())
+    part.round()
+    chain.publish(2)
+    part.round(2)
+    assert part.staging.held == chain.publisher.version
+    log, bits = VersionLog(), weights(5)
+    other = RowPublisher(bits, "another", 1, 1, log, tile_elements=TILE)
+    part.follow(Restarted(log))
+    part.round(3)
+    assert part.staging.held == other.version
+    assert part.is_like(bits)
 
 
 def test_manifests_that_contradict_the_layout_are_refused() -> None:

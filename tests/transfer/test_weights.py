@@ -351,6 +351,21 @@ def test_tensors_that_no_update_touches_are_compared_too(publisher) -> None:
         assert equal(here, there)
 
 
+def test_a_commit_compares_all_of_small_weights_whatever_the_background_has_read(publisher) -> None:
+    here, there = arrays(1), arrays(0)
+    with received(publisher, here, scrub_s=1e6) as receiver:
+        follow(receiver, 1)
+        scrub = receiver._scrubbing()
+        for _ in range(len(scrub.digests) - 1):
+            scrub.step(0)
+        here["bytes"][0] ^= 1  # its tile has been read
+        there["f32"] += 1
+        publisher.update(there)
+        receiver.wait(WAIT_S)
+        with pytest.raises(rose.CorruptData, match="somebody else wrote to bytes"):
+            receiver.commit()
+
+
 def test_the_background_finds_damage_while_nothing_is_published(publisher) -> None:
     here = arrays(1)
     with received(publisher, here, scrub_s=0.05) as receiver:

@@ -47,11 +47,6 @@ class Scrub:
         return self._next == len(self._tiles)
 
     @property
-    def upcoming(self) -> int | None:
-        """Return the next tile to read; None if every tile was read."""
-        return None if self.is_over else self._tiles[self._next]
-
-    @property
     def corrupted(self) -> dict[int, Digest]:
         """Return the actual digest of each corrupted tile."""
         return dict(self._corrupted)
