@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
-from rose.clock import unix_ms, unix_s
+from rose.clock import unix_ms
 from rose.config import quiet_grpc
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.places import Places
@@ -18,8 +18,8 @@ from rose.transfer.named import (
     Tensors,
     matched,
     named_rows,
+    placed_views,
     tensors_by_name,
-    views_of,
 )
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.tiling import plain_tiling
@@ -37,8 +37,10 @@ if TYPE_CHECKING:  # they need the extra `wire`
 
 Tls: TypeAlias = tuple[str | Path, str | Path, str | Path]
 
-# 2025-01-01 in seconds since 1970. Default numbers count from it, to stay short.
-_EPOCH_S: Final = 1_735_689_600
+# 2025-01-01 in milliseconds since 1970. Default numbers count from it, to stay short. No trainer
+# publishes a version per millisecond for long, so a later start has a higher number.
+_EPOCH_MS: Final = 1_735_689_600_000
+_NAME_MAX: Final = 256  # what a report of a receiver has room for
 
 
 @overload
@@ -101,8 +103,8 @@ def publish(
             with it, through any relay. b"": no signatures.
         run: name of the training run; None: a new name. Receivers of another run join anew.
         first_version: number of these weights. None: 1, or, if port and token are given, so that
-            receivers of an earlier publisher may come, the seconds since 2025-01-01: a number above
-            the earlier ones.
+            receivers of an earlier publisher may come, the milliseconds since 2025-01-01: a number
+            above the earlier ones.
         names: own name → published name, as a mapping or a function; see `named_rows`.
         encoding: "strat" sends about a quarter fewer bytes than "gap", and takes more time to pack
             and to unpack. None: "strat" while the round trip to a receiver is 2 ms or longer, as
@@ -124,10 +126,11 @@ def publish(
         Unavailable: the port is taken.
     """
     security = Security.of(token, _files(tls))
+    _check_types(run=(run, str), first_version=(first_version, int), shards=(shards, Shards))
     run = run or f"rose-{secrets.token_hex(4)}"
     if first_version is None:
         is_found_again = token is not None and security.place(listen)[1] != 0
-        first_version = unix_s() - _EPOCH_S if is_found_again else 1
+        first_version = unix_ms() - _EPOCH_MS if is_found_again else 1
     opening = Version(run, unix_ms(), first_version)
     if shards is not None:
         if any(one is not None for one in (names, largest, plan, metrics)):
@@ -199,7 +202,8 @@ def receive(
     Args:
         tensors: name → array or tensor, or a module, with the publisher's names, dtypes and shapes.
             They may hold any values: only tiles that differ are fetched. Nobody else may write to
-            them. Names that wrappers add (`module.`, `_orig_mod.`, ...) are removed.
+            them. With a module or its `state_dict()`, parameters that the engine replaces are
+            noticed. Names that wrappers add (`module.`, `_orig_mod.`, ...) are removed.
         upstream: address of `rose.publish`, `rose publish` or `rose relay`.
         token: the publisher's token.
         tls: PEM files (certificate, key, authority), required if `upstream` is on another machine.
@@ -220,6 +224,9 @@ def receive(
         Unavailable: `upstream` does not answer, or has no weights yet.
     """
     quiet_grpc()
+    _check_types(name=(name, str), shards=(shards, Shards))
+    if name is not None and (len(name) > _NAME_MAX or not name.isprintable()):
+        raise InvalidArgument(f"name must be printable text of at most {_NAME_MAX} characters")
     if not 0 <= scrub_s < math.inf:
         raise InvalidArgument(f"scrub_s {scrub_s}: choose a finite number of seconds, 0 for none")
     if shards is not None:
@@ -258,7 +265,7 @@ def receive(
                 f"`rose receive --plan`"
             )
         made = WeightReceiver(
-            views_of(tiling, rows),
+            placed_views(tiling, rows),
             Subscription(tiling.tiles),
             source,
             name=name or f"rose-{secrets.token_hex(8)}",
@@ -302,5 +309,23 @@ def _rank_receiver(
     )
 
 
+def _check_types(**given: tuple[object, type]) -> None:
+    """Check optional arguments.
+
+    Raises:
+        InvalidArgument: an argument has another type; the message names it.
+    """
+    for name, (value, kind) in given.items():
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise InvalidArgument(
+                f"{name} must be of type {kind.__name__}, got a {type(value).__name__}"
+            )
+
+
 def _files(tls: Tls | None) -> TlsFiles | None:
-    return None if tls is None else TlsFiles(*map(Path, tls))
+    if tls is None:
+        return None
+    given: object = tls
+    if isinstance(given, str) or len(tls) != 3:
+        raise InvalidArgument("tls must be three paths of PEM files: certificate, key, authority")
+    return TlsFiles(*map(Path, tls))

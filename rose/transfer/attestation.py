@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
+from rose.errors import InvalidArgument, Unavailable, sentence
 from rose.thread import ThreadPool
 
 # Returns the log-probability of each token but the first, given the tokens before it, in nats.
@@ -82,6 +82,8 @@ def attest(
             "the reference must have one log-probability for each token but the first of each "
             "sequence"
         )
+    if not all(math.isfinite(one) for row in known for one in row):
+        raise InvalidArgument("the reference must have finite log-probabilities")
     scorers = {
         name: partial(scored_by_server, one, headers=headers or {}) if isinstance(one, str) else one
         for name, one in engines.items()
@@ -105,8 +107,8 @@ def _attested(
     mean = worst = 0.0
     for at, (tokens, expected) in enumerate(zip(golden, known, strict=True)):
         try:
-            found = list(scorer(tokens))
-        except RoseError as error:
+            found = [float(one) for one in scorer(tokens)]
+        except Exception as error:  # noqa: BLE001  (an engine that fails is not right)
             return Attestation(False, math.inf, math.inf, sentence(error))
         if len(found) != len(expected) or not all(map(math.isfinite, found)):
             reason = (

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from rose import _core
 from rose.errors import InvalidArgument
+from rose.transfer.codec.places import moved
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.plan.tiling import Tiling
 from rose.transfer.tensors import StoredTensor
@@ -64,6 +65,7 @@ def named_rows(
             cannot be written in place; the message names the tensor.
     """
     found: dict[object, NamedRow] = {}
+    owners: dict[str, object] = {}  # elements by published name
     for name, tensor in _renamed(tensors_by_name(tensors), names):
         check_whole(name, tensor)
         if str(getattr(tensor, "device", "")) == "meta":
@@ -75,11 +77,13 @@ def named_rows(
             )
         here = _Elements.of(bits.bits)
         key = here if here.nbytes else name  # an empty tensor shares nothing
+        if not is_written and owners.setdefault(name, key) != key:
+            raise InvalidArgument(f"two tensors are named {name}: names= must tell them apart")
         seen = found.get(key)
         if seen is None:
             stored = StoredTensor.of(name, bits.dtype, bits.shape)
             found[key] = NamedRow(stored, (), bits.bits.reshape(-1), tensor)
-        else:
+        elif name not in seen.names:
             found[key] = seen._replace(aliases=(*seen.aliases, name))
     if not found:
         raise InvalidArgument("tensors must have at least one entry, got none")
@@ -89,24 +93,64 @@ def named_rows(
     return rows
 
 
-def views_of(tiling: Tiling, rows: Mapping[str, Sequence[Any]]) -> ShardViews:
+def views_of(tiling: Tiling, rows: Mapping[str, Sequence[NamedRow]]) -> ShardViews:
     """Return the tiles of tensors as views.
 
     Args:
         tiling: tiles of the tensors.
-        rows: by name, the rows of units that hold the tensor; a tied tensor may have several.
+        rows: by name, the rows that hold the tensor; a tied tensor may have several.
     """
-    return ShardViews(
-        {
-            tile: tuple(tiling.view(tile, row) for row in rows[tiling.place(tile).tensor])
-            for tile in range(len(tiling.tiles))
-        }
-    )
+    return ShardViews(_views(tiling, rows))
+
+
+def placed_views(tiling: Tiling, rows: Mapping[str, Sequence[NamedRow]]) -> ShardViews:
+    """Return views for writing, which refuse a tile whose tensor has new memory by now."""
+    tensors = {
+        name: [
+            (one.stored.name, one.tensor, one.tensor.data_ptr())
+            for one in some
+            if hasattr(one.tensor, "data_ptr")
+        ]
+        for name, some in rows.items()
+    }
+    return _PlacedViews(_views(tiling, rows), lambda tile: tensors[tiling.place(tile).tensor])
+
+
+def _views(tiling: Tiling, rows: Mapping[str, Sequence[NamedRow]]) -> dict[int, tuple[Any, ...]]:
+    return {
+        tile: tuple(tiling.view(tile, one.row) for one in rows[tiling.place(tile).tensor])
+        for tile in range(len(tiling.tiles))
+    }
+
+
+class _PlacedViews(ShardViews):
+    """Views that look at their tensors before each access.
+
+    Some methods of torch, such as `share_memory_`, free a tensor's memory although others use it.
+
+    Args:
+        places: views by tile.
+        tensors: function that returns the name, tensor and address of each tensor of a tile.
+    """
+
+    def __init__(
+        self,
+        places: Mapping[int, tuple[Any, ...]],
+        tensors: Callable[[int], Sequence[tuple[str, Any, int]]],
+    ) -> None:
+        super().__init__(places)
+        self._tensors = tensors
+
+    def _at(self, tile: int) -> tuple[Any, ...]:
+        for name, tensor, address in self._tensors(tile):
+            if tensor.data_ptr() != address:
+                raise InvalidArgument(moved(name))
+        return super()._at(tile)
 
 
 def matched(
     own: Sequence[NamedRow], theirs: Sequence[NamedRow], *, what: str
-) -> dict[str, list[Any]]:
+) -> dict[str, list[NamedRow]]:
     """Find the rows of own tensors for each published tensor, by any of their names.
 
     Args:
@@ -122,7 +166,7 @@ def matched(
             that share memory here are two tensors at the publisher.
     """
     known = {name: one for one in theirs for name in one.names}
-    rows: dict[str, list[Any]] = {one.stored.name: [] for one in theirs}
+    rows: dict[str, list[NamedRow]] = {one.stored.name: [] for one in theirs}
     extra: list[str] = []
     for one in own:
         there = {known[name].stored.name: name for name in one.names if name in known}
@@ -136,7 +180,7 @@ def matched(
         else:
             first, name = next(iter(there.items()))
             _check_alike(name, one.stored, known[name].stored, what)
-            rows[first].append(one.row)
+            rows[first].append(one)
     missing = [name for name, some in rows.items() if not some]
     if missing or extra:
         raise InvalidArgument(_difference(missing, extra, what))
@@ -202,6 +246,12 @@ def tensors_by_name(tensors: Tensors) -> Mapping[str, Any]:
 
 def _renamed(given: Mapping[str, Any], names: Names | None) -> Iterator[tuple[str, Any]]:
     plain = _unwrapped(list(given))
+    if names is not None and not callable(names) and not isinstance(names, Mapping):
+        raise InvalidArgument(f"names= must be a mapping or a function, got {names!r:.40}")
+    if isinstance(names, Mapping):
+        unknown = [name for name in names if name not in plain and name not in plain.values()]
+        if unknown:
+            raise InvalidArgument(f"names= maps {unknown[0]!r:.80}, which is no tensor's name")
     for name, tensor in given.items():
         bare: str | None = plain[name]
         if callable(names):
@@ -209,6 +259,8 @@ def _renamed(given: Mapping[str, Any], names: Names | None) -> Iterator[tuple[st
         elif names is not None:
             bare = names.get(name, names.get(plain[name], plain[name]))
         if bare is not None:
+            if not isinstance(bare, str):
+                raise InvalidArgument(f"names= must map {name} to text or None, got {bare!r:.40}")
             yield bare, tensor
 
 

@@ -121,7 +121,7 @@ class WeightPublisher(Closing):
         on_copied: Callable[[int], None] = lambda _nbytes: None,
     ) -> None:
         """Begin an incarnation with these weights."""
-        views = views_of(self.tiling, {one.stored.name: [one.row] for one in rows})
+        views = views_of(self.tiling, {one.stored.name: [one] for one in rows})
         memory = ShadowMemory(views.bits(tile) for tile in self._owned)
         shadow: dict[int, tuple[Any, ...]] = {}
         for tile in self._owned:

@@ -1,5 +1,6 @@
 """The receiver: weights in use that follow the versions of a publisher."""
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -8,7 +9,7 @@ from typing import Final, Protocol
 
 from rose.clock import BootClock
 from rose.closing import Closing, Once, weakly
-from rose.errors import CorruptData, DeadlineExceeded
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument
 from rose.transfer.digests import TileDigests, hexadecimal
 from rose.transfer.manifest import NAMELESS, Subscription, Version
 from rose.transfer.receiving.commit import Commit, CommitState, Target
@@ -165,8 +166,11 @@ class WeightReceiver(Closing):
 
         Raises:
             DeadlineExceeded: no version was ready in time; the message has the cause, if known.
+            InvalidArgument: the time is no finite number.
             Unavailable: the receiver is closed.
         """
+        if not math.isfinite(timeout_s):
+            raise InvalidArgument(f"timeout_s {timeout_s}: choose a finite number of seconds")
         end_ns = self._clock.now_ns() + round(timeout_s * NS_PER_S)
         while True:
             self._once.check_open("this receiver")

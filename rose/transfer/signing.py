@@ -7,6 +7,7 @@ from typing import Final
 
 from typing_extensions import Buffer
 
+from rose.errors import InvalidArgument
 from rose.transfer.manifest import TILE_MAC_BYTES, Manifest
 from rose.transfer.manifest_bytes import to_bytes
 
@@ -25,6 +26,15 @@ class Signing:
     """
 
     key: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Check the key.
+
+        Raises:
+            InvalidArgument: the key is no bytes.
+        """
+        if not isinstance(self.key, bytes):
+            raise InvalidArgument(f"the key of manifests must be bytes, got {self.key!r:.20}")
 
     def signed(self, manifest: Manifest) -> Manifest:
         """Return the manifest with its MAC; without a key, the manifest unchanged."""

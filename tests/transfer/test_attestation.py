@@ -157,3 +157,18 @@ def test_servers_are_asked_by_the_route_of_vllm(server: Server) -> None:
     server.is_stale = True
     found = attest(GOLDEN, scorer(RIGHT), {"stale": address})
     assert not found["stale"].is_right
+
+
+def test_an_engine_that_raises_is_not_right_and_the_others_are_judged() -> None:
+    def broken(_tokens: object) -> list[float]:
+        raise ZeroDivisionError("planted")
+
+    found = attest([[1, 2, 3]], [[-1.0, -2.0]], {"broken": broken, "right": lambda _: [-1.0, -2.0]})
+    assert (found["broken"].is_right, found["broken"].reason) == (False, "planted")
+    assert found["right"].is_right
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_reference_that_is_no_number_judges_nobody(bad: float) -> None:
+    with pytest.raises(InvalidArgument, match="finite log-probabilities"):
+        attest([[1, 2, 3]], [[-1.0, bad]], {"one": lambda _: [-1.0, -2.0]})

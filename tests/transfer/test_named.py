@@ -108,6 +108,27 @@ def test_names_can_be_mapped_and_left_out() -> None:
     assert names(own, names={"vision.w": "v"}) == [("model.language_model.w",), ("v",)]
 
 
+@pytest.mark.parametrize("names", [{"a": "b"}, lambda _: "x"])
+def test_two_tensors_cannot_be_published_under_one_name(names) -> None:
+    own = {"a": np.ones(3, "f4"), "b": np.zeros(3, "f4")}
+    with pytest.raises(InvalidArgument, match="two tensors are named"):
+        named_rows(own, names=names)
+    assert len(named_rows(own, names=names, is_written=True)) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ({"zz": "q"}, "names= maps 'zz', which is no tensor's name"),
+        (5, "must be a mapping or a function, got 5"),
+        (lambda _: 5, "must map a to text or None, got 5"),
+    ],
+)
+def test_names_that_map_nothing_are_refused(names, sentence: str) -> None:
+    with pytest.raises(InvalidArgument, match=sentence):
+        named_rows({"a": np.zeros(1, "f4")}, names=names)
+
+
 def test_other_names_are_shown_with_the_way_out() -> None:
     own = {f"model.language_model.l{at}": np.zeros(1, "f4") for at in range(5)}
     theirs = {f"model.l{at}": np.zeros(1, "f4") for at in range(5)}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import rose
 from rose.cli.main import main
 from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import UpdateKey
+from rose.transfer.manifest import UpdateKey, Version
 from rose.transfer.named import named_rows
 from rose.transfer.published import WeightPublisher
 from rose.transfer.signing import Signing
@@ -314,6 +314,35 @@ def test_numbers_of_a_publisher_that_may_be_found_again_exceed_the_earlier_ones(
         assert later.version > 1_000_000
 
 
+def test_numbers_grow_though_versions_come_faster_than_seconds() -> None:
+    with rose.publish(arrays(0)) as first:
+        address, token = first.address, first.token
+    with rose.publish(arrays(0), listen=address, token=token) as publisher:
+        newest = [publisher.update(arrays(0)) for _ in range(20)][-1]
+    with restarted(publisher, arrays(1)) as later:
+        assert later.version > newest
+
+
+def test_a_run_that_went_back_says_so() -> None:
+    here = arrays(1)
+    with rose.publish(arrays(0), token=TOKEN, run="mine") as old:
+        address, earlier = old.address, old.newest
+        receiver = received(old, here)
+        follow(receiver, 1)
+    with (
+        receiver,
+        WeightPublisher(
+            named_rows(arrays(2)),
+            opening=Version("mine", earlier.incarnation - 1, 50),
+            listen=address,
+            security=Security.of(TOKEN),
+            signing=Signing(),
+        ),
+        pytest.raises(rose.DeadlineExceeded, match="give it another run name"),
+    ):
+        receiver.wait(5.0)
+
+
 def test_a_signed_version_of_an_older_run_is_not_taken() -> None:
     here, key = arrays(1), b"k" * 16
     with rose.publish(arrays(0), token=TOKEN, manifest_key=key) as old:
@@ -378,7 +407,7 @@ def test_the_background_finds_damage_while_nothing_is_published(publisher) -> No
         assert equal(here, arrays(0))
 
 
-@pytest.mark.parametrize("moves", ["parameter", "passed tensor"])
+@pytest.mark.parametrize("moves", ["parameter", "passed tensor", "entry", "shared memory"])
 def test_a_tensor_that_the_engine_moved_is_not_committed_in_silence(moves: str) -> None:
     trained, engine = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     state = engine.state_dict()
@@ -387,7 +416,14 @@ def test_a_tensor_that_the_engine_moved_is_not_committed_in_silence(moves: str) 
         with receiver:
             follow(receiver, 1)
             moved = engine.weight if moves == "parameter" else state["weight"]
-            moved.data = moved.data.clone()
+            if moves == "entry":
+                state["weight"] = moved.clone()
+            elif moves == "shared memory":
+                moved.share_memory_()
+                with pytest.raises(rose.InvalidArgument, match="weight moved to other memory"):
+                    receiver._weights.digest(1)  # as the background reads it
+            else:
+                moved.data = moved.data.clone()
             with torch.no_grad():
                 trained.weight += 1
             publisher.update(trained.state_dict())
@@ -516,6 +552,38 @@ def test_what_is_dropped_without_a_close_ends() -> None:
         gc.collect()
         wait_for(lambda: own_threads() < held)
     wait_for(lambda: own_threads() == before)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"run": 5}, "run must be of type str, got a int"),
+        ({"first_version": 1.5}, "first_version must be of type int, got a float"),
+        ({"shards": 5}, "shards must be of type Shards"),
+        ({"manifest_key": "abc"}, "the key of manifests must be bytes"),
+        ({"tls": "abc"}, "three paths of PEM files"),
+        ({"names": 5}, "must be a mapping or a function"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(publisher, wrong, sentence: str) -> None:
+    with pytest.raises(rose.InvalidArgument, match=sentence):
+        rose.publish(arrays(0), **wrong)
+    if not wrong.keys() & {"run", "first_version"}:
+        with pytest.raises(rose.InvalidArgument, match=sentence):
+            received(publisher, arrays(0), **wrong)
+
+
+@pytest.mark.parametrize("name", ["n" * 257, "a\nb"])
+def test_a_receiver_that_could_not_report_is_refused(publisher, name: str) -> None:
+    with pytest.raises(rose.InvalidArgument, match="printable text of at most 256 characters"):
+        received(publisher, arrays(0), name=name)
+
+
+def test_a_time_that_is_no_number_is_refused(publisher) -> None:
+    with received(publisher, arrays(0)) as receiver:
+        for timeout_s in (float("nan"), float("inf")):
+            with pytest.raises(rose.InvalidArgument, match="choose a finite number"):
+                receiver.wait(timeout_s)
 
 
 @pytest.mark.parametrize("scrub_s", [-1.0, float("nan"), float("inf")])

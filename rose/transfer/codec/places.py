@@ -12,13 +12,15 @@ class Places:
     """The memory of tensors: tells when an engine has moved a tensor elsewhere.
 
     A commit would then change memory that nobody reads. A tensor has moved if its address differs,
-    or if nobody but the receiver owns its old memory any more.
+    if the mapping has another tensor of its name, or if nobody but the receiver owns its old memory
+    any more.
 
     Args:
         tensors: tensors to watch, before a receiver makes views of them; only those of torch move.
     """
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._given = tensors
         torch = sys.modules.get("torch")  # if torch is not imported, there are no torch tensors
         self._tensors = {
             name: (one, one.data_ptr())
@@ -46,17 +48,24 @@ class Places:
         Raises:
             InvalidArgument: tensors have moved; the message names them.
         """
-        moved = [
+        found = [
             name
             for name, (one, address) in self._tensors.items()
-            if one.data_ptr() != address or _owners(_memory(one)) <= self._own.get(_memory(one), 0)
+            if one.data_ptr() != address
+            or self._given.get(name) is not one
+            or _owners(_memory(one)) <= self._own.get(_memory(one), 0)
         ]
-        if moved:
-            more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
-            raise InvalidArgument(
-                f"{moved[0]}{more} moved to other memory since rose.receive was called: call it "
-                f"again with the present tensors"
-            )
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise InvalidArgument(moved(f"{found[0]}{more}"))
+
+
+def moved(name: str) -> str:
+    """Return the sentence about a tensor that has moved."""
+    return (
+        f"{name} moved to other memory since rose.receive was called: call it again with the "
+        f"present tensors"
+    )
 
 
 def _memory(tensor: Any) -> int:

@@ -385,6 +385,12 @@ class Staging:
         chosen = next_version(held, offered, self._subscription)
         if isinstance(chosen, Manifest) and not self._is_base_of(chosen, held):
             return Choice.SNAPSHOT
+        if chosen is Choice.WAIT and offered and all(self._is_dead(one.version) for one in offered):
+            raise InvalidArgument(
+                f"version {offered[-1].version} is older than {held.version}, which this receiver "
+                f"holds: the trainer of that run was started with an earlier state or clock; give "
+                f"it another run name"
+            )
         if chosen is Choice.WAIT and offered:
             # These versions came at once and do not apply to this receiver: wait for newer ones.
             self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)

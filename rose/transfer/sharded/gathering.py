@@ -252,6 +252,9 @@ class Gathering:
     def _step_of(self, call: AskStep) -> Stepped:
         with self._changed:
             self._changed.wait_for(lambda: call.number <= self._step, ANSWER_S)
+            member = self._sources.get(call.rank)
+            if member is not None and member.session != call.session:
+                raise InvalidArgument(f"another process is rank {call.rank} of the trainer")
             if call.number > self._step:
                 return Stepped(self.epoch, False, 0)
             forgotten = Stepped(self.epoch, True, 0, f"update {call.number} is long over")

@@ -387,7 +387,9 @@ class RankPublisher(Closing):
         """Wait for the end of an update, or for another publisher."""
         patience = Patience(self._who, self._within_s, clock=self._clock)
         while True:
-            content = self._source.gather(packed(AskStep(number)), ANSWER_S)
+            content = self._source.gather(
+                packed(AskStep(number, self._join.rank, self._join.session)), ANSWER_S
+            )
             answer = answer_of(content, Stepped)
             if answer.is_over or answer.epoch != self._epoch:
                 return answer

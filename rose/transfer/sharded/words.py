@@ -91,9 +91,13 @@ class AskStep(Words, frozen=True, tag="step"):
 
     Args:
         number: number of the update, counted by all ranks.
+        rank: rank that asks.
+        session: its process.
     """
 
     number: int
+    rank: int
+    session: str
 
 
 class Tensors(Words, frozen=True, tag="are"):

@@ -453,3 +453,16 @@ def test_ranks_are_numbers_in_range() -> None:
             Shards(rank, ranks)
     with pytest.raises(InvalidArgument, match="every rank of a trainer needs the same token"):
         rose.publish(WEIGHTS[0], shards=Shards(1, 2), listen="127.0.0.1:0")
+
+
+def test_two_processes_cannot_be_one_rank_of_the_trainer(world: World) -> None:
+    world.begin()
+    other = world.start(world.publish, 1, WEIGHTS[1])
+    other.result(LONG_S)
+    found = world.together(
+        lambda: world.trainer[0].update(WEIGHTS[1]),
+        lambda: world.trainer[1].update(WEIGHTS[1]),
+        lambda: other.result(0).update(WEIGHTS[1]),
+    )
+    assert isinstance(found[1], InvalidArgument)
+    assert "another process is rank 1 of the trainer" in str(found[1])
