@@ -56,8 +56,8 @@ def _parts(address: str) -> tuple[str, int]:
     found = _ADDRESS.fullmatch(address)
     if found is None or int(found["port"]) >= 1 << 16:
         raise InvalidArgument(
-            f"an address must be HOST:PORT with a port below 65536, as in 127.0.0.1:0, "
-            f"[::1]:0 or trainer.example:5555, got '{address}'"
+            f"an address must be HOST:PORT with a port below 65536, such as 127.0.0.1:0 on "
+            f"loopback, [fd00::7]:5555 or trainer.example:5555, got '{address}'"
         )
     return found["six"] or found["host"], int(found["port"])
 

@@ -38,6 +38,7 @@ def written() -> dict[int, bytes]:
         "KeptHello": messages.KeptHello(b"a", b"b"),
         "HelloReply": messages.HelloReply("a", "relay", layout=manifest.layout),
         "Empty": messages.Empty(),
+        "GatherWords": messages.GatherWords(b"words"),
         "ManifestsReply": messages.ManifestsReply(
             (*log.wait_manifests(-1, 0), log.snapshot(None, (0, 3))), 7
         ),

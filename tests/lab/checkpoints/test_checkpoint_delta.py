@@ -479,6 +479,12 @@ def without_the_last(parts: Parts) -> Parts:
     return replace(manifest, chunks=manifest.chunks[:-1]), kept
 
 
+def whole_weights(parts: Parts) -> Parts:
+    manifest, frames = parts
+    chunks = tuple(replace(one, sha256=b"") for one in manifest.chunks)
+    return replace(manifest, base=None, chunks=chunks), frames
+
+
 def with_two_swapped(parts: Parts) -> Parts:
     """Two frames of a size change places; each is sound, and so are its checksums."""
     manifest, frames = parts
@@ -497,7 +503,7 @@ def with_two_swapped(parts: Parts) -> Parts:
 
 REFUSED: list[tuple[Callable[[Parts], Parts], type[RoseError], str]] = [
     (lambda p: (p[0], dict(list(p[1].items())[1:])), CorruptData, "its chunks are damaged"),
-    (lambda p: (replace(p[0], base=None), p[1]), InvalidArgument, "holds whole weights"),
+    (whole_weights, InvalidArgument, "holds whole weights"),
     (lambda p: (replace(p[0], layout=64 * "0"), p[1]), InvalidArgument, "for other tensors"),
     (
         lambda p: (replace(p[0], tile_count=9999, tile_digests=()), p[1]),

@@ -67,7 +67,13 @@ def output(worker: int, tokens: int, end: TurnEnd | None = None) -> TurnOutput:
 
 def manifest(n: int, *, base: int | None, changed: tuple[int, ...] = ()) -> Manifest:
     chunks = tuple(
-        Chunk(tile, nbytes=10 * many, changed=many, sha256=bytes(32), digest=(0, 0))
+        Chunk(
+            tile,
+            nbytes=10 * many,
+            changed=many,
+            sha256=b"" if base is None else bytes(32),
+            digest=(0, 0),
+        )
         for tile, many in enumerate(changed)
     )
     base_version = None if base is None else Version("run", 0, base)
