@@ -55,9 +55,7 @@ def digest_of(tensors: dict[str, Any]) -> str:
     """Return the digest of the present bits, as `WeightPublisher.digest` has it."""
     rows = named_rows(tensors)
     tiling = plain_tiling(one.stored for one in rows)
-    return hexadecimal(
-        views_of(tiling, {one.stored.name: [one.row] for one in rows}).digests().total
-    )
+    return hexadecimal(views_of(tiling, {one.stored.name: [one] for one in rows}).digests().total)
 
 
 class FaultLoop:

@@ -8,6 +8,7 @@ import json
 import math
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -93,9 +94,17 @@ def attest(
         name: pool.submit(_attested, one, golden, known, bound) for name, one in scorers.items()
     }
     try:
-        return {name: future.result() for name, future in asked.items()}
+        return {name: _verdict(future) for name, future in asked.items()}
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _verdict(future: Future[Attestation]) -> Attestation:
+    """Return an engine's result; an engine that raised is not right."""
+    error = future.exception()
+    if error is not None:
+        return Attestation(False, math.inf, math.inf, sentence(error))
+    return future.result()
 
 
 def _attested(
@@ -106,10 +115,7 @@ def _attested(
 ) -> Attestation:
     mean = worst = 0.0
     for at, (tokens, expected) in enumerate(zip(golden, known, strict=True)):
-        try:
-            found = [float(one) for one in scorer(tokens)]
-        except Exception as error:  # noqa: BLE001  (an engine that fails is not right)
-            return Attestation(False, math.inf, math.inf, sentence(error))
+        found = [float(one) for one in scorer(tokens)]
         if len(found) != len(expected) or not all(map(math.isfinite, found)):
             reason = (
                 f"sequence {at} must have {len(expected)} finite log-probabilities, got "

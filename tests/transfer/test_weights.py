@@ -340,7 +340,7 @@ def test_a_run_that_went_back_says_so() -> None:
         ),
         pytest.raises(rose.DeadlineExceeded, match="give it another run name"),
     ):
-        receiver.wait(5.0)
+        receiver.wait(2.0)
 
 
 def test_a_signed_version_of_an_older_run_is_not_taken() -> None:
@@ -361,7 +361,7 @@ def test_a_signed_version_of_an_older_run_is_not_taken() -> None:
         ),
         pytest.raises(rose.DeadlineExceeded, match="a run that began before"),
     ):
-        receiver.wait(5.0)
+        receiver.wait(2.0)
     assert equal(here, arrays(2))
 
 

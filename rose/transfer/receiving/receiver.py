@@ -97,7 +97,7 @@ class Receiver(Staging, Closing):
     @property
     def failure(self) -> str | None:
         """Return the current problem, one sentence; None if there is none."""
-        return self._rounds.failure
+        return self._rounds.failure or self.obstacle
 
     def report(self, outcome: CommitOutcome) -> None:
         """Accept the result of committing the version from `take_staged`."""

@@ -126,6 +126,8 @@ class Staging:
     ) -> None:
         # Version of the last commit.
         self._followed: Version | None = None
+        # Why the source has nothing for this receiver, although it has versions.
+        self.obstacle: str | None = None
         # False while the source may be another publisher than the one of the last commit.
         self._is_same_source = False
         self._source = source
@@ -385,12 +387,14 @@ class Staging:
         chosen = next_version(held, offered, self._subscription)
         if isinstance(chosen, Manifest) and not self._is_base_of(chosen, held):
             return Choice.SNAPSHOT
-        if chosen is Choice.WAIT and offered and all(self._is_dead(one.version) for one in offered):
-            raise InvalidArgument(
-                f"version {offered[-1].version} is older than {held.version}, which this receiver "
-                f"holds: the trainer of that run was started with an earlier state or clock; give "
-                f"it another run name"
-            )
+        is_dead = bool(offered) and all(self._is_dead(one.version) for one in offered)
+        self.obstacle = (
+            f"version {offered[-1].version} is older than {held.version}, which is held here: "
+            f"the trainer of that run was started with an earlier state or clock; give it another "
+            f"run name"
+            if is_dead
+            else None
+        )
         if chosen is Choice.WAIT and offered:
             # These versions came at once and do not apply to this receiver: wait for newer ones.
             self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
