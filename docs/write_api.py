@@ -5,8 +5,6 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-from rose.api.tokens import Tokens
-
 PACKAGES = ("rose", "rose.executor", "rose.transfer", "rose.scheduler")
 HEAD = """# Public names
 
@@ -34,8 +32,8 @@ def rows(name: str, value: object) -> Iterator[str]:
     yield f"| `{name}` | {sentence(value)} |"
     if not inspect.isclass(value) or not value.__module__.startswith(DESCRIBED):
         return
-    inherited = vars(Tokens) if issubclass(value, Tokens) else {}
-    for member, method in (inherited | vars(value)).items():
+    described = [one for one in reversed(value.__mro__) if one.__module__.startswith(DESCRIBED)]
+    for member, method in {name: at for one in described for name, at in vars(one).items()}.items():
         if member.startswith("_") or not (text := inspect.getdoc(method)):
             continue
         if isinstance(method, property):

@@ -15,8 +15,8 @@ constexpr std::uint64_t kThreadsMax = 64;
 
 using PackedTiles = std::vector<std::optional<PackedTile>>;
 
-// True if both are rows of equal bits. Another thread may write `fresh` meanwhile: if this finds no
-// change, there is none to send.
+// True if both are rows of equal bits. Another thread may write `fresh` meanwhile; the next pack
+// then finds its changes.
 template <ElementBits T>
 bool is_unchanged(const Versions<T>& one) noexcept {
   const std::uint64_t count = one.fresh.count();

@@ -30,10 +30,10 @@ _ANSWER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """What an engine's log-probabilities say about it.
+    """Verdict on an engine, from its log-probabilities.
 
     Args:
-        is_right: whether they are those of the trainer, within the bound.
+        is_right: whether the log-probabilities equal the trainer's within the bound.
         mean: mean difference per token of the worst sequence, in nats; infinite without an answer.
         worst: largest difference of one token, in nats.
         reason: why the engine is not right, one sentence; None if it is.

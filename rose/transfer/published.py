@@ -26,13 +26,36 @@ from rose.transfer.wire.security import Security
 
 if TYPE_CHECKING:
     from rose.transfer.wire.remote_part import RemotePart
+    from rose.transfer.wire.server import WeightServer
 
 
 # Round trip from which a receiver is in another site, where bytes cost more than computing.
 _FAR_MS: Final = 2.0
 
 
-class WeightPublisher(Closing):
+class ServedWeights(Closing):
+    """Base of publishers that have a weight server. They set the fields in their constructor."""
+
+    _once: Once
+    _server: "WeightServer"
+    _undo: ExitStack
+
+    @property
+    def address(self) -> str:
+        """Host and port for receivers."""
+        return self._server.address
+
+    @property
+    def token(self) -> str:
+        """Token that receivers must present."""
+        return self._server.token
+
+    def close(self) -> None:
+        """Stop serving; receivers keep their weights."""
+        self._once(self._undo.close)
+
+
+class WeightPublisher(ServedWeights):
     """Publishes weights as versions; made by `rose.publish`. For use by one thread.
 
     Args:
@@ -84,7 +107,8 @@ class WeightPublisher(Closing):
         self._timeline = Timeline("publisher") if timeline is None else timeline
         self._names, self._signing, self._threads = names, signing, threads
         self._encoding = encoding
-        self._published = [_without_row(one) for one in rows]
+        # Without the tensors, whose memory the trainer may free.
+        self._published = [one._replace(row=None, tensor=None) for one in rows]
         stored = [one.stored for one in rows]
         self.tiling = plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
         self._selections = {} if largest is None else self._selections_of(largest)
@@ -169,16 +193,6 @@ class WeightPublisher(Closing):
         figures = weakly(self.figures)
         metrics = Metrics("publisher", lambda: figures() or {})
         return undo.enter_context(MetricsServer(metrics, address, security)).address
-
-    @property
-    def address(self) -> str:
-        """Host and port for receivers."""
-        return self._server.address
-
-    @property
-    def token(self) -> str:
-        """Token that receivers must present."""
-        return self._server.token
 
     @property
     def version(self) -> int:
@@ -279,12 +293,3 @@ class WeightPublisher(Closing):
             "unsent_share": drift.unsent / drift.elements if drift.elements else 0.0,
             "unsent_age": drift.age,
         }
-
-    def close(self) -> None:
-        """Stop serving; receivers keep their weights."""
-        self._once(self._undo.close)
-
-
-def _without_row(one: NamedRow) -> NamedRow:
-    """Return the names of a tensor without its memory, which the trainer may free."""
-    return NamedRow(one.stored, one.aliases, None, None)

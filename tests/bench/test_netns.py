@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from bench import netns
-from bench.netns import Link, check_able, inside, leftovers, shaped_link
+from bench.netns import Link, inside, leftovers, shaped_link
 from rose.errors import Unavailable
+from tests.links import needs_links
 
 WAIT_S = 200.0
 MBIT = 1e6
@@ -22,10 +23,7 @@ MBIT = 1e6
 
 @pytest.fixture(scope="module")
 def link() -> Iterator[Link]:
-    try:
-        check_able()
-    except Unavailable as error:
-        pytest.skip(str(error))
+    needs_links()
     with shaped_link(200 * MBIT) as made:
         yield made
 

@@ -6,23 +6,21 @@ import numpy as np
 import pytest
 
 from bench.link_ends import Wire, link_ends
-from bench.netns import check_able, shaped_link
+from bench.netns import shaped_link
 from bench.refit_peers import Layout
 from bench.refit_rose import Cut, rose_trainer
 from bench.versions import Versions, two_versions
-from rose.errors import CorruptData, Unavailable
+from rose.errors import CorruptData
 from rose.transfer.tiles import TILE_ELEMENTS
 from rose.units import MIB, NS_PER_MS
+from tests.links import needs_links
 
 LAYOUT = Layout((3 * TILE_ELEMENTS, 64, 120_002, 2), ranks=2)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _needs_a_link() -> None:
-    try:
-        check_able()
-    except Unavailable as error:
-        pytest.skip(str(error))
+    needs_links()
 
 
 @pytest.fixture(scope="module")

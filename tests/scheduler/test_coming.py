@@ -47,7 +47,7 @@ def test_turns_wait_for_the_worker_that_will_be_better_and_start_when_it_has_com
     assert sorted(at_once + later) == [1] * (TURNS // 2) + [2] * (TURNS // 2)
 
 
-def test_nobody_waits_for_a_worker_that_is_late() -> None:
+def test_no_turn_waits_for_a_late_worker() -> None:
     rig = pair()
     at_once = publish_and_ask(rig)
     later = starts(rig.step(after_ms=101.0))

@@ -200,7 +200,7 @@ def test_turn_waits_for_weights_that_will_not_be_too_old_when_they_are_used() ->
     assert starts(rig.step(VersionCommitted(0, 1, True, 0.0))) == [2]
 
 
-def test_what_is_used_next_may_run_one_version_behind() -> None:
+def test_turns_of_the_next_batch_may_run_one_version_behind() -> None:
     rig = second_in_line()
     rig.step(Consumed(1))
     rig.join(0, version=0)
@@ -217,7 +217,7 @@ def test_turn_that_has_waited_for_too_long_takes_what_there_is() -> None:
 # ---- fates
 
 
-def test_what_was_consumed_too_late_is_stale_and_counted_by_its_length() -> None:
+def test_trajectories_consumed_too_late_are_stale_and_counted_by_length() -> None:
     rig = Rig(max_staleness=1, batch_trajectories=10)
     rig.join(0)
     for number, tokens in ((0, 3), (1, 100)):
@@ -233,7 +233,7 @@ def test_what_was_consumed_too_late_is_stale_and_counted_by_its_length() -> None
     assert (stale[7], sum(stale)) == (1, 1)
 
 
-def test_what_was_given_up_is_dropped_with_what_it_had_said() -> None:
+def test_given_up_trajectories_are_dropped_with_their_tokens() -> None:
     rig = Rig()
     rig.join(0)
     live_through(rig, 0, 10, group=0)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import rose
-from bench.netns import Link, check_able, inside, shaped_link
+from bench.netns import Link, inside, shaped_link
 from bench.row_publisher import RowPublisher
-from rose.errors import Unavailable
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.tiles import Row
 from rose.transfer.wire.part_server import PartServer
 from rose.transfer.wire.server import serve
+from tests.links import needs_links
 from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
 from tests.transfer.worker import LONG_S, TILES, weights
 
@@ -27,10 +27,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 @contextmanager
 def long_link(bits_per_s: float, round_trip_ms: float, loss: float = 0.0) -> Iterator[Link]:
-    try:
-        check_able()
-    except Unavailable as error:
-        pytest.skip(str(error))
+    needs_links()
     with shaped_link(bits_per_s, delay_ms=round_trip_ms / 2, loss=loss) as link:
         yield link
 

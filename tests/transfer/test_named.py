@@ -69,7 +69,7 @@ def test_a_tied_tensor_fills_both_tensors_of_an_engine_that_does_not_tie() -> No
 @pytest.mark.parametrize(
     "theirs", [{"embed": 0, "head": 0}, {"head": 0, "embed": 0}, {"head": 0}, {"embed": 0}]
 )
-def test_a_tying_engine_follows_whatever_names_are_published(theirs) -> None:
+def test_a_tying_engine_follows_any_of_its_published_names(theirs) -> None:
     w, own = torch.ones(4, 2), torch.zeros(4, 2)
     rows = match({"embed": own, "head": own}, dict.fromkeys(theirs, w))
     assert [len(some) for some in rows.values()] == [1]
@@ -153,6 +153,6 @@ def test_other_names_are_shown_with_the_way_out() -> None:
         ({"w": None}, "w is a NoneType"),
     ],
 )
-def test_whatever_has_no_elements_is_refused(tensors, sentence: str) -> None:
+def test_tensors_without_elements_or_names_are_refused(tensors, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
         named_rows(tensors)

@@ -529,7 +529,7 @@ def test_whole_tiles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert world.relay._snapshots.store.nbytes <= 1000
 
 
-def test_whole_tiles_that_are_requested_together_are_fetched_together() -> None:
+def test_a_relay_fetches_whole_tiles_of_one_request_together() -> None:
     class Slow(Planted):
         """Answers the first request when 8 tiles, all that may wait, were requested."""
 

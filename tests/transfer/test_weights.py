@@ -111,7 +111,7 @@ def test_a_share_that_is_none_is_refused(largest: float) -> None:
         rose.publish(arrays(0), largest=largest)
 
 
-def test_what_is_published_is_a_copy(publisher) -> None:
+def test_a_publisher_copies_the_tensors(publisher) -> None:
     there = arrays(0)
     publisher.update(there)
     there["f32"][:] = 5.0
@@ -265,7 +265,7 @@ def test_a_publisher_that_starts_again_goes_on_with_higher_numbers() -> None:
         assert equal(here, there)
 
 
-def test_nobody_at_the_address_is_said() -> None:
+def test_an_address_without_that_publisher_is_refused() -> None:
     with rose.publish(arrays(0)) as publisher:
         address, token = publisher.address, publisher.token
         with pytest.raises(rose.Unavailable, match="requires another token"):
@@ -380,7 +380,7 @@ def test_tensors_that_no_update_touches_are_compared_too(publisher) -> None:
         assert equal(here, there)
 
 
-def test_a_commit_compares_all_of_small_weights_whatever_the_background_has_read(publisher) -> None:
+def test_a_commit_compares_all_small_weights_again_after_the_background(publisher) -> None:
     here, there = arrays(1), arrays(0)
     with received(publisher, here, scrub_s=1e6) as receiver:
         follow(receiver, 1)
@@ -473,7 +473,7 @@ def test_changes_are_encoded_for_the_longest_link(
         assert equal(here, there)
 
 
-def test_what_top_k_holds_back_is_shown(capsys) -> None:
+def test_unsent_changes_of_top_k_are_shown(capsys) -> None:
     before = {"w": np.zeros(100, ml_dtypes.bfloat16)}
     with rose.publish(before, largest=0.1, metrics="127.0.0.1:0") as publisher:
         assert publisher.drift.unsent == 0
@@ -502,7 +502,7 @@ def test_top_k_needs_a_tensor_that_it_can_limit() -> None:
         rose.publish({"w": np.zeros(3, np.float32)}, largest=0.5)
 
 
-def test_whatever_is_closed_refuses_at_once(publisher) -> None:
+def test_closed_publishers_and_receivers_refuse_at_once(publisher) -> None:
     receiver = received(publisher, arrays(0))
     for one in (receiver, publisher):
         one.close()

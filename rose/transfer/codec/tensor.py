@@ -147,7 +147,7 @@ def _torch_for(name: str, needs_gpu: bool) -> Any:  # noqa: FBT001
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """What a dtype says of its elements.
+    """Units in which the codec reads the elements of a dtype.
 
     Args:
         units: units of an element.

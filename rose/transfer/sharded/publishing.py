@@ -23,6 +23,7 @@ from rose.transfer.digests import hexadecimal
 from rose.transfer.manifest import Version
 from rose.transfer.plan import Places, Plan, ShardMap
 from rose.transfer.plan.files import RankFile, ShardFile, places_from_json, shards_to_json
+from rose.transfer.published import ServedWeights
 from rose.transfer.publishing.contributor import Contributor, Encoding, PackedPart
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.merger import MergerThread
@@ -39,7 +40,7 @@ from rose.transfer.sharded.words import (
     answer_of,
     packed,
 )
-from rose.transfer.signing import UNSIGNED, Signing
+from rose.transfer.signing import Signing
 from rose.transfer.tiles import ShardViews, Tiles, TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.part_server import PartServer
@@ -76,7 +77,7 @@ class RankWeights(Protocol):
 ReadWeights = Callable[[Any], RankWeights]
 
 
-class LeadPublisher(Closing):
+class LeadPublisher(ServedWeights):
     """Rank 0 of a trainer: serves the log, and publishes with all ranks. For use by one thread.
 
     The lock guards the shadow and the publisher: an update holds it, and so does a call of an
@@ -90,7 +91,7 @@ class LeadPublisher(Closing):
         token: 64 hexadecimal digits that they must present; None: a random token.
         tls: certificates for both sides.
         signing: signing key of versions.
-        opening: name of the first version; None: the first of a new run.
+        opening: name of the first version.
         encoding: wire encoding, as in `Contributor`.
 
     Raises:
@@ -105,18 +106,18 @@ class LeadPublisher(Closing):
         weights: Any,
         shards: Shards,
         *,
-        listen: str = "127.0.0.1:0",
-        token: str | None = None,
-        tls: TlsFiles | None = None,
-        signing: Signing = UNSIGNED,
-        opening: Version | None = None,
-        encoding: Encoding = "gap",
+        listen: str,
+        token: str | None,
+        tls: TlsFiles | None,
+        signing: Signing,
+        opening: Version,
+        encoding: Encoding,
     ) -> None:
         self._once = Once()
         self._clock = BootClock()
         self._read, self._signing, self._tls = read, signing, tls
         self._contributor = partial(Contributor, encoding=encoding)
-        self._opening = opening or Version(f"rose-{secrets.token_hex(4)}", 1, 1)
+        self._opening = opening
         first = read(weights)
         self._shards, self._shadow = first.shards, first.copy()
         self._lock = threading.Lock()
@@ -149,16 +150,6 @@ class LeadPublisher(Closing):
             self._gathering.step_is(0, self.version)
             self._undo = undo.pop_all()
         self._once.when_dropped(self, self._undo.close)
-
-    @property
-    def address(self) -> str:
-        """Host and port for the other ranks and for engines."""
-        return self._server.address
-
-    @property
-    def token(self) -> str:
-        """Token that they must present."""
-        return self._server.token
 
     @property
     def version(self) -> int:
@@ -195,10 +186,6 @@ class LeadPublisher(Closing):
                 raise
             self._gathering.step_is(self._step, self.version)
             return self.version
-
-    def close(self) -> None:
-        """Stop serving; receivers keep their weights."""
-        self._once(self._undo.close)
 
     def _first_plan(self, within_s: float) -> Plan:
         """Wait for all ranks, and return the plan of their shards."""
@@ -305,8 +292,8 @@ class RankPublisher(Closing):
         *,
         listen: str,
         token: str | None,
-        tls: TlsFiles | None = None,
-        encoding: Encoding = "gap",
+        tls: TlsFiles | None,
+        encoding: Encoding,
     ) -> None:
         if token is None or listen.endswith(":0"):
             raise InvalidArgument(
