@@ -1,13 +1,13 @@
 """The interface for frameworks: turns, and their trajectories."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 from rose.errors import Unavailable
 from rose.scheduler.coerce import COUNT_MAX, Checked, Cost, Count, Counts, Some, real
 from rose.scheduler.events import WorkerJoined
-from rose.scheduler.worker import WorkerKind
+from rose.scheduler.worker import NO_OPTIONS, Options, WorkerKind
 
 # The limits of csrc/scheduler/batch_check.cpp, within which all computed times are finite.
 Rate: TypeAlias = Annotated[float, real(1e-6, COUNT_MAX)]
@@ -25,11 +25,15 @@ class Sampling(Checked):
         max_new_tokens: largest number of tokens of the turn, > 0.
         temperature: 0 for the most likely token.
         stop_tokens: ids that end the turn, and are part of it.
+        seed: seed of the turn; None for the seed of its trajectory.
+        options: further parameters.
     """
 
     max_new_tokens: Some
     temperature: Cost = 1.0
     stop_tokens: Counts = ()
+    seed: int | None = None
+    options: Options = NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ class TurnResult:
         versions: version of the weights for each token.
         workers: numbers of the workers that ran a part of the turn, in order.
         is_cut: whether the turn reached its limit without a stop token.
+        top_logprobs, cached_tokens, stop_reason, extras: as in `TurnOutput`; `cached_tokens` is
+            that of the first worker.
     """
 
     trajectory: int
@@ -104,6 +110,10 @@ class TurnResult:
     versions: tuple[int, ...]
     workers: tuple[int, ...]
     is_cut: bool
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    cached_tokens: int = 0
+    stop_reason: int | str | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def resumed(self) -> int:

@@ -4,9 +4,10 @@ A worker never waits for the scheduler. Revocation is local: a worker loses a tu
 scheduler gets the report afterwards, with all tokens so far.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from rose.scheduler.coerce import Count, Counts, Real, Reals, Text, Truth
 
@@ -24,6 +25,37 @@ class TurnEnd(Enum):
     FINISHED = "its output is complete"
     INTERRUPTED = "it was taken away; what is left runs elsewhere"
     FAILED = "the worker could not run it"
+    REFUSED = "its request is invalid for every worker of this model"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Sampling parameters of a turn beyond those of `Sampling`; the defaults change nothing.
+
+    Args:
+        top_p: smallest probability mass that tokens are drawn from.
+        top_k: number of most likely tokens that tokens are drawn from; 0 for all.
+        min_p: smallest probability of a token, as a share of the most likely token's.
+        min_tokens: tokens before which no stop token may end the turn.
+        ignore_eos: whether the model's own end tokens do not end the turn.
+        logprobs: number of most likely tokens that are reported beside each sampled token.
+        fields: further fields of vLLM's completion API, passed to the engine as they are.
+        is_whole: whether a part of the turn cannot be continued elsewhere, because its sampling
+            depends on more than the tokens before it. The worker then reports tokens only at the
+            end, and an interrupted turn starts again.
+    """
+
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int = 0
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    is_whole: bool = False
+
+
+NO_OPTIONS = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +71,9 @@ class TurnRequest:
         max_new_tokens: tokens that may still be generated, > 0.
         stop_tokens: ids that end the turn, and are part of the output.
         temperature: 0 for the most likely token.
-        seed: seed of the trajectory. A token depends on nothing but seed, context and position, so
+        seed: seed of the turn. A token depends on nothing but seed, context and position, so
             a turn that moves continues identically.
+        options: further sampling parameters. `min_tokens` counts from the beginning of the turn.
     """
 
     trajectory: int
@@ -52,6 +85,7 @@ class TurnRequest:
     stop_tokens: tuple[int, ...]
     temperature: float
     seed: int
+    options: Options = NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +103,12 @@ class TurnOutput:
         versions: version of the weights for each token.
         end: reason of the end; None while more may follow.
         error: why the turn failed; None if it did not.
+        top_logprobs: for each token, pairs of id and logprob, the most likely first; empty if
+            `Options.logprobs` is 0.
+        cached_tokens: tokens of the prompt that the worker had in its cache.
+        stop_reason: stop token or stop text that ended the turn; None for the model's own end
+            tokens, and while the turn has not ended.
+        extras: further fields of the engine's answer, such as `prompt_logprobs`.
     """
 
     worker: Count
@@ -81,6 +121,10 @@ class TurnOutput:
     versions: Counts
     end: TurnEnd | None = None
     error: Text | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    cached_tokens: Count = 0
+    stop_reason: int | str | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
 
 def failed_output(request: TurnRequest, worker: int, error: str) -> TurnOutput:
