@@ -101,10 +101,14 @@ class Wanted(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not fol
         version: lowest number that is accepted.
         timeout_s: longest wait for the next version, in seconds. Versions are awaited one by one,
             until one is at least `version`. The engine runs no step during a wait.
+        is_only_waiting: True to load nothing: the call succeeds as soon as a version is ready that
+            the model does not have. Versions arrive while the engine generates, so a caller that
+            asks for this with a short `timeout_s` now and then costs the engine no time.
     """
 
     version: int = 1
     timeout_s: float = 30.0
+    is_only_waiting: bool = False
 
 
 class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not followed
@@ -158,7 +162,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         """Do nothing, because only `receive_weights` changes the model."""
 
     def receive_weights(self, update_info: Wanted) -> None:
-        """Load the wanted version, or a newer one.
+        """Load the wanted version, or a newer one; or only wait for it.
 
         Raises:
             Unavailable: `init_transfer_engine` was not called.
@@ -168,6 +172,10 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         receiver = self._receiver
         if receiver is None:
             raise Unavailable("call init_weight_transfer_engine first")
+        if update_info.is_only_waiting:
+            if (receiver.version or 0) < update_info.version:
+                receiver.wait(update_info.timeout_s)
+            return
         while (receiver.version or 0) < update_info.version:
             receiver.wait(update_info.timeout_s)
             receiver.commit()
