@@ -24,6 +24,7 @@ __all__ = ["Fleet", "FleetService", "Upstream", "WorkerRow", "WorkerState"]
 WORKERS_MAX: Final = 10_000
 _LOG: Final = logging.getLogger("rose.fleet")
 _DRAIN_S: Final = 10.0
+_LOOK_S: Final = 3.0
 
 
 class FleetService(Rollouts, Protocol):
@@ -123,15 +124,16 @@ class Fleet:
             admit=self._admit,
             clock=self._clock,
         )
+        self._members[number] = member
         try:
-            await member.look()
+            await asyncio.wait_for(member.look(), _LOOK_S)
         except InvalidArgument:
+            self._drop(number)
             raise
-        except RoseError as error:
-            _LOG.info("worker %d joins when its engine answers: %s", number, error)
+        except (RoseError, asyncio.TimeoutError) as error:
+            _LOG.info("worker %d joins when its engine answers: %s", number, sentence(error))
         if self._offer is not None:
             member.offer(self._offer, self._weights)
-        self._members[number] = member
         self._tasks[number] = asyncio.create_task(self._supervise(member))
         return number
 
@@ -203,7 +205,7 @@ class Fleet:
     def _admit(self, facts: EngineFacts) -> None:
         """Refuse an engine with another model than the first one that joined."""
         fleet = self._model
-        if fleet is None or not self._members:
+        if fleet is None:
             self._model = facts
             return
         if not _names(facts) & _names(fleet):
@@ -224,11 +226,16 @@ class Fleet:
             _LOG.warning("worker %d stays away: %s", member.number, sentence(error))
 
     async def _forget(self, number: int) -> None:
+        self._drop(number)
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _drop(self, number: int) -> None:
         del self._members[number]
-        task = self._tasks.pop(number)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        if not self._members:
+            self._model = None
 
 
 def _names(facts: EngineFacts) -> set[str]:

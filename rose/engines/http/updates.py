@@ -60,7 +60,7 @@ async def update(worker: HttpWorker, offer: Offer, upstream: Upstream | None) ->
     match worker.facts.dialect:
         case Dialect.ROSE:
             # Its turns go on, and its events report the version.
-            body = {"weight_dir": offer.folder, "weight_version": offer.version}
+            body: Any = {"weight_dir": offer.folder, "weight_version": offer.version}
             await worker.link.ask("/update_weights", body, deadline_s=_UPDATE_S)
         case Dialect.SGLANG if offer.folder is None:
             raise Unavailable("SGLang engines take versions from folders only")
@@ -70,8 +70,8 @@ async def update(worker: HttpWorker, offer: Offer, upstream: Upstream | None) ->
             await _load(worker, offer, [(path, body)])
         case Dialect.VLLM if upstream is None or offer.folder is not None:
             raise Unavailable(
-                "vLLM takes versions from a publisher: start it with --weight-transfer-config "
-                """'{"backend": "rose"}' and VLLM_SERVER_DEV_MODE=1, and this service with --weights"""
+                "vLLM takes versions from a publisher, and only if it runs with "
+                'VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "rose"}\''
             )
         case Dialect.VLLM:
             await _follow(worker, upstream)

@@ -319,9 +319,7 @@ class HttpWorker:
         if answer.status in _NOT_OURS:
             self.lose(message)
         elif answer.status in _LATER:
-            told = answer.headers.get("retry-after", "")
-            wait_s = float(told) if told.isdecimal() else _RETRY_AFTER_S
-            await asyncio.sleep(min(wait_s, _RETRY_AFTER_MAX_S))
+            await asyncio.sleep(wait_s(answer.headers.get("retry-after", "")))
             self._end(turn, TurnEnd.INTERRUPTED)
         elif answer.status < _SERVER_ERROR:
             self._end(turn, TurnEnd.REFUSED, message)
@@ -397,3 +395,8 @@ class HttpWorker:
             await self._check()
         except RoseError as error:
             self.lose(str(error))
+
+
+def wait_s(told: str) -> float:
+    """Return the seconds to wait after a refusal, from the header `Retry-After`."""
+    return min(float(told), _RETRY_AFTER_MAX_S) if told.isdecimal() else _RETRY_AFTER_S

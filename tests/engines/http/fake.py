@@ -1,13 +1,13 @@
 """Engines without a model, behind the routes and answers of vLLM 0.32, SGLang 0.5 and rose.
 
-The token at each place of a context is `token_at(place, version)`, whatever the seed, so that a lost
-or doubled token shows. `python -m tests.engines.http.fake DIALECT PORT` runs one as a process.
+The token at each place of a context is `token_at(place, version)`, whatever the seed, so that lost
+and doubled tokens show. `python -m tests.engines.http.fake DIALECT PORT` runs one as a process.
 """
 
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from typing import Any
@@ -25,6 +25,9 @@ def token_at(place: int, version: int = 0) -> int:
 
 def tokens_at(start: int, count: int, version: int = 0) -> list[int]:
     return [token_at(place, version) for place in range(start, start + count)]
+
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class FakeEngine:
@@ -53,7 +56,7 @@ class FakeEngine:
         self.decoded = 0
         self.bodies: list[dict[str, Any]] = []
         self.calls: list[tuple[str, Any]] = []
-        self.answers: list[Callable[[web.Request], web.Response] | None] = []  # of the next turns
+        self.answers: list[Answer] = []  # to the next turns
         self.can_run = asyncio.Event()
         self.can_run.set()
         self.changed = asyncio.Condition()
@@ -81,7 +84,7 @@ class FakeEngine:
         else:
             post("/v1/completions", self._complete)
         if self.dialect == "vllm":
-            get("/version", lambda _: _json({"version": "0.32.0"}))
+            get("/version", self._version)
             get("/metrics", self._metrics)
             get("/weight_info", self._weight_info)
             for name in (
@@ -90,7 +93,7 @@ class FakeEngine:
             ):
                 post(f"/{name}", self._update)
         if self.dialect == "rose":
-            get("/rose/status", lambda _: _json({"engine": self.state()}))
+            get("/rose/status", self._status)
             get("/rose/events", self._events)
             post("/update_weights", self._update)
         self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
@@ -140,8 +143,16 @@ class FakeEngine:
         card = {"id": self.model, "object": "model", "root": self.root, "max_model_len": CONTEXT}
         return _json({"object": "list", "data": [card]})
 
+    async def _version(self, _: web.Request) -> web.Response:
+        return _json({"version": "0.32.0"})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return _json({"engine": self.state()})
+
     async def _metrics(self, _: web.Request) -> web.Response:
-        labels = f'block_size="{BLOCK}",engine="0",num_gpu_blocks="{KV_BLOCKS}",sliding_window="None"'
+        labels = (
+            f'block_size="{BLOCK}",engine="0",num_gpu_blocks="{KV_BLOCKS}",sliding_window="None"'
+        )
         text = f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{labels}}} 1.0\n"
         return web.Response(text=text)
 
@@ -238,12 +249,14 @@ class FakeEngine:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        if self.answers and (other := self.answers.pop(0)) is not None:
-            return other(request)
+        if self.answers:
+            return await self.answers.pop(0)(request)
         prompt, stops = body["prompt"], body["stop_token_ids"]
         if max(prompt) >= VOCABULARY:
             message = f"Token id {max(prompt)} is out of vocabulary"
-            return _json({"error": {"message": message, "type": "BadRequestError", "code": 400}}, 400)
+            return _json(
+                {"error": {"message": message, "type": "BadRequestError", "code": 400}}, 400
+            )
         self.running += 1
         try:
             if not body.get("stream"):
