@@ -3,11 +3,10 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import PurePath
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 from typing_extensions import Self
 
@@ -19,18 +18,12 @@ from rose.engines.http.updates import Offer, Upstream
 from rose.errors import InvalidArgument, RoseError, sentence
 from rose.scheduler.worker import WorkerKind
 
-__all__ = ["Fleet", "FleetService", "Upstream", "WorkerRow", "WorkerState"]
+__all__ = ["Fleet", "Upstream", "WorkerRow", "WorkerState"]
 
 WORKERS_MAX: Final = 10_000
 _LOG: Final = logging.getLogger("rose.fleet")
 _DRAIN_S: Final = 10.0
 _LOOK_S: Final = 3.0
-
-
-class FleetService(Rollouts, Protocol):
-    """The service whose workers the engines are."""
-
-    facts: Callable[[], FleetLimits]
 
 
 class Fleet:
@@ -51,7 +44,7 @@ class Fleet:
 
     def __init__(
         self,
-        service: FleetService,
+        service: Rollouts,
         *,
         weights: Upstream | None = None,
         first: int = 0,

@@ -47,7 +47,10 @@ class FakeEngine:
         self.instance = "one"
         self.token: str | None = None
         self.is_incremental = False
-        self.has_updates = True
+        self.label = "default"  # of the weights
+        self.received = 1 << 30  # newest version that arrived from the publisher
+        self.fails_at: str | None = None  # route that refuses
+        self.breaks_at: str | None = None  # route that drops the connection
         self.kind = "borrowed" if dialect == "rose" else "dedicated"
         self.grant = {"grant_epoch": 1, "kv_tokens": KV_BLOCKS * BLOCK, "ttl_ms": 0.0}
         self.features = ["top_p", "seeds"]
@@ -80,7 +83,8 @@ class FakeEngine:
             get("/server_info", self._server_info)
             get("/get_weight_version", self._weight_info)
             post("/generate", self._generate)
-            post("/update_weights_from_disk", self._from_disk)
+            post("/update_weights_from_disk", self._update)
+            post("/update_weight_version", self._update)
         else:
             post("/v1/completions", self._complete)
         if self.dialect == "vllm":
@@ -89,7 +93,7 @@ class FakeEngine:
             get("/weight_info", self._weight_info)
             for name in (
                 *("init_weight_transfer_engine", "start_weight_update", "update_weights"),
-                *("finish_weight_update", "reset_prefix_cache"),
+                *("finish_weight_update", "reset_prefix_cache", "update_weight_version"),
             ):
                 post(f"/{name}", self._update)
         if self.dialect == "rose":
@@ -117,6 +121,7 @@ class FakeEngine:
     async def restart(self) -> None:
         await self.kill()
         self.instance += "+"
+        self.version, self.label = 0, "default"
         await self.start()
 
     async def tell(self, **changes: Any) -> None:
@@ -173,24 +178,29 @@ class FakeEngine:
         )
 
     async def _weight_info(self, _: web.Request) -> web.Response:
-        return _json({"weight_version": str(self.version) if self.version else "default"})
+        return _json({"weight_version": self.label})
 
     async def _update(self, request: web.Request) -> web.Response:
-        body = await request.json() if request.can_read_body else None
-        self.calls.append((request.path, body))
-        if not self.has_updates:
-            return _json({"error": {"message": "no weight transfer", "code": 500}}, 500)
-        if request.path == "/finish_weight_update":
-            self.version = int(body["weight_version"])
-        return _json({"success": True})
-
-    async def _from_disk(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.calls.append((request.path, body))
-        if not self.has_updates:
-            return _json({"success": False, "message": "no such folder"}, 400)
-        self.version = int(body["weight_version"])
-        return _json({"success": True, "message": "ok", "num_paused_requests": 0})
+        if request.path == self.breaks_at:
+            request.transport.abort()
+        if request.path == self.fails_at:
+            return _json({"error": {"message": f"{request.path} fails", "code": 500}}, 500)
+        match request.path:
+            case "/update_weight_version":
+                self.label = body["new_version"]
+            case "/update_weights" if self.dialect == "rose":
+                await self.tell(version=body["weight_version"])
+            case "/update_weights":
+                wanted = body["update_info"]
+                if self.received < wanted["version"]:
+                    return _json({"error": {"message": "not there yet", "code": 500}}, 500)
+                if not wanted.get("is_only_waiting"):
+                    self.version = wanted["version"]
+            case "/update_weights_from_disk":
+                self.version, self.label = int(body["weight_version"]), body["weight_version"]
+        return _json({"success": True})
 
     def state(self) -> dict[str, Any]:
         return {
