@@ -1,4 +1,4 @@
-"""A fleet over fake engines, under the scheduler; every turn's tokens are compared with the truth."""
+"""A fleet over fake engines, under the scheduler; the tokens of every turn are checked."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -68,6 +68,7 @@ class Rig:
         one = await self.start(dialect, **options)
         number = await self.fleet.add(one.url)
         await self.until_ready(number)
+        one.decoded = 0
         return one
 
     def row(self, number: int = 0) -> WorkerRow:
