@@ -13,7 +13,7 @@ from typing_extensions import Self
 from rose.adapters.fleet_limits import FleetLimits
 from rose.adapters.member import Member, Rollouts, WorkerRow, WorkerState
 from rose.clock import BootClock, Clock
-from rose.engines.http import EngineFacts, Link, checked_url, open_session
+from rose.engines.http import EngineFacts, Link, checked_url, open_session, within
 from rose.engines.http.updates import Offer, Upstream
 from rose.errors import InvalidArgument, RoseError, sentence
 from rose.scheduler.worker import WorkerKind
@@ -119,7 +119,7 @@ class Fleet:
         )
         self._members[number] = member
         try:
-            await asyncio.wait_for(member.look(), _LOOK_S)
+            await within(_LOOK_S, member.look())
         except InvalidArgument:
             self._drop(number)
             raise
@@ -146,7 +146,7 @@ class Fleet:
         """
         member = self._member(number)
         with suppress(RoseError, asyncio.TimeoutError):
-            await asyncio.wait_for(member.drain(), _DRAIN_S)
+            await within(_DRAIN_S, member.drain())
         await self._forget(number)
 
     def list(self) -> list[WorkerRow]:

@@ -20,6 +20,7 @@ from rose.engines.http import (
     Speed,
     measure,
     probe,
+    within,
 )
 from rose.engines.http.updates import Offer, Upstream, update, wants
 from rose.errors import DeadlineExceeded, RoseError
@@ -32,6 +33,7 @@ _RETRY_S: Final = 0.3
 _HEALTH_S: Final = 5.0
 _LOG_AFTER_S: Final = 5.0
 _AGAIN_S: Final = 5.0  # until an engine with unknown weights is asked again
+_NEVER_S: Final = 86_400.0
 _TORN: Final = "an update of its weights broke off: it gets turns once it has loaded a version"
 
 
@@ -285,5 +287,4 @@ class Member:
                     self._update_failure = f"version {offer.version} was not loaded: {error}"
                     _LOG.warning("worker %d: %s", self.number, self._update_failure)
             with suppress(asyncio.TimeoutError):
-                again_s = _AGAIN_S if worker.is_torn else None
-                await asyncio.wait_for(self._offered.wait(), again_s)
+                await within(_AGAIN_S if worker.is_torn else _NEVER_S, self._offered.wait())

@@ -13,7 +13,7 @@ from rose.clock import BootClock, Clock
 from rose.engines.http.bodies import body_of, is_streamed, path_of
 from rose.engines.http.events import Events
 from rose.engines.http.facts import Dialect, EngineFacts, Speed
-from rose.engines.http.link import Disconnected, Link, failure_of, message_of
+from rose.engines.http.link import Disconnected, Link, failure_of, message_of, within
 from rose.engines.http.speed import ASSUMED, Pace
 from rose.engines.http.streams import Part, add_completion, add_sglang
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable, sentence
@@ -212,7 +212,8 @@ class HttpWorker:
     def _on_event(self, name: str, data: dict[str, Any]) -> None:
         """Act on an event of `/rose/events`."""
         try:
-            self._act(name, data)
+            if not self._lost.done():
+                self._act(name, data)
         except (KeyError, TypeError, ValueError) as error:
             self.lose(f"its event '{name}' is invalid: {sentence(error)}")
 
@@ -324,7 +325,7 @@ class HttpWorker:
         self._end(turn, part.end, part.error)
         if not content.at_eof():
             with suppress(asyncio.TimeoutError):  # Then the connection can be used again.
-                await asyncio.wait_for(content.read(), _REST_S)
+                await within(_REST_S, content.read())
 
     async def _rejected(self, turn: _Turn, answer: aiohttp.ClientResponse) -> None:
         """End a turn whose request got another status than 200."""

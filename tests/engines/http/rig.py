@@ -23,7 +23,9 @@ PROMPT = (1, 2, 3)
 
 
 async def until(is_so: Callable[[], object]) -> None:
+    latest = asyncio.get_running_loop().time() + 20
     while not is_so():
+        assert asyncio.get_running_loop().time() < latest
         await asyncio.sleep(0.002)
 
 
