@@ -219,7 +219,7 @@ class RolloutProcessor(DeviceProcessor):
         self._pin = self.lane.pin(self.cache.blocks_of(sorted(self._in_flight)))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _generation_step(self, model: torch.nn.Module) -> None:
+    def _run_step(self, model: torch.nn.Module) -> None:
         is_ended = False
         try:
             self.lane.gate()  # Between the batch's preparation and the model.
@@ -264,7 +264,11 @@ class RolloutProcessor(DeviceProcessor):
             self.scheduler.roll_back()
             self.commits.step_ended()
         else:
+            is_sound = self._fault is None
             self._update()
+            if not is_sound:  # Its quantum is over, so nothing is moved.
+                self._evacuate(self.lane.leaving())
+                return
         self._in_flight = frozenset()
         self._unpin()
         leaving = self.lane.leaving()
