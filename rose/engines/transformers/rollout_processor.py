@@ -10,10 +10,10 @@ import torch
 from transformers.generation.continuous_batching.requests import RequestState
 
 from rose.engines.launches import LaunchMeasurement
+from rose.engines.shut_out import ShutOut
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
-from rose.engines.transformers.shut_out import ShutOut
 from rose.engines.victims import Progress, order_of_loss
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
