@@ -20,6 +20,7 @@ from rose.adapters.bodies import (
     SglangBody,
 )
 from rose.adapters.control import add_control, add_status
+from rose.adapters.events_route import EngineEvents, add_engine
 from rose.adapters.guard import Guard, error_body, headers_of, status_of
 from rose.adapters.json_answer import Json
 from rose.adapters.sequences import SequenceInFlight
@@ -72,6 +73,7 @@ def rollout_app(
     tokenizer: Tokenizer | None = None,
     token: str | None = None,
     weights: WeightSource | None = None,
+    engine: EngineEvents | None = None,
 ) -> Callable[..., Awaitable[None]]:
     """Return the ASGI application of an open service.
 
@@ -83,6 +85,8 @@ def rollout_app(
         token: bearer token that clients must send; None: no token is needed.
         weights: function that makes workers commit the versions which clients send over HTTP; None:
             versions come from `rose.publish` only.
+        engine: state of the engine whose only service this is; None: the service has no engine of
+            its own.
     """
     app = FastAPI(
         title="rose rollout service", version=__version__, responses=_ERRORS, docs_url=None
@@ -92,6 +96,8 @@ def rollout_app(
     _add_token_routes(app, service, model, tokenizer)
     add_status(app, service, model, dtype, has_source=weights is not None)
     add_control(app, service, WeightUpdates(service, weights))
+    if engine is not None:
+        add_engine(app, engine)
     return Guard(app, service=service, token=token)
 
 
