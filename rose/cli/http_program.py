@@ -4,7 +4,7 @@ import asyncio
 import signal
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -90,7 +90,12 @@ Join = Callable[[AsyncExitStack, Callable[[str], None]], Awaitable[str]]
 
 
 async def serve_until_told(
-    service: RolloutService, app: Callable[..., Any], door: Door, join: Join
+    service: RolloutService,
+    app: Callable[..., Any],
+    door: Door,
+    join: Join,
+    *,
+    programs: AbstractAsyncContextManager[object] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then end running requests within seconds.
 
@@ -101,8 +106,9 @@ async def serve_until_told(
         app: application to serve.
         door: where to listen, and the token.
         join: registers the workers of the open service, and returns words for the line that is
-            printed. Its stack closes after the service; its function ends the program with a
+            printed. Its stack closes before the service; its function ends the program with a
             reason, and may be called in any thread.
+        programs: programs that end after the service is closed.
 
     Raises:
         click.exceptions.Exit: the program ended by itself.
@@ -118,8 +124,9 @@ async def serve_until_told(
         loop.add_signal_handler(number, stop.set)
     async with (
         listening(app, door.address, tls=door.tls) as url,
-        AsyncExitStack() as parts,
+        programs or nullcontext(),
         service,
+        AsyncExitStack() as parts,
     ):
         words = await join(parts, end)
         click.echo(f"listening: {url}{words}")
