@@ -12,7 +12,7 @@ from rose.adapters import RolloutService, ServiceLimits, rollout_app
 from rose.adapters.events_route import EngineEvents
 from rose.adapters.fleet_limits import FleetLimits
 from rose.adapters.hugging_face import load_tokenizer
-from rose.cli.http_program import CLOSING, Door, serve_until_told
+from rose.cli.http_program import CLOSING, App, Door, has_tokenizer, serve_until_told
 from rose.clock import BootClock
 from rose.engines.http import ASSUMED
 from rose.node.assembly import EngineOptions, LoadedModel
@@ -24,7 +24,6 @@ from rose.scheduler.worker import WorkerEvent, WorkerKind
 if TYPE_CHECKING:
     from rose.adapters.text import Tokenizer
 
-_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 # Fields of `Options` that the engine has; "seeds": a token depends on seed, context and position.
 _FEATURES: Final = ("top_p", "top_k", "min_p", "min_tokens", "logprobs", "seeds")
 
@@ -40,7 +39,7 @@ async def serve_model(door: Door, name: str, options: EngineOptions) -> None:
     instance = secrets.token_hex(8)
     loaded = LoadedModel(options, instance, BootClock())
     tokenizer = _tokenizer_of(options.model)
-    limits = _limits_of(loaded, name, has_tokenizer=tokenizer is not None)
+    limits = _limits_of(loaded, name, has_text=tokenizer is not None)
     service = RolloutService(ServiceLimits(context_tokens=limits.context_tokens))
     service.facts = lambda: limits
     events = EngineEvents(
@@ -65,11 +64,11 @@ async def serve_model(door: Door, name: str, options: EngineOptions) -> None:
         engine=events,
     )
 
-    async def join(parts: AsyncExitStack, end: Callable[[str], None]) -> str:
+    async def join(parts: AsyncExitStack, end: Callable[[str], None]) -> App:
         await _join(service, loaded, events, parts, end)
-        return ""
+        return app
 
-    await serve_until_told(service, app, door, join)
+    await serve_until_told(service, door, join)
 
 
 async def _join(
@@ -112,20 +111,17 @@ async def _join(
         await registered.wait()
 
 
-def _limits_of(loaded: LoadedModel, name: str, *, has_tokenizer: bool) -> FleetLimits:
+def _limits_of(loaded: LoadedModel, name: str, *, has_text: bool) -> FleetLimits:
     facts, kv_tokens = loaded.facts, loaded.options.kv_tokens
     return FleetLimits(
         vocabulary=facts.vocabulary,
         context_tokens=min(facts.positions or kv_tokens, kv_tokens),
         eos_token_ids=facts.eos_tokens,
-        features=frozenset((*_FEATURES, *(["stop"] if has_tokenizer else []))),
+        features=frozenset((*_FEATURES, *(["stop"] if has_text else []))),
         model=name,
     )
 
 
 def _tokenizer_of(model: str) -> "Tokenizer | None":
     """Return the tokenizer in the model's folder, if it has one."""
-    folder = Path(model)
-    if any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        return load_tokenizer(folder)
-    return None
+    return load_tokenizer(Path(model)) if has_tokenizer(Path(model)) else None

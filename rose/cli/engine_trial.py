@@ -10,7 +10,7 @@ from functools import partial
 from rose.adapters import RolloutService, TrialWorker, rollout_app
 from rose.adapters.events_route import EngineEvents
 from rose.adapters.trial import KV_TOKENS, SEATS, VOCABULARY, commit_trial_weights
-from rose.cli.http_program import CLOSING, Door, serve_until_told
+from rose.cli.http_program import CLOSING, App, Door, serve_until_told
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 
 
@@ -44,7 +44,7 @@ async def serve_trial(door: Door, name: str) -> None:
         engine=events,
     )
 
-    async def join(parts: AsyncExitStack, _end: Callable[[str], None]) -> str:
+    async def join(parts: AsyncExitStack, _end: Callable[[str], None]) -> App:
         def receive(event: WorkerEvent) -> None:
             events.receive(event)
             service.receive(event)
@@ -57,6 +57,6 @@ async def serve_trial(door: Door, name: str) -> None:
         await service.register(worker, worker.capabilities)
         worker.grant()
         parts.callback(events.close, CLOSING)
-        return ""
+        return app
 
-    await serve_until_told(service, app, door, join)
+    await serve_until_told(service, door, join)

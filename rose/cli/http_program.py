@@ -12,6 +12,8 @@ from typing import Any, Final
 import click
 
 from rose.adapters import RolloutService
+from rose.adapters.guard import error_body, headers_of
+from rose.adapters.json_answer import Json
 from rose.adapters.listening import Tls, listening
 from rose.cli.runs import read_named
 from rose.errors import InvalidArgument
@@ -19,6 +21,7 @@ from rose.errors import InvalidArgument
 PATH: Final = click.Path(path_type=Path)
 _TOKEN_BYTES_MAX: Final = 1 << 10
 CLOSING: Final = "this program is shutting down"
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 _LOST: Final = 1  # exit status of a program whose engine was lost
 
 
@@ -72,6 +75,11 @@ def read_token(path: Path) -> str:
     return text
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder is a model's, with a tokenizer."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
 def trusting(authority: Path) -> ssl.SSLContext:
     """Return a client's context that trusts one authority only.
 
@@ -86,15 +94,31 @@ def trusting(authority: Path) -> ssl.SSLContext:
         ) from error
 
 
-Join = Callable[[AsyncExitStack, Callable[[str], None]], Awaitable[str]]
+App = Callable[..., Awaitable[None]]
+Join = Callable[[AsyncExitStack, Callable[[str], None]], Awaitable[App]]
+
+
+class _Front:
+    """ASGI application that answers 503 until there is an application to pass requests to."""
+
+    def __init__(self) -> None:
+        self.app: App | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.app is not None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await Json(error_body(503, "this program is starting"), 503, headers_of(503))(
+                scope, receive, send
+            )
 
 
 async def serve_until_told(
     service: RolloutService,
-    app: Callable[..., Any],
     door: Door,
     join: Join,
     *,
+    words: Callable[[], str] = str,
     programs: AbstractAsyncContextManager[object] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then end running requests within seconds.
@@ -103,11 +127,11 @@ async def serve_until_told(
 
     Args:
         service: service of the application, not open yet.
-        app: application to serve.
         door: where to listen, and the token.
-        join: registers the workers of the open service, and returns words for the line that is
-            printed. Its stack closes before the service; its function ends the program with a
-            reason, and may be called in any thread.
+        join: registers the workers of the open service, and returns the application. Its stack
+            closes before the service; its function ends the program with a reason, and may be
+            called in any thread.
+        words: returns more words for the line that is printed when requests can come.
         programs: programs that end after the service is closed.
 
     Raises:
@@ -115,6 +139,7 @@ async def serve_until_told(
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     reasons: list[str] = []
+    front = _Front()
 
     def end(reason: str) -> None:
         reasons.append(reason)
@@ -123,13 +148,13 @@ async def serve_until_told(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with (
-        listening(app, door.address, tls=door.tls) as url,
+        listening(front, door.address, tls=door.tls) as url,
         programs or nullcontext(),
         service,
         AsyncExitStack() as parts,
     ):
-        words = await join(parts, end)
-        click.echo(f"listening: {url}{words}")
+        front.app = await join(parts, end)
+        click.echo(f"listening: {url}{words()}")
         await stop.wait()
     if reasons:
         click.echo(f"rose: {reasons[0]}", err=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from rose.adapters import RolloutService, ServiceLimits, TrialWorker, rollout_app
 from rose.adapters.fleet import Fleet, Upstream
 from rose.adapters.trial import commit_trial_weights
-from rose.cli.http_program import Door, serve_until_told, trusting
+from rose.cli.http_program import App, Door, has_tokenizer, serve_until_told, trusting
 from rose.node import fleet_file
 from rose.node.commands import Command, commands_of
 from rose.node.supervisor import Supervisor
@@ -91,15 +91,8 @@ async def serve_plan(plan: Plan) -> None:
     trusted = {path: trusting(path) for path in authorities}
     service = RolloutService(ServiceLimits(sequences=plan.sequences))
     trials: list[TrialWorker] = []
-    app = rollout_app(
-        service,
-        model=plan.model or _NAME,
-        tokenizer=_loaded(plan.tokenizer),
-        token=plan.door.token,
-        weights=partial(commit_trial_weights, trials) if plan.trials else None,
-    )
 
-    async def join(parts: AsyncExitStack, _end: Callable[[str], None]) -> str:
+    async def join(parts: AsyncExitStack, _end: Callable[[str], None]) -> App:
         for number in range(plan.trials):
             worker = TrialWorker(number, WorkerKind.BORROWED, service.receive)
             trials.append(parts.enter_context(worker))
@@ -111,10 +104,19 @@ async def serve_plan(plan: Plan) -> None:
             tls = None if one.authority is None else trusted[one.authority]
             await fleet.add(one.url, token=one.token, tls=tls)
         await _add_started(fleet, commands, token)
-        return f" workers={plan.trials + len(fleet.list())}"
+        return rollout_app(
+            service,
+            model=plan.model or fleet.facts().model or _NAME,
+            tokenizer=_tokenizer(plan.tokenizer, fleet.facts().model),
+            token=plan.door.token,
+            weights=partial(commit_trial_weights, trials) if plan.trials else None,
+        )
 
     programs = None if plan.started is None else Supervisor(commands, plan.started.logs)
-    await serve_until_told(service, app, plan.door, join, programs=programs)
+    count = plan.trials + len(plan.engines) + sum(one.url is not None for one in commands)
+    await serve_until_told(
+        service, plan.door, join, programs=programs, words=lambda: f" workers={count}"
+    )
 
 
 async def _add_started(fleet: Fleet, commands: list[Command], token: str) -> None:
@@ -123,9 +125,12 @@ async def _add_started(fleet: Fleet, commands: list[Command], token: str) -> Non
     await asyncio.gather(*(fleet.add(url, token=token) for url in urls))
 
 
-def _loaded(folder: Path | None) -> "Tokenizer | None":
-    if folder is None:
-        return None
+def _tokenizer(folder: Path | None, model: str | None) -> "Tokenizer | None":
+    """Load a tokenizer: that of `folder`, or that of the engines' model if it is a folder here."""
     from rose.adapters.hugging_face import load_tokenizer  # noqa: PLC0415 (an extra)
 
-    return load_tokenizer(folder)
+    if folder is not None:
+        return load_tokenizer(folder)
+    if model is not None and has_tokenizer(Path(model)):
+        return load_tokenizer(Path(model))
+    return None
