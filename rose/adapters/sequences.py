@@ -1,10 +1,10 @@
 """Sequences in flight, and their tokens so far."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 from rose.adapters.versions import VersionRange
 from rose.errors import RoseError
@@ -24,12 +24,16 @@ class Ask:
         sampling: sampling parameters.
         seed: seed of the sampling.
         versions: versions of weights that may generate the tokens.
+        stop: texts that end the sequence.
+        include_stop: whether a stop text is part of the output.
     """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     seed: int
     versions: VersionRange
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
 
 
 def seed_of(seed: int | None, place: int, draw: random.Random) -> int:
@@ -61,6 +65,10 @@ class SequenceInFlight:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.top_logprobs: list[tuple[tuple[int, float], ...]] = []
+        self.cached_tokens = 0
+        self.stop_reason: int | str | None = None
+        self.extras: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
         self.error: RoseError | None = None
         self.is_done = False  # whether the scheduler has returned the whole result
@@ -89,6 +97,9 @@ class SequenceInFlight:
         self.is_done = True
         if self.is_over:
             return
+        self.top_logprobs = list(result.top_logprobs)
+        self.cached_tokens, self.extras = result.cached_tokens, result.extras
+        self.stop_reason = result.stop_reason
         have = len(self.tokens)
         self._append(
             list(result.tokens[have:]), list(result.logprobs[have:]), list(result.versions[have:])
