@@ -73,7 +73,7 @@ class SequenceInFlight:
         self.error: RoseError | None = None
         self.is_done = False  # whether the scheduler has returned the whole result
         self._changed = changed
-        self._stops = frozenset(ask.sampling.stop_tokens)
+        self.stops = frozenset(ask.sampling.stop_tokens)
 
     @property
     def is_over(self) -> bool:
@@ -83,11 +83,11 @@ class SequenceInFlight:
     def grow(self, state: DriverTrajectory) -> None:
         """Append the new tokens of the trajectory, up to a stop token."""
         have = len(self.tokens)
-        if self.is_over or (have and self.tokens[-1] in self._stops):
+        if self.is_over or (have and self.tokens[-1] in self.stops):
             return
         tokens = state.tokens[have:]
-        if self._stops:
-            last = next((at for at, token in enumerate(tokens) if token in self._stops), None)
+        if self.stops:
+            last = next((at for at, token in enumerate(tokens) if token in self.stops), None)
             tokens = tokens if last is None else tokens[: last + 1]
         end = have + len(tokens)
         self._append(tokens, state.logprobs[have:end], state.versions[have:end])
