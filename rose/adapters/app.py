@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from rose import __version__
 from rose.adapters import bodies
 from rose.adapters.control import add_control, add_status
+from rose.adapters.events_route import EngineEvents, add_engine
 from rose.adapters.generating import PATHS, Generating
 from rose.adapters.guard import Guard
 from rose.adapters.http_errors import Refused, body_of, error_body, headers_of, status_of
@@ -58,6 +59,7 @@ def rollout_app(
     tokenizer: Tokenizer | None = None,
     token: str | None = None,
     weights: WeightSource | None = None,
+    engine: EngineEvents | None = None,
 ) -> Guard:
     """Return the ASGI application of an open service.
 
@@ -69,6 +71,8 @@ def rollout_app(
         token: bearer token that clients must send; None: no token is needed.
         weights: function that makes workers commit the versions which clients send over HTTP; None:
             versions come from `rose.publish` only.
+        engine: state of the engine whose only service this is; None: the service has no engine of
+            its own.
     """
     app = FastAPI(
         title="rose rollout service", version=__version__, responses=_ERRORS, docs_url=None
@@ -79,6 +83,8 @@ def rollout_app(
     add_text_routes(app, service, tokenizer)
     add_control(app, service, WeightUpdates(service, weights))
     add_sglang_routes(app, service, generating, model)
+    if engine is not None:
+        add_engine(app, engine)
     _describe(app)
     fast = dict.fromkeys(PATHS, generating)
     return Guard(app, fast, service=service, token=token, fail=generating.fail)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -20,7 +21,8 @@ _HEAD_S: Final = 10.0  # time for the head of a request to arrive
 _CLOSE_S: Final = 5  # time for open requests to end when the server closes
 _STARTED_POLL_S: Final = 0.005
 
-Tls = tuple[Path, Path]
+# A certificate, its key and, if clients must present certificates, the authority that signs these.
+Tls = tuple[Path, Path] | tuple[Path, Path, Path]
 
 
 class _Protocol(H11Protocol):
@@ -75,7 +77,8 @@ async def listening(
     Args:
         app: application of `rollout_app`.
         address: HOST:PORT; port 0 picks a free port. Without `tls` the host must be on loopback.
-        tls: PEM files of a certificate and its key.
+        tls: PEM files of a certificate, its key and an authority that signs clients' certificates.
+            Without an authority, clients need no certificate.
 
     Raises:
         InvalidArgument: the address is malformed, or is not on loopback while `tls` is None; or the
@@ -101,6 +104,8 @@ async def listening(
             timeout_graceful_shutdown=_CLOSE_S,
             ssl_certfile=None if tls is None else tls[0],
             ssl_keyfile=None if tls is None else tls[1],
+            ssl_ca_certs=None if tls is None or len(tls) < 3 else str(tls[2]),
+            ssl_cert_reqs=ssl.CERT_NONE if tls is None or len(tls) < 3 else ssl.CERT_REQUIRED,
         )
         try:
             config.load()
