@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from rose.adapters import RolloutService
-from rose.adapters.guard import error_body, headers_of
+from rose.adapters.http_errors import error_body, headers_of
 from rose.adapters.json_answer import Json
 from rose.adapters.listening import Tls, listening
 from rose.cli.runs import read_named
