@@ -89,11 +89,18 @@ def accelerator(rank: int = 0, ranks: int = 1) -> SimpleNamespace:
 
 
 class Recording:
-    """An application that keeps the headers and bodies of completions that it passes on."""
+    """An application that keeps the headers and bodies of completions that it passes on.
+
+    A request that is repeated while no worker has the weights is kept once.
+    """
 
     def __init__(self, app) -> None:
         self._app = app
-        self.asked: list[tuple[dict[str, str], dict]] = []
+        self._by_key: dict[str, tuple[dict[str, str], dict]] = {}
+
+    @property
+    def asked(self) -> list[tuple[dict[str, str], dict]]:
+        return list(self._by_key.values())
 
     async def __call__(self, scope, receive, send) -> None:
         parts: list[bytes] = []
@@ -104,7 +111,9 @@ class Recording:
             if scope["path"] == "/v1/completions" and message["type"] == "http.request":
                 if not message.get("more_body"):
                     headers = {key.decode(): value.decode() for key, value in scope["headers"]}
-                    self.asked.append((headers, json.loads(b"".join(parts))))
+                    body = json.loads(b"".join(parts))
+                    kept = self._by_key.setdefault(headers["idempotency-key"], (headers, body))
+                    assert kept[1] == body
             return message
 
         await self._app(scope, read, send)
@@ -187,13 +196,11 @@ async def test_two_processes_publish_once_and_share_no_seed(monkeypatch) -> None
                         await asyncio.to_thread(TrlRollouts(transfer), ["ab", "ab", "ab"], of)
                     )
                 assert publisher.version == 2
-                alone = TrlRollouts(TrlWeightTransfer(url, None, wait_s=WAIT_S))
-                with pytest.raises(rose.InvalidArgument, match="must have a publisher"):
-                    await asyncio.to_thread(alone, ["ab"], trainer())
-                with pytest.raises(rose.InvalidArgument, match="must have a publisher"):
-                    await asyncio.to_thread(
-                        alone, ["ab"], trainer(accelerator=accelerator(1, 2))
-                    )
+                for rank in range(2):  # an error of the main process ends the other too
+                    without = TrlRollouts(TrlWeightTransfer(url, None, wait_s=WAIT_S))
+                    of = trainer(accelerator=accelerator(rank, 2))
+                    with pytest.raises(rose.InvalidArgument, match="must have a publisher"):
+                        await asyncio.to_thread(without, ["ab"], of)
     assert len({body["seed"] for _, body in app.asked}) == 6
     assert len({headers["x-session-id"] for headers, _ in app.asked}) == 6
     assert {body["weight_version"]["min"] for _, body in app.asked} == {2}
@@ -288,7 +295,7 @@ async def test_what_cannot_be_sent_is_refused_in_a_sentence() -> None:
 
     async with rigged(1) as rig, listening(rig.app) as url:
         with rose.publish(trl_weights(Model(0.0))) as publisher:
-            rollouts = TrlRollouts(TrlWeightTransfer(url, publisher, wait_s=WAIT_S))
+            transfer = TrlWeightTransfer(url, publisher, wait_s=WAIT_S)
             picture = [{"role": "user", "content": [{"type": "image", "image": None}]}]
             for prompt, of, match in (
                 (picture, trainer(), "images are not sent"),
@@ -297,7 +304,7 @@ async def test_what_cannot_be_sent_is_refused_in_a_sentence() -> None:
                 ("ab", parallel(fsdp_plugin=SimpleNamespace(fsdp_version=1)), "set fsdp_version"),
             ):
                 with pytest.raises(rose.InvalidArgument, match=match):
-                    await asyncio.to_thread(rollouts, [prompt], of)
+                    await asyncio.to_thread(TrlRollouts(transfer), [prompt], of)
 
 
 async def test_a_template_that_rewrites_earlier_messages_is_refused() -> None:

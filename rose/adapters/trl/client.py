@@ -41,12 +41,18 @@ T = TypeVar("T")
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, also below a running event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _is_in_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class RolloutClient:

@@ -209,8 +209,9 @@ class TrlRollouts:
         while True:
             choice = await self._ask(episode, trainer, session)
             episode.add(choice["token_ids"], choice["logprobs"]["token_logprobs"], is_model=True)
-            start = choice["weight_version"]["start"]
-            episode.oldest = start if episode.oldest is None else min(episode.oldest, start)
+            if choice["token_ids"]:  # an aborted turn may have none
+                start = choice["weight_version"]["start"]
+                episode.oldest = start if episode.oldest is None else min(episode.oldest, start)
             is_full = len(episode.ids) >= trainer.max_completion_length
             # Another client may abort all sequences of the service; the turn then goes on.
             if choice["finish_reason"] != "abort" or is_full:
