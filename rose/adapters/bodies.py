@@ -20,10 +20,10 @@ from pydantic import (
 from rose.adapters.sequences import Ask, seed_of
 from rose.adapters.service import RolloutService
 from rose.adapters.text import Tokenizer, encoded, templated
-from rose.adapters.versions import VersionRange
 from rose.errors import InvalidArgument
-from rose.scheduler.coerce import COUNT_MAX
+from rose.scheduler.checks import COUNT_MAX
 from rose.scheduler.turns import Sampling
+from rose.scheduler.versions import VersionRange
 
 # Defaults of `max_tokens` in vLLM and OpenAI, and of `max_new_tokens` in SGLang.
 _TOKENS_DEFAULT: Final = 16
