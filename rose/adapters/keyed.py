@@ -68,8 +68,11 @@ class KeyedRequests:
         self._keys[request] = key
 
     def over(self, request: Request) -> None:
-        """Keep a finished request for a time, so that a client can retry; forget a failed one."""
-        if any(one.error is not None for one in request.sequences):
+        """Keep a finished request for a time, so that a client can retry; forget an unfinished one.
+
+        A request that failed or was aborted runs again if it is repeated.
+        """
+        if any(one.error or one.finish_reason == "abort" for one in request.sequences):
             self.forget(request)
         elif request in self._keys:
             loop = asyncio.get_running_loop()

@@ -280,6 +280,16 @@ async def test_a_failed_request_may_be_sent_again() -> None:
         assert one.tokens == said()
 
 
+async def test_an_aborted_request_may_be_sent_again() -> None:
+    async with bare(1) as rig:
+        async with rig.service.generate([ask(9)], request="key") as generation:
+            await until(lambda: holder(rig))
+            generation.sequences[0].abort()
+            assert (await generation.finished())[0].finish_reason == "abort"
+        (one,) = await rig.play(finishing(rig, [ask(9)], request="key"))
+        assert one.tokens == said(9)
+
+
 async def test_answers_are_kept_for_a_time() -> None:
     async with bare(1, ServiceLimits(answer_s=0.02)) as rig:
         (one,) = await rig.play(finishing(rig, [ask()], request="key"))
