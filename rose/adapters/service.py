@@ -84,7 +84,7 @@ class RolloutService:
             later=self._later,
             is_limited=settings is not _SETTINGS,
         )
-        self._keyed = KeyedRequests(count_max=limits.sequences, answer_s=limits.answer_s)
+        self._keyed = KeyedRequests(tokens_max=limits.answer_tokens, answer_s=limits.answer_s)
         self._pauses = Pauses(self._scheduler, self._later)
         self._requests: set[Request] = set()
         self._ending: set[asyncio.Task[None]] = set()

@@ -298,6 +298,17 @@ async def test_answers_are_kept_for_a_time() -> None:
         assert two is not one
 
 
+async def test_the_oldest_answers_are_forgotten_when_they_are_too_many() -> None:
+    async with bare(1, ServiceLimits(answer_tokens=25)) as rig:
+        ones = [
+            (await rig.play(finishing(rig, [ask()], request=f"key {place}")))[0]
+            for place in range(4)
+        ]
+        for place in (3, 2, 0):
+            (one,) = await rig.play(finishing(rig, [ask()], request=f"key {place}"))
+            assert (one is ones[place]) == (place >= 2)
+
+
 async def test_an_aborted_sequence_has_its_tokens_and_harms_no_other() -> None:
     async with bare(1) as rig:
         async with rig.service.generate([ask(500), ask(20)]) as generation:
