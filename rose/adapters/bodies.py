@@ -22,7 +22,7 @@ from rose.adapters.service import RolloutService
 from rose.adapters.text import Tokenizer, encoded, templated
 from rose.adapters.versions import VersionRange
 from rose.errors import InvalidArgument
-from rose.scheduler.coerce import COUNT_MAX
+from rose.scheduler.checks import COUNT_MAX
 from rose.scheduler.turns import Sampling
 
 # Defaults of `max_tokens` in vLLM and OpenAI, and of `max_new_tokens` in SGLang.

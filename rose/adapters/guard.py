@@ -9,7 +9,7 @@ from rose.adapters.json_answer import Json
 from rose.adapters.service import Overloaded, RolloutService
 from rose.adapters.versions import VersionConflict
 from rose.errors import DeadlineExceeded, InternalError, InvalidArgument, RoseError
-from rose.scheduler.coerce import printable
+from rose.scheduler.checks import printable
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -59,7 +59,7 @@ def error_body(status: int, message: str, there: dict[int, int] | None = None) -
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     error: dict[str, Any] = {
-        "message": printable("message", message),
+        "message": printable(message),
         "type": kind,
         "param": None,
         "code": status,
