@@ -1,6 +1,5 @@
 """Real vLLM servers as workers: events of a borrower, and versions on a stock server."""
 
-import threading
 from collections.abc import Iterator
 from urllib.error import HTTPError
 
@@ -94,24 +93,21 @@ def stock(pair: Pair) -> Iterator[Server]:
 
 
 def load(server: Server, version: int) -> None:
-    """Load a version by vLLM's routes, as soon as it is ready."""
+    """Load a version by vLLM's routes, as soon as the server's host copy has it."""
 
     def is_ready() -> bool:
+        server.post("/start_weight_update")
+        wanted = {"version": version, "timeout_s": 0.01, "is_only_waiting": True}
         try:
-            update(server, version=version, timeout_s=0.01, is_only_waiting=True)
-        except HTTPError:
+            server.post("/update_weights", update_info=wanted)
+        except HTTPError:  # vLLM has then ended the update.
             return False
         return True
 
     wait_for(is_ready)
-    update(server, version=version, timeout_s=60)
+    server.post("/update_weights", update_info={"version": version, "timeout_s": 60})
     server.post("/finish_weight_update", weight_version=str(version))
     server.post("/reset_prefix_cache")
-
-
-def update(server: Server, **wanted: object) -> None:
-    server.post("/start_weight_update")
-    server.post("/update_weights", update_info=wanted)
 
 
 def test_a_stock_server_and_a_borrower_load_two_versions_of_one_publisher(
@@ -132,13 +128,8 @@ def test_a_stock_server_and_a_borrower_load_two_versions_of_one_publisher(
             )
         for weights, is_first in ((other, False), (first, True)):
             version = publisher.update(weights)
-            threads = [
-                threading.Thread(target=load, args=(one, version)) for one in (stock, pair.borrower)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            for one in (stock, pair.borrower):
+                load(one, version)
             told = events.wait("version", lambda one, v=version: one["version"] == v)  # type: ignore[misc]
             assert told["is_match"]
             assert told["pause_ms"] > 0
