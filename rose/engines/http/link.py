@@ -27,7 +27,7 @@ class Disconnected(Unavailable):
     """Nobody accepts connections at the engine's address."""
 
 
-class Rejected(Unavailable):
+class BadStatus(Unavailable):
     """The engine answered with an HTTP status other than 200."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -87,7 +87,7 @@ class Link:
 
         Raises:
             Disconnected: the connection was refused.
-            Rejected: the status is another one.
+            BadStatus: the status is another one.
             DeadlineExceeded: the answer did not arrive in time.
             Unavailable: the connection failed in another way.
         """
@@ -105,7 +105,7 @@ class Link:
         async with sent as answer:
             data = await answer.read()
             if answer.status != 200:
-                raise Rejected(answer.status, message_of(answer.status, data))
+                raise BadStatus(answer.status, message_of(answer.status, data))
             return data
 
     def _headers(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ def checked_url(url: str, *, has_token: bool) -> str:
     extra = parts.username or parts.password or parts.query or parts.fragment
     if parts.scheme not in ("http", "https") or not host or port == 0 or extra:
         raise InvalidArgument(
-            f"the URL of an engine must be like http://host:8000 or https://host:8000, got '{url}'"
+            f"the URL of an engine must be like http://127.0.0.1:8000, http or https, got '{url}'"
         )
     if has_token and parts.scheme == "http" and not _is_loopback(host):
         raise InvalidArgument(f"a token may leave this machine over https only, got '{url}'")

@@ -11,11 +11,11 @@ import msgspec
 
 from rose.clock import BootClock, Clock
 from rose.engines.http.bodies import body_of, is_streamed, path_of
-from rose.engines.http.events import Events
-from rose.engines.http.facts import Dialect, EngineFacts, Speed
+from rose.engines.http.events import EventStream
+from rose.engines.http.facts import Dialect, EngineFacts, EngineSpeed
 from rose.engines.http.link import Disconnected, Link, failure_of, message_of, within
 from rose.engines.http.speed import ASSUMED, Pace
-from rose.engines.http.streams import Part, add_completion, add_sglang
+from rose.engines.http.streams import TurnPart, add_completion, add_sglang
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable, sentence
 from rose.scheduler.worker import (
     GrantChanged,
@@ -51,7 +51,7 @@ class _Turn:
 
     def __init__(self, request: TurnRequest, version: int) -> None:
         self.request = request
-        self.part = Part(version, request.options.logprobs)
+        self.part = TurnPart(version, request.options.logprobs)
         self.made = 0  # tokens that were reported
         self.told_ns = 0  # time of the last of them
         self.task: asyncio.Task[None] | None = None
@@ -89,8 +89,8 @@ class HttpWorker:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
         epoch: int = 0,
-        speed: Speed = ASSUMED,
-        on_speed: Callable[[Speed], Coroutine[Any, Any, None]] | None = None,
+        speed: EngineSpeed = ASSUMED,
+        on_speed: Callable[[EngineSpeed], Coroutine[Any, Any, None]] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.number = number
@@ -121,8 +121,8 @@ class HttpWorker:
         return len(self._turns)
 
     @property
-    def speed(self) -> Speed:
-        """Speed of the engine, as it was measured last."""
+    def speed(self) -> EngineSpeed:
+        """EngineSpeed of the engine, as it was measured last."""
         return self._pace.speed
 
     # ---- life -----------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class HttpWorker:
         """Open the worker, watch its engine until it is lost, and return the reason."""
         watching = [self._watch_health()]
         if self.facts.dialect is Dialect.ROSE:
-            watching.append(Events(self.link, self._on_event, self._on_silence).follow())
+            watching.append(EventStream(self.link, self._on_event, self._on_silence).follow())
         elif not self.is_torn:
             self.release()
         for one in watching:

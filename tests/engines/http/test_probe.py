@@ -11,11 +11,11 @@ from rose.engines.http import (
     SGLANG_FEATURES,
     Dialect,
     EngineFacts,
-    Speed,
+    EngineSpeed,
     open_session,
     probe,
 )
-from rose.engines.http.link import Disconnected, Rejected
+from rose.engines.http.link import BadStatus, Disconnected
 from rose.errors import Unavailable
 from rose.scheduler.worker import WorkerKind
 from tests.engines.http.fake import BLOCK, CONTEXT, KV_BLOCKS, VOCABULARY, FakeEngine, engine
@@ -73,7 +73,7 @@ async def test_engine_under_rose() -> None:
             eos_token_ids=(2,),
             version=3,
             features=frozenset({"top_p"}),
-            speed=Speed(50_000.0, 2.0, 0.1),
+            speed=EngineSpeed(50_000.0, 2.0, 0.1),
             instance="one",
             has_position_seeds=True,
             follows=True,
@@ -139,7 +139,7 @@ async def test_kv_tokens_of_all_engines_behind_one_server_are_added(
 async def test_what_cannot_be_probed_is_an_error_with_a_sentence() -> None:
     async with engine() as one:
         one.token = "secret"
-        with pytest.raises(Rejected, match="401"):
+        with pytest.raises(BadStatus, match="401"):
             await facts_of(one, "wrong")
         assert (await facts_of(one, "secret")).model == "tiny"
         await one.kill()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rose.clock import BootClock
-from rose.engines.http import Speed, measure, open_session, probe
+from rose.engines.http import EngineSpeed, measure, open_session, probe
 from rose.engines.http import speed as module
 from rose.engines.http import worker as worker_module
 from rose.engines.http.link import Link
@@ -27,7 +27,7 @@ class HandClock:
         self.now += int(seconds * NS_PER_S)
 
 
-async def measured(one: FakeEngine, **changes: object) -> Speed:
+async def measured(one: FakeEngine, **changes: object) -> EngineSpeed:
     async with open_session() as session:
         facts = replace(await probe(session, one.url), **changes)
         return await measure(Link(session, one.url), facts, BootClock())
@@ -66,18 +66,22 @@ async def test_engine_that_refuses_to_be_measured_is_named() -> None:
 
 def test_pace_reports_a_large_difference_and_at_most_every_ten_seconds() -> None:
     clock = HandClock()
-    pace = Pace(Speed(1000.0, 8.0, 1.0), clock)
+    pace = Pace(EngineSpeed(1000.0, 8.0, 1.0), clock)
 
-    def run(tokens: int, ms_per_token: float) -> Speed | None:
+    def run(tokens: int, ms_per_token: float) -> EngineSpeed | None:
         pace.add(tokens, tokens * ms_per_token, 2)  # expected: 10 ms
         return pace.changed()
 
     assert run(100, 30.0) is None  # too early
     clock.sleep(10)
-    assert run(10, 30.0) == Speed(pytest.approx(1000 / 3), pytest.approx(24.0), pytest.approx(3.0))
+    assert run(10, 30.0) == EngineSpeed(
+        pytest.approx(1000 / 3), pytest.approx(24.0), pytest.approx(3.0)
+    )
     assert run(100, 10.0) is None  # too early again
     clock.sleep(10)
-    assert run(1, 10.0) == Speed(pytest.approx(1000.0), pytest.approx(8.0), pytest.approx(1.0))
+    assert run(1, 10.0) == EngineSpeed(
+        pytest.approx(1000.0), pytest.approx(8.0), pytest.approx(1.0)
+    )
     clock.sleep(10)
     assert run(20, 50.0) is None  # too few tokens
     assert run(1000, 11.0) is None  # within a quarter
@@ -87,14 +91,14 @@ def test_pace_reports_a_large_difference_and_at_most_every_ten_seconds() -> None
 async def test_worker_reports_the_speed_of_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "_HEALTH_S", 0.01)
     monkeypatch.setattr(module, "_REPORT_S", 0.0)
-    told: list[Speed] = []
+    told: list[EngineSpeed] = []
 
-    async def on_speed(speed: Speed) -> None:
+    async def on_speed(speed: EngineSpeed) -> None:
         told.append(speed)
 
     async with rigged(step_s=0.005) as rig:
         rig.worker._on_speed = on_speed
-        rig.worker._pace = Pace(Speed(1000.0, 0.5, 0.0), BootClock())
+        rig.worker._pace = Pace(EngineSpeed(1000.0, 0.5, 0.0), BootClock())
         for trajectory in range(3):
             rig.start(trajectory, count=60)
         await until(lambda: told)
