@@ -7,10 +7,10 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from rose.adapters.bodies import ChatBody, CompletionBody
+from rose.adapters.generation import Generation
 from rose.adapters.guard import error_body, status_of
 from rose.adapters.sequences import SequenceInFlight
-from rose.adapters.service import Generation
-from rose.adapters.text import StreamedText, Tokenizer
+from rose.adapters.text import Tokenizer
 from rose.adapters.versions import spans
 from rose.errors import RoseError
 
@@ -23,8 +23,8 @@ _DONE: Final = b"data: [DONE]\n\n"
 class _Streamed:
     """The part of a sequence that was already sent to the client."""
 
-    text: StreamedText
     tokens: int = 0
+    pieces: int = 0  # of its text
     is_over: bool = False
 
 
@@ -70,11 +70,7 @@ class Answer(Generic[B]):
 
     def __post_init__(self) -> None:
         """Prepare the text of each sequence."""
-        skips = self.body.skip_special_tokens
-        self._streamed = [
-            _Streamed(StreamedText(self.tokenizer, skip_special_tokens=skips))
-            for _ in self.generation.sequences
-        ]
+        self._streamed = [_Streamed() for _ in self.generation.sequences]
 
     async def whole(self) -> dict[str, Any]:
         """Wait until all sequences have ended, and return the answer.
@@ -117,7 +113,9 @@ class Answer(Generic[B]):
             start, end, is_last = streamed.tokens, len(sequence.tokens), sequence.is_over
             if streamed.is_over or (start == end and not is_last):
                 continue
-            text = streamed.text.add(sequence.tokens[start:end], is_last=is_last)
+            texts = sequence.pieces
+            text = "".join(texts[streamed.pieces :])
+            streamed.pieces = len(texts)
             streamed.tokens, streamed.is_over = end, is_last
             pieces.append(_Piece(place, start, end, text, is_last))
         return pieces
@@ -172,10 +170,8 @@ class Answer(Generic[B]):
                 choice["weight_versions"] = spans(versions)
         return choice
 
-    def _stop_reason(self, sequence: SequenceInFlight) -> int | None:
-        """Return the token of `stop_token_ids` that ended a sequence; None if none of them did."""
-        last = sequence.tokens[-1] if sequence.tokens else None
-        return last if last in (self.body.stop_token_ids or ()) else None
+    def _stop_reason(self, sequence: SequenceInFlight) -> int | str | None:
+        return sequence.stop_reason
 
     def _token_text(self, token: int) -> str:
         if self.tokenizer is None or self.body.return_tokens_as_token_ids:

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -20,10 +20,11 @@ from rose.adapters.bodies import (
     SglangBody,
 )
 from rose.adapters.control import add_control, add_status
+from rose.adapters.generation import Generation
 from rose.adapters.guard import Guard, error_body, headers_of, status_of
 from rose.adapters.json_answer import Json
 from rose.adapters.sequences import SequenceInFlight
-from rose.adapters.service import Generation, RolloutService
+from rose.adapters.service import RolloutService
 from rose.adapters.text import Tokenizer
 from rose.adapters.token_answers import sglang_tokens, vllm_tokens
 from rose.adapters.weight_updates import WeightSource, WeightUpdates
@@ -84,6 +85,7 @@ def rollout_app(
         weights: function that makes workers commit the versions which clients send over HTTP; None:
             versions come from `rose.publish` only.
     """
+    service.tokenizer = service.tokenizer or tokenizer
     app = FastAPI(
         title="rose rollout service", version=__version__, responses=_ERRORS, docs_url=None
     )
@@ -168,7 +170,7 @@ def _add_token_routes(
         max_tokens: int | None,
         body: GenerateBody | SglangBody,
         request: Request,
-    ) -> list[SequenceInFlight]:
+    ) -> Sequence[SequenceInFlight]:
         sampling, wanted = body.sampling_params, body.weight_version
         asks = sampling.asks([prompt], max_tokens, wanted, service, tokenizer)
         async with service.generate(asks) as generation:

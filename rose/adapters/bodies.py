@@ -20,10 +20,11 @@ from pydantic import (
 from rose.adapters.sequences import Ask, seed_of
 from rose.adapters.service import RolloutService
 from rose.adapters.text import Tokenizer, encoded, templated
-from rose.adapters.versions import VersionRange
 from rose.errors import InvalidArgument
 from rose.scheduler.coerce import COUNT_MAX
 from rose.scheduler.turns import Sampling
+from rose.scheduler.versions import VersionRange
+from rose.scheduler.worker import Options
 
 # Defaults of `max_tokens` in vLLM and OpenAI, and of `max_new_tokens` in SGLang.
 _TOKENS_DEFAULT: Final = 16
@@ -125,16 +126,16 @@ class SamplingFields(_Body):
             )
         versions = VersionRange() if wanted is None else wanted.range()
         stops = tuple(self.stop_token_ids or ())
-        if not self.ignore_eos and tokenizer is not None and tokenizer.eos_token_id is not None:
-            stops += (int(tokenizer.eos_token_id),)
         temperature = 1.0 if self.temperature is None else self.temperature
         asks: list[Ask] = []
         for prompt in prompts:
-            left = service.limits.context_tokens - len(prompt)
-            sampling = Sampling(max_tokens or max(1, left), temperature, stops)
+            most = max_tokens or service.room(len(prompt))
+            options = Options(ignore_eos=self.ignore_eos)
+            sampling = Sampling(most, temperature, stops, None, options)
             for _ in range(count):
-                seed = seed_of(self.seed, len(asks), service.draw)
-                asks.append(Ask(tuple(prompt), sampling, seed, versions))
+                seed = seed_of(self.seed, len(asks))
+                of = tuple(prompt), sampling, seed, versions, (), self.include_stop_str_in_output
+                asks.append(Ask(*of, skip_special_tokens=self.skip_special_tokens))
         return asks
 
 
@@ -177,7 +178,12 @@ class CompletionBody(Sampled):
         if not prompt:
             raise InvalidArgument("prompt must have at least one token")
         several = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
-        return [encoded(tokenizer, one) if isinstance(one, str) else one for one in several]
+        return [
+            encoded(tokenizer, one, add_special_tokens=self.add_special_tokens)
+            if isinstance(one, str)
+            else one
+            for one in several
+        ]
 
 
 class TextPart(_Body):

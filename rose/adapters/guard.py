@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 from rose.adapters.json_answer import Json
-from rose.adapters.service import Overloaded, RolloutService
-from rose.adapters.versions import VersionConflict
+from rose.adapters.limits import Overloaded
+from rose.adapters.pauses import PauseOvertaken
+from rose.adapters.service import RolloutService
 from rose.errors import DeadlineExceeded, InternalError, InvalidArgument, RoseError
 from rose.scheduler.coerce import printable
+from rose.scheduler.versions import VersionConflict
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -38,7 +40,7 @@ def status_of(error: RoseError) -> int:
     match error:
         case InvalidArgument():
             return 400
-        case VersionConflict():
+        case VersionConflict() | PauseOvertaken():
             return 409
         case Overloaded():
             return 429

@@ -65,6 +65,5 @@ def _sglang(
         meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
     text = ""
     if tokenizer is not None:
-        skips = body.sampling_params.skip_special_tokens
-        text = str(tokenizer.decode(tokens, skip_special_tokens=skips))
+        text = "".join(sequence.pieces)
     return {"text": text, "output_ids": tokens, "meta_info": meta}
