@@ -28,7 +28,7 @@ from rose.adapters.sequences import Ask
 from rose.adapters.text import Tokenizer
 from rose.adapters.turns import Turns
 from rose.adapters.watch import ServiceWatch
-from rose.errors import Unavailable
+from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.metrics import SchedulerMetrics
 from rose.scheduler.settings import SchedulerSettings
@@ -39,8 +39,9 @@ from rose.scheduler.worker import Worker, WorkerEvent
 _LIMITS: Final = ServiceLimits()
 # Without settings, only requests state which versions they accept. The numbers are the largest that
 # the core takes together.
+_LAG_MAX: Final = 10**9
 _SETTINGS: Final = SchedulerSettings(
-    max_staleness=1 << 20, batch_trajectories=1 << 20, worker_lag_max=10**9
+    max_staleness=1 << 20, batch_trajectories=1 << 20, worker_lag_max=_LAG_MAX
 )
 
 
@@ -183,6 +184,10 @@ class RolloutService:
         Raises:
             InvalidArgument: the version is out of range.
         """
+        # Workers that lag further behind would get no turns.
+        most = self._watch.newest() + _LAG_MAX
+        if version > most:
+            raise InvalidArgument(f"version must be at most {most}, got {version}")
         await self._scheduler.publish(version, job=job)
         self.published = max(self.published, version)
 
@@ -289,6 +294,7 @@ class RolloutService:
             there = self._keyed.find(request, digest)
             if there is not None:
                 return Generation(there, self._left)
+        self._check_job(job)
         fleet = self.facts()
         for ask, prompt in zip(asks, prompts, strict=True):
             check_ask(ask, prompt, self.limits, fleet, has_tokenizer=self._tokenizer is not None)
@@ -319,6 +325,11 @@ class RolloutService:
         if prompt_tokens >= most:
             raise ContextTooLong(most, prompt_tokens, 1)
         return most - prompt_tokens
+
+    def _check_job(self, job: int) -> None:
+        jobs = self._watch.jobs()
+        if jobs and job not in jobs:
+            raise InvalidArgument(f"job must be one that workers run, got {job}: {sorted(jobs)}")
 
     def _check_versions(self, wanted: VersionRange) -> None:
         """Refuse versions above the newest: nobody knows whether they will ever come."""

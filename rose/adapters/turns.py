@@ -154,6 +154,8 @@ class Turns:
                 await asyncio.wait({before})
             if not talk.turn:
                 await self._admit(talk, sampling.seed)
+            if one.is_over:
+                return  # Its client has left, and the trajectory is being given up.
             self._watch.sequences[talk.number] = one
             result = await self._scheduler.generate(
                 talk.number,

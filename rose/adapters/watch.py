@@ -26,12 +26,14 @@ class WorkerView:
     Args:
         kind: dedicated or borrowed.
         version: version of its weights.
+        job: number of the job whose trajectories it runs.
         granted_tokens: most tokens that a grant has let it hold; 0 before the first grant.
         limits: what it can do; None: it did not tell.
     """
 
     kind: WorkerKind
     version: int
+    job: int
     granted_tokens: int = 0
     limits: FleetLimits | None = None
 
@@ -69,6 +71,10 @@ class ServiceWatch(DriverWatch):
     def newest(self) -> int:
         """Return the newest version that a worker has; 0 without workers."""
         return max((one.version for one in self.workers.values()), default=0)
+
+    def jobs(self) -> set[int]:
+        """Return the numbers of the jobs that the workers run."""
+        return {one.job for one in self.workers.values()}
 
     def limit(self, worker: int, limits: FleetLimits | None) -> None:
         """Record what a registered worker can do; None: only what every worker can."""
@@ -133,8 +139,8 @@ class ServiceWatch(DriverWatch):
             case TurnOutput():
                 return
             case Registered():
-                version = entry.capabilities.version
-                self.workers[entry.worker] = WorkerView(entry.kind, version)
+                can = entry.capabilities
+                self.workers[entry.worker] = WorkerView(entry.kind, can.version, can.job)
             case VersionCommitted() if entry.worker in self.workers:
                 self.workers[entry.worker].version = entry.version
             case GrantChanged() if entry.worker in self.workers:

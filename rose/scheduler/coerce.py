@@ -136,8 +136,12 @@ def _check_of(hint: Any) -> Check:
         check: Check = hint.__metadata__[0]
         return check
     if type(hint) in {UnionType, type(Union[int, None])}:  # noqa: UP007 (of an Annotated)
-        (inner,) = (_check_of(one) for one in get_args(hint) if one is not NoneType)
+        inner, *others = (_check_of(one) for one in get_args(hint) if one is not NoneType)
+        if others:
+            return lambda _, value: value
         return lambda name, value: None if value is None else inner(name, value)
+    if not isinstance(hint, type) or get_args(hint):
+        return lambda _, value: value
     return lambda name, value: one_of(name, value, hint)
 
 
