@@ -3,33 +3,27 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import PurePath
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 
 from typing_extensions import Self
 
 from rose.adapters.fleet_limits import FleetLimits
 from rose.adapters.member import Member, Rollouts, WorkerRow, WorkerState
 from rose.clock import BootClock, Clock
-from rose.engines.http import EngineFacts, Link, checked_url, open_session
+from rose.engines.http import EngineFacts, Link, checked_url, open_session, within
 from rose.engines.http.updates import Offer, Upstream
 from rose.errors import InvalidArgument, RoseError, sentence
 from rose.scheduler.worker import WorkerKind
 
-__all__ = ["Fleet", "FleetService", "Upstream", "WorkerRow", "WorkerState"]
+__all__ = ["Fleet", "Upstream", "WorkerRow", "WorkerState"]
 
 WORKERS_MAX: Final = 10_000
 _LOG: Final = logging.getLogger("rose.fleet")
 _DRAIN_S: Final = 10.0
-
-
-class FleetService(Rollouts, Protocol):
-    """The service whose workers the engines are."""
-
-    facts: Callable[[], FleetLimits]
+_LOOK_S: Final = 3.0
 
 
 class Fleet:
@@ -50,7 +44,7 @@ class Fleet:
 
     def __init__(
         self,
-        service: FleetService,
+        service: Rollouts,
         *,
         weights: Upstream | None = None,
         first: int = 0,
@@ -123,15 +117,16 @@ class Fleet:
             admit=self._admit,
             clock=self._clock,
         )
+        self._members[number] = member
         try:
-            await member.look()
+            await within(_LOOK_S, member.look())
         except InvalidArgument:
+            self._drop(number)
             raise
-        except RoseError as error:
-            _LOG.info("worker %d joins when its engine answers: %s", number, error)
+        except (RoseError, asyncio.TimeoutError) as error:
+            _LOG.info("worker %d joins when its engine answers: %s", number, sentence(error))
         if self._offer is not None:
             member.offer(self._offer, self._weights)
-        self._members[number] = member
         self._tasks[number] = asyncio.create_task(self._supervise(member))
         return number
 
@@ -151,7 +146,7 @@ class Fleet:
         """
         member = self._member(number)
         with suppress(RoseError, asyncio.TimeoutError):
-            await asyncio.wait_for(member.drain(), _DRAIN_S)
+            await within(_DRAIN_S, member.drain())
         await self._forget(number)
 
     def list(self) -> list[WorkerRow]:
@@ -203,7 +198,7 @@ class Fleet:
     def _admit(self, facts: EngineFacts) -> None:
         """Refuse an engine with another model than the first one that joined."""
         fleet = self._model
-        if fleet is None or not self._members:
+        if fleet is None:
             self._model = facts
             return
         if not _names(facts) & _names(fleet):
@@ -224,11 +219,16 @@ class Fleet:
             _LOG.warning("worker %d stays away: %s", member.number, sentence(error))
 
     async def _forget(self, number: int) -> None:
+        self._drop(number)
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _drop(self, number: int) -> None:
         del self._members[number]
-        task = self._tasks.pop(number)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        if not self._members:
+            self._model = None
 
 
 def _names(facts: EngineFacts) -> set[str]:

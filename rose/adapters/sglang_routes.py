@@ -8,7 +8,8 @@ from rose import __version__
 from rose.adapters.control_bodies import AbortBody, PauseBody
 from rose.adapters.generating import Generating
 from rose.adapters.http_errors import Refused
-from rose.adapters.service import PauseMode, RolloutService
+from rose.adapters.pauses import PauseMode
+from rose.adapters.service import RolloutService
 from rose.adapters.text_routes import context_tokens
 from rose.errors import InvalidArgument
 

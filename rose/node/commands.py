@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rose.addresses import loopback, spelled
+from rose.addresses import reachable, spelled
 from rose.node.fleet_file import ENGINE, SERVE, EnginePart, Fleet
 
 
@@ -87,7 +87,7 @@ def _options(fleet: Fleet, part: EnginePart) -> Iterator[str]:
 
 def _place(address: str, replica: int) -> tuple[str, int]:
     """Return host and port of a replica. A free port stays free only until somebody takes it."""
-    host, port = loopback(address)
+    host, port = reachable(address, is_encrypted=True)  # The file's check has refused others.
     if port:
         return host, port + replica
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

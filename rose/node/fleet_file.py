@@ -129,8 +129,9 @@ class EnginePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def fields(self) -> set[str]:
         """Return the names of the fields that differ from their defaults."""
-        defaults = zip(self.__struct_fields__, self.__struct_defaults__, strict=True)
-        return {name for name, default in defaults if getattr(self, name) != default}
+        default = EnginePart()
+        names = self.__struct_fields__
+        return {name for name in names if getattr(self, name) != getattr(default, name)}
 
 
 class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,7 +192,7 @@ def _broken(fleet: Fleet) -> Iterator[str]:
         yield from _broken_engine(place, part)
     names = Counter(part.name for part in fleet.file.engines if part.name is not None)
     yield from (
-        f"name '{name}' is given {count} times" for name, count in names.items() if count > 1
+        f"name '{name}' is given to {count} engines" for name, count in names.items() if count > 1
     )
     addresses: Counter[tuple[str, int]] = Counter()
     for place, text, count, is_encrypted in _listeners(fleet.file):

@@ -35,7 +35,7 @@ from rose.scheduler.driver_events import Asked, Begun, DriverStep, Ended, Regist
 from rose.scheduler.driver_trajectory import DriverTrajectory
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.state import SchedulerCheckpoint
-from rose.scheduler.wire import EVENTS
+from rose.scheduler.worker import GrantChanged, TurnOutput, VersionCommitted, WorkerLost
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
 # The layout of a body may change only together with this number.
@@ -55,7 +55,10 @@ _WORDS: Final[dict[str, type]] = {
     "published": VersionPublished,
     "consumed": Consumed,
     "job": JobJoined,
-    **EVENTS,
+    "output": TurnOutput,
+    "grant": GrantChanged,
+    "committed": VersionCommitted,
+    "lost": WorkerLost,
 }
 _WORD_OF: Final = {kind: word for word, kind in _WORDS.items()}
 

@@ -67,26 +67,6 @@ class Capabilities(Checked):
         return WorkerJoined(number, kind, *of)
 
 
-def capabilities_of(line: Mapping[str, Any]) -> Capabilities:
-    """Return the capabilities of a worker that runs as a program, in a failure domain of its own.
-
-    Args:
-        line: JSON object that `python -m rose.node.worker` prints when it is ready.
-
-    Raises:
-        KeyError: a field is missing.
-        InvalidArgument: a field is out of range.
-    """
-    return Capabilities(
-        seats=line["seats"],
-        prefill_tokens_per_s=line["prefill_tokens_per_s"],
-        decode_step_ms=line["decode_step_ms"],
-        decode_ms_per_sequence=line["decode_ms_per_sequence"],
-        version=line["version"],
-        domain=line["worker"],
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class TurnResult:
     """A finished turn.

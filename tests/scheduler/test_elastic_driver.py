@@ -1,16 +1,11 @@
 """The asyncio driver: turns come home whole, whatever callers, workers and clocks do."""
 
 import asyncio
-from contextlib import ExitStack
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 
 from rose.errors import InternalError, InvalidArgument, Unavailable
-from rose.node import session
-from rose.node.server import WorkerServer
-from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped
 from rose.scheduler.worker import (
     GrantChanged,
@@ -333,31 +328,6 @@ async def test_what_a_worker_says_of_its_lease_before_it_is_registered_is_kept()
         await scheduler.abort(0)
         with pytest.raises(Unavailable):
             await asked
-
-
-async def test_workers_of_other_processes_take_part() -> None:
-    async with opened() as scheduler:
-        with ExitStack() as stack:
-            stack.enter_context(patch.object(session, "SILENCE_MAX_S", 60.0))
-            server = stack.enter_context(
-                WorkerServer(
-                    lambda on_event: ScriptedWorker(1, WorkerKind.DEDICATED, on_event),
-                    token="secret",
-                )
-            )
-            server.worker.grant()
-            remote = RemoteWorker(
-                server.address,
-                "secret",
-                1,
-                WorkerKind.DEDICATED,
-                scheduler.receive,
-            )
-            stack.callback(remote.close)
-            await scheduler.register(remote, Capabilities(8, 1000.0, 5.0))
-            stack.enter_context(Voices(server.worker))
-            await asyncio.gather(*(play(scheduler, number) for number in range(10)))
-        assert scheduler.counts().finished == 10
 
 
 # ---- clocks --------------------------------------------------------------------------------------

@@ -55,12 +55,12 @@ class Events:
             self._forget()
 
     async def _read(self) -> None:
-        async with self._link.get("/rose/events") as answer:
+        async with self._link.get("/rose/events", silence_s=SILENCE_S) as answer:
             if answer.status != 200:
                 return
             name = ""
             while True:
-                line = await asyncio.wait_for(answer.content.readline(), SILENCE_S)
+                line = await answer.content.readline()
                 if not line:
                     return
                 self._expect(SILENCE_S, "it sent no event")

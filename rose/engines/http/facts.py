@@ -57,6 +57,7 @@ class EngineFacts:
         instance: random name of its process.
         has_position_seeds: whether a sampled token depends on the seed, the context and its
             position only, so that a moved turn continues with the same tokens.
+        follows: whether it loads a publisher's versions by itself.
         is_incremental: whether each event of its stream has only the new tokens. SGLang repeats all
             tokens in each event, unless it runs with `--incremental-streaming-output`.
     """
@@ -75,6 +76,7 @@ class EngineFacts:
     speed: Speed | None = None
     instance: str | None = None
     has_position_seeds: bool = False
+    follows: bool = False
     is_incremental: bool = True
 
     def holds(self) -> int | None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import ssl
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -18,6 +19,7 @@ _CONNECT_S: Final = 3.0
 _SHOWN_BYTES: Final = 600
 _TURN: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
 
+T = TypeVar("T")
 Pending: TypeAlias = "aiohttp.client._RequestContextManager"
 
 
@@ -63,10 +65,16 @@ class Link:
             self.url + path, data=body, headers=headers, ssl=self.tls or True, timeout=_TURN
         )
 
-    def get(self, path: str) -> Pending:
-        """Begin a streamed answer without a time limit, for `async with`."""
+    def get(self, path: str, *, silence_s: float | None = None) -> Pending:
+        """Begin a streamed answer, for `async with`.
+
+        Args:
+            path: path and query of the route.
+            silence_s: longest time between two pieces of the answer; None: no limit.
+        """
+        limit = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=silence_s)
         return self.session.get(
-            self.url + path, headers=self._headers(), ssl=self.tls or True, timeout=_TURN
+            self.url + path, headers=self._headers(), ssl=self.tls or True, timeout=limit
         )
 
     async def ask(self, path: str, body: Any = None, *, deadline_s: float) -> bytes:
@@ -84,7 +92,7 @@ class Link:
             Unavailable: the connection failed in another way.
         """
         try:
-            return await asyncio.wait_for(self._ask(path, body), deadline_s)
+            return await within(deadline_s, self._ask(path, body))
         except asyncio.TimeoutError:
             raise DeadlineExceeded(
                 f"{self.url}{path} did not answer within {deadline_s} s"
@@ -102,6 +110,24 @@ class Link:
 
     def _headers(self) -> dict[str, str]:
         return {} if self.token is None else {"authorization": f"Bearer {self.token}"}
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work, which is cancelled after `seconds`.
+
+    Before Python 3.12, `asyncio.wait_for` may swallow the cancellation of its caller.
+
+    Raises:
+        asyncio.TimeoutError: the work took longer.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise asyncio.TimeoutError
+    finally:
+        task.cancel()
+    return task.result()
 
 
 def failure_of(url: str, error: Exception) -> Unavailable:

@@ -118,6 +118,7 @@ def _rose_facts(engine: dict[str, Any], card: dict[str, Any]) -> EngineFacts:
         speed=_speed(status),
         instance=_typed(status, "instance", str),
         has_position_seeds="seeds" in features,
+        follows=status.get("weights") != "routes",  # a borrower under vLLM
     )
 
 

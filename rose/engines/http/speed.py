@@ -10,7 +10,7 @@ import aiohttp
 from rose.clock import Clock
 from rose.engines.http.bodies import body_of, path_of
 from rose.engines.http.facts import EngineFacts, Speed
-from rose.engines.http.link import Link, failure_of
+from rose.engines.http.link import Link, failure_of, within
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.scheduler.worker import Options, TurnRequest
 from rose.units import NS_PER_MS, NS_PER_S
@@ -40,7 +40,7 @@ async def measure(link: Link, facts: EngineFacts, clock: Clock) -> Speed:
         Unavailable: a request failed.
     """
     try:
-        return await asyncio.wait_for(_measure(link, facts, clock), MEASURE_S)
+        return await within(MEASURE_S, _measure(link, facts, clock))
     except asyncio.TimeoutError:
         raise DeadlineExceeded(
             f"the requests that measure {link.url} did not end within {MEASURE_S} s"
