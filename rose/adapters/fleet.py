@@ -3,33 +3,28 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Any, Final
 
 from typing_extensions import Self
 
 from rose.adapters.fleet_limits import FleetLimits
-from rose.adapters.member import Member, Rollouts, WorkerRow, WorkerState
+from rose.adapters.member import FleetMember, FleetService, WorkerRow, WorkerState
 from rose.clock import BootClock, Clock
-from rose.engines.http import EngineFacts, Link, checked_url, open_session
+from rose.engines.http import EngineFacts, Link, checked_url, open_session, within
 from rose.engines.http.updates import Offer, Upstream
 from rose.errors import InvalidArgument, RoseError, sentence
 from rose.scheduler.worker import WorkerKind
 
-__all__ = ["Fleet", "FleetService", "Upstream", "WorkerRow", "WorkerState"]
+__all__ = ["Fleet", "Upstream", "WorkerRow", "WorkerState"]
 
 WORKERS_MAX: Final = 10_000
 _LOG: Final = logging.getLogger("rose.fleet")
 _DRAIN_S: Final = 10.0
-
-
-class FleetService(Rollouts, Protocol):
-    """The service whose workers the engines are."""
-
-    facts: Callable[[], FleetLimits]
+_LOOK_S: Final = 3.0
 
 
 class Fleet:
@@ -60,7 +55,7 @@ class Fleet:
         self._weights = weights
         self._clock = clock or BootClock()
         self._next = first
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, FleetMember] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._model: EngineFacts | None = None
         self._offer: Offer | None = None
@@ -115,7 +110,7 @@ class Fleet:
             raise InvalidArgument(f"a fleet may have at most {WORKERS_MAX} workers")
         number = self._next
         self._next += 1
-        member = Member(
+        member = FleetMember(
             number,
             Link(self._session, where, token, tls),
             kind=kind,
@@ -123,15 +118,16 @@ class Fleet:
             admit=self._admit,
             clock=self._clock,
         )
+        self._members[number] = member
         try:
-            await member.look()
+            await within(_LOOK_S, member.look())
         except InvalidArgument:
+            self._drop(number)
             raise
-        except RoseError as error:
-            _LOG.info("worker %d joins when its engine answers: %s", number, error)
+        except (RoseError, asyncio.TimeoutError) as error:
+            _LOG.info("worker %d joins when its engine answers: %s", number, sentence(error))
         if self._offer is not None:
             member.offer(self._offer, self._weights)
-        self._members[number] = member
         self._tasks[number] = asyncio.create_task(self._supervise(member))
         return number
 
@@ -151,7 +147,7 @@ class Fleet:
         """
         member = self._member(number)
         with suppress(RoseError, asyncio.TimeoutError):
-            await asyncio.wait_for(member.drain(), _DRAIN_S)
+            await within(_DRAIN_S, member.drain())
         await self._forget(number)
 
     def list(self) -> list[WorkerRow]:
@@ -174,6 +170,11 @@ class Fleet:
             model=next((one.model for one in known), None),
         )
 
+    def root(self) -> str | None:
+        """Return the folder or name that the first known engine has loaded its model from."""
+        known = (member.facts for member in self._members.values())
+        return next((one.root or one.model for one in known if one is not None), None)
+
     # ---- weights --------------------------------------------------------------------------------
 
     def offer(self, version: int, *, folder: str | None = None) -> None:
@@ -191,9 +192,19 @@ class Fleet:
         for member in self._members.values():
             member.offer(self._offer, self._weights)
 
+    async def load(self, infos: Sequence[Mapping[str, Any]], version: int) -> None:
+        """Offer a version that a client describes: the `WeightSource` of a fleet.
+
+        Args:
+            infos: updates of the client; `weight_dir` names the folder of a version.
+            version: number of the version.
+        """
+        folders = [str(info["weight_dir"]) for info in infos if info.get("weight_dir")]
+        self.offer(version, folder=folders[-1] if folders else None)
+
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _member(self, number: int) -> Member:
+    def _member(self, number: int) -> FleetMember:
         member = self._members.get(number)
         if member is None:
             there = ", ".join(map(str, self._members)) or "none"
@@ -203,7 +214,7 @@ class Fleet:
     def _admit(self, facts: EngineFacts) -> None:
         """Refuse an engine with another model than the first one that joined."""
         fleet = self._model
-        if fleet is None or not self._members:
+        if fleet is None:
             self._model = facts
             return
         if not _names(facts) & _names(fleet):
@@ -217,18 +228,23 @@ class Fleet:
                 f"{facts.vocabulary} there"
             )
 
-    async def _supervise(self, member: Member) -> None:
+    async def _supervise(self, member: FleetMember) -> None:
         try:
             await member.run()
         except RoseError as error:  # The service is closed.
             _LOG.warning("worker %d stays away: %s", member.number, sentence(error))
 
     async def _forget(self, number: int) -> None:
+        self._drop(number)
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _drop(self, number: int) -> None:
         del self._members[number]
-        task = self._tasks.pop(number)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        if not self._members:
+            self._model = None
 
 
 def _names(facts: EngineFacts) -> set[str]:

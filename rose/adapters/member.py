@@ -4,21 +4,23 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
 
+from rose.adapters.fleet_limits import FleetLimits
 from rose.clock import Clock
 from rose.engines.http import (
     ASSUMED,
     SEATS,
     Dialect,
     EngineFacts,
+    EngineSpeed,
     HttpWorker,
     Link,
-    Speed,
     measure,
     probe,
+    within,
 )
 from rose.engines.http.updates import Offer, Upstream, update, wants
 from rose.errors import DeadlineExceeded, RoseError
@@ -30,10 +32,39 @@ _LOG: Final = logging.getLogger("rose.fleet")
 _RETRY_S: Final = 0.3
 _HEALTH_S: Final = 5.0
 _LOG_AFTER_S: Final = 5.0
+_AGAIN_S: Final = 5.0  # until an engine with unknown weights is asked again
+_NEVER_S: Final = 86_400.0
+_TORN: Final = "an update of its weights broke off: it gets turns once it has loaded a version"
 
 
-class Rollouts(Protocol):
-    """The scheduler, or a service in front of it."""
+class Placement(Protocol):
+    """The scheduler that places turns."""
+
+    async def measured(
+        self,
+        worker: int,
+        *,
+        prefill_tokens_per_s: float,
+        decode_step_ms: float,
+        decode_ms_per_sequence: float,
+    ) -> None:
+        """Change the speed by which turns are placed on a worker."""
+        ...
+
+    async def drain(self, worker: int) -> None:
+        """Move all turns of a worker elsewhere, and give it no others."""
+        ...
+
+
+class FleetService(Protocol):
+    """The service whose workers the engines are."""
+
+    facts: Callable[[], FleetLimits]
+
+    @property
+    def scheduler(self) -> Placement:
+        """The scheduler that places turns."""
+        ...
 
     def receive(self, event: WorkerEvent) -> None:
         """Accept a worker's event."""
@@ -41,20 +72,6 @@ class Rollouts(Protocol):
 
     async def register(self, worker: Worker, capabilities: Capabilities) -> None:
         """Add a worker, or one that was lost under the same number."""
-        ...
-
-    async def measured(
-        self,
-        worker: int,
-        prefill_tokens_per_s: float,
-        decode_step_ms: float,
-        decode_ms_per_sequence: float,
-    ) -> None:
-        """Place turns by another speed of a worker."""
-        ...
-
-    async def drain(self, worker: int) -> None:
-        """Move all turns of a worker elsewhere, and give it no others."""
         ...
 
 
@@ -95,17 +112,17 @@ class WorkerRow:
     version: int | None
     kv_tokens: int
     running: int
-    speed: Speed | None
+    speed: EngineSpeed | None
 
 
-class Member:
+class FleetMember:
     """An engine of a fleet. `run` joins it, again and again.
 
     Args:
         number: number of the worker in the scheduler.
         link: connection to the engine.
         kind: kind of the worker; None: as the engine tells.
-        rollouts: scheduler that the worker joins.
+        rollouts: service that the worker joins.
         admit: raises InvalidArgument if the engine's facts do not fit the fleet.
         clock: source of times.
     """
@@ -116,7 +133,7 @@ class Member:
         link: Link,
         *,
         kind: WorkerKind | None,
-        rollouts: Rollouts,
+        rollouts: FleetService,
         admit: Callable[[EngineFacts], None],
         clock: Clock,
     ) -> None:
@@ -133,7 +150,7 @@ class Member:
         self._reason: str | None = None
         self._update_failure: str | None = None
         self._epoch = 0
-        self._speed: Speed | None = None
+        self._speed: EngineSpeed | None = None
         self._offer: Offer | None = None
         self._upstream: Upstream | None = None
         self._offered = asyncio.Event()
@@ -141,17 +158,17 @@ class Member:
     def row(self) -> WorkerRow:
         """Return what is known about the worker now."""
         facts, worker = self.facts, self._worker
-        wait = None if worker is None or worker.wait is None else str(worker.wait["reason"])
-        version = facts.version if facts is not None else None
+        wait, version = None, None if facts is None else facts.version
         if worker is not None:
-            version = None if worker.is_torn else worker.version
+            wait = None if worker.wait is None else str(worker.wait["reason"])
+            wait, version = (_TORN, None) if worker.is_torn else (wait, worker.version)
         return WorkerRow(
             self.number,
             self.link.url,
             None if facts is None else facts.dialect,
             None if facts is None else facts.kind,
             WorkerState.DRAINING if self.is_draining else self._state,
-            self._reason or wait or self._update_failure,
+            self._reason or self._update_failure or wait,
             None if facts is None else facts.model,
             version,
             0 if worker is None else worker.kv_tokens,
@@ -230,7 +247,7 @@ class Member:
         await self._rollouts.register(worker, can)
         return worker
 
-    async def _measured(self, facts: EngineFacts) -> Speed:
+    async def _measured(self, facts: EngineFacts) -> EngineSpeed:
         if facts.kind is WorkerKind.BORROWED:
             return ASSUMED  # It may get no step now; its first turns tell its speed.
         try:
@@ -239,10 +256,9 @@ class Member:
             _LOG.warning("worker %d: %s; its first turns tell its speed", self.number, error)
             return ASSUMED
 
-    async def _tell_speed(self, speed: Speed) -> None:
-        rates = speed.prefill_tokens_per_s, speed.decode_step_ms, speed.decode_ms_per_sequence
+    async def _tell_speed(self, speed: EngineSpeed) -> None:
         with suppress(RoseError):  # The worker may be lost just now.
-            await self._rollouts.measured(self.number, *rates)
+            await self._rollouts.scheduler.measured(self.number, **asdict(speed))
 
     # ---- leaving --------------------------------------------------------------------------------
 
@@ -250,7 +266,7 @@ class Member:
         """Move the worker's turns elsewhere, and return when it has none."""
         self.is_draining = True
         if self._worker is not None:
-            await self._rollouts.drain(self.number)
+            await self._rollouts.scheduler.drain(self.number)
 
     # ---- weights --------------------------------------------------------------------------------
 
@@ -270,4 +286,5 @@ class Member:
                 except RoseError as error:
                     self._update_failure = f"version {offer.version} was not loaded: {error}"
                     _LOG.warning("worker %d: %s", self.number, self._update_failure)
-            await self._offered.wait()
+            with suppress(asyncio.TimeoutError):
+                await within(_AGAIN_S if worker.is_torn else _NEVER_S, self._offered.wait())

@@ -63,6 +63,10 @@ _COMMANDS: Final = {
         "rose.cli.vllm:vllm",
         "Run a vLLM server that lends its idle memory and compute, or one that borrows them.",
     ),
+    "workers": (
+        "rose.cli.workers:workers",
+        "Add, drain, remove and list the engines behind a rollout service.",
+    ),
     "verify": ("rose.cli.verify:verify", "Check again every certificate in a log."),
 }
 # The entry points by which other packages add commands; each names a table like the one above.

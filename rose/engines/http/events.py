@@ -18,14 +18,14 @@ _EVENT: Final = b"event:"
 _DATA: Final = b"data:"
 
 
-class Events:
+class EventStream:
     """Follows an engine's events, over any number of connections.
 
     Args:
         link: connection to the engine.
         on_event: called with name and data of each event.
         on_silence: called with the reason once nothing was received for `SILENCE_S`, or for
-            `BROKEN_S` after a connection broke. Events that follow begin with the present state.
+            `BROKEN_S` after a connection broke. The next events begin with the present state.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Events:
             self._forget()
 
     async def _read(self) -> None:
-        async with self._link.get("/rose/events") as answer:
+        async with self._link.get("/rose/events", silence_s=SILENCE_S) as answer:
             if answer.status != 200:
                 return
             name = ""
             while True:
-                line = await asyncio.wait_for(answer.content.readline(), SILENCE_S)
+                line = await answer.content.readline()
                 if not line:
                     return
                 self._expect(SILENCE_S, "it sent no event")

@@ -19,8 +19,8 @@ class Dialect(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Speed of an engine. A step of n sequences takes `step_ms + n * sequence_ms`.
+class EngineSpeed:
+    """EngineSpeed of an engine. A step of n sequences takes `step_ms + n * sequence_ms`.
 
     Args:
         prefill_tokens_per_s: prefill rate of a single prompt.
@@ -57,6 +57,7 @@ class EngineFacts:
         instance: random name of its process.
         has_position_seeds: whether a sampled token depends on the seed, the context and its
             position only, so that a moved turn continues with the same tokens.
+        follows: whether it loads a publisher's versions by itself.
         is_incremental: whether each event of its stream has only the new tokens. SGLang repeats all
             tokens in each event, unless it runs with `--incremental-streaming-output`.
     """
@@ -72,9 +73,10 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...] = ()
     version: int | None = 0
     features: frozenset[str] = frozenset()
-    speed: Speed | None = None
+    speed: EngineSpeed | None = None
     instance: str | None = None
     has_position_seeds: bool = False
+    follows: bool = False
     is_incremental: bool = True
 
     def holds(self) -> int | None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import ssl
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -18,6 +19,7 @@ _CONNECT_S: Final = 3.0
 _SHOWN_BYTES: Final = 600
 _TURN: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
 
+T = TypeVar("T")
 Pending: TypeAlias = "aiohttp.client._RequestContextManager"
 
 
@@ -25,7 +27,7 @@ class Disconnected(Unavailable):
     """Nobody accepts connections at the engine's address."""
 
 
-class Rejected(Unavailable):
+class BadStatus(Unavailable):
     """The engine answered with an HTTP status other than 200."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -63,10 +65,16 @@ class Link:
             self.url + path, data=body, headers=headers, ssl=self.tls or True, timeout=_TURN
         )
 
-    def get(self, path: str) -> Pending:
-        """Begin a streamed answer without a time limit, for `async with`."""
+    def get(self, path: str, *, silence_s: float | None = None) -> Pending:
+        """Begin a streamed answer, for `async with`.
+
+        Args:
+            path: path and query of the route.
+            silence_s: longest time between two pieces of the answer; None: no limit.
+        """
+        limit = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=silence_s)
         return self.session.get(
-            self.url + path, headers=self._headers(), ssl=self.tls or True, timeout=_TURN
+            self.url + path, headers=self._headers(), ssl=self.tls or True, timeout=limit
         )
 
     async def ask(self, path: str, body: Any = None, *, deadline_s: float) -> bytes:
@@ -79,12 +87,12 @@ class Link:
 
         Raises:
             Disconnected: the connection was refused.
-            Rejected: the status is another one.
+            BadStatus: the status is another one.
             DeadlineExceeded: the answer did not arrive in time.
             Unavailable: the connection failed in another way.
         """
         try:
-            return await asyncio.wait_for(self._ask(path, body), deadline_s)
+            return await within(deadline_s, self._ask(path, body))
         except asyncio.TimeoutError:
             raise DeadlineExceeded(
                 f"{self.url}{path} did not answer within {deadline_s} s"
@@ -97,11 +105,29 @@ class Link:
         async with sent as answer:
             data = await answer.read()
             if answer.status != 200:
-                raise Rejected(answer.status, message_of(answer.status, data))
+                raise BadStatus(answer.status, message_of(answer.status, data))
             return data
 
     def _headers(self) -> dict[str, str]:
         return {} if self.token is None else {"authorization": f"Bearer {self.token}"}
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work, which is cancelled after `seconds`.
+
+    Before Python 3.12, `asyncio.wait_for` may swallow the cancellation of its caller.
+
+    Raises:
+        asyncio.TimeoutError: the work took longer.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise asyncio.TimeoutError
+    finally:
+        task.cancel()
+    return task.result()
 
 
 def failure_of(url: str, error: Exception) -> Unavailable:
@@ -142,7 +168,7 @@ def checked_url(url: str, *, has_token: bool) -> str:
     extra = parts.username or parts.password or parts.query or parts.fragment
     if parts.scheme not in ("http", "https") or not host or port == 0 or extra:
         raise InvalidArgument(
-            f"the URL of an engine must be like http://host:8000 or https://host:8000, got '{url}'"
+            f"the URL of an engine must be like http://127.0.0.1:8000, http or https, got '{url}'"
         )
     if has_token and parts.scheme == "http" and not _is_loopback(host):
         raise InvalidArgument(f"a token may leave this machine over https only, got '{url}'")

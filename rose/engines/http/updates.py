@@ -7,12 +7,17 @@ from typing import Any, Final
 import msgspec
 
 from rose.engines.http.facts import TORN, Dialect
-from rose.engines.http.link import Rejected
+from rose.engines.http.link import BadStatus
 from rose.engines.http.worker import HttpWorker
 from rose.errors import DeadlineExceeded, Unavailable
 
 _ANSWER_S: Final = 10.0
 _UPDATE_S: Final = 600.0
+# Time for a version to arrive, interval of the questions whether it has, and time that the engine
+# spends on each of them.
+_RECEIVE_S: Final = 600.0
+_POLL_S: Final = 0.2
+_LOOK_S: Final = 0.01
 _RESET_TRIES: Final = 50
 _RESET_S: Final = 0.1
 
@@ -45,68 +50,90 @@ class Offer:
 
 def wants(worker: HttpWorker, offer: Offer) -> bool:
     """Return whether an engine must be told of a version."""
-    if worker.facts.dialect is Dialect.ROSE and offer.folder is None:
-        return False  # It follows the publisher.
+    if worker.facts.follows and offer.folder is None:
+        return False
     return worker.is_torn or worker.version < offer.version
 
 
 async def update(worker: HttpWorker, offer: Offer, upstream: Upstream | None) -> None:
-    """Make an engine load a version. Meanwhile the worker has no turns and no grant.
+    """Make an engine load a version. It has no turns and no grant while its weights change.
 
     Raises:
-        Unavailable: the engine does not take the version, and keeps its own. If its weights are
-            unknown, the worker is lost too.
+        Unavailable: the engine does not take the version, and keeps its own. If it failed while it
+            loaded them, nobody knows its weights, and it gets no grant until an update succeeds.
+        DeadlineExceeded: the engine did not get the version in time, and keeps its own.
     """
-    match worker.facts.dialect:
-        case Dialect.ROSE:
-            # Its turns go on, and its events report the version.
-            body = {"weight_dir": offer.folder, "weight_version": offer.version}
-            await worker.link.ask("/update_weights", body, deadline_s=_UPDATE_S)
-        case Dialect.SGLANG if offer.folder is None:
+    facts = worker.facts
+    if facts.follows:
+        body: Any = {"weight_dir": offer.folder, "weight_version": offer.version}
+        await worker.link.ask("/update_weights", body, deadline_s=_UPDATE_S)  # Turns go on.
+    elif facts.dialect is Dialect.SGLANG:
+        if offer.folder is None:
             raise Unavailable("SGLang engines take versions from folders only")
-        case Dialect.SGLANG:
-            path = "/update_weights_from_disk"
-            body = {"model_path": offer.folder, "weight_version": str(offer.version)}
-            await _load(worker, offer, [(path, body)])
-        case Dialect.VLLM if upstream is None or offer.folder is not None:
-            raise Unavailable(
-                "vLLM takes versions from a publisher: start it with --weight-transfer-config "
-                """'{"backend": "rose"}' and VLLM_SERVER_DEV_MODE=1, and this service with --weights"""
-            )
-        case Dialect.VLLM:
-            await _follow(worker, upstream)
-            body = {"update_info": {"version": offer.version}}
-            steps = [("/start_weight_update", {}), ("/update_weights", body)]
-            await _load(worker, offer, [*steps, ("/finish_weight_update", {})])
+        body = {"model_path": offer.folder, "weight_version": str(offer.version)}
+        await _load(worker, offer, {"/update_weights_from_disk": body})
+    elif upstream is None or offer.folder is not None:
+        raise Unavailable(
+            "vLLM takes versions from a publisher, and only if it runs with "
+            'VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "rose"}\''
+        )
+    else:
+        await _receive(worker, offer, upstream)
+        body = {"update_info": {"version": offer.version, "is_exact": True}}
+        steps = {"/start_weight_update": {}, "/update_weights": body, "/finish_weight_update": {}}
+        await _load(worker, offer, steps)
 
 
-async def _follow(worker: HttpWorker, upstream: Upstream) -> None:
-    """Make a stock vLLM follow the publisher, once per process."""
+async def _receive(worker: HttpWorker, offer: Offer, upstream: Upstream) -> None:
+    """Wait until a vLLM has received a version; meanwhile it generates.
+
+    Raises:
+        Unavailable: it does not follow publishers.
+        DeadlineExceeded: the version did not arrive within `_RECEIVE_S`.
+    """
+    link = worker.link
     if not worker.is_following:
-        body = {"init_info": {"address": upstream.address, "token": upstream.token}}
-        await worker.link.ask("/init_weight_transfer_engine", body, deadline_s=_UPDATE_S)
+        body: Any = {"init_info": {"address": upstream.address, "token": upstream.token}}
+        await link.ask("/init_weight_transfer_engine", body, deadline_s=_UPDATE_S)
         worker.is_following = True
+    wanted = {"version": offer.version, "timeout_s": _LOOK_S}
+    wanted |= {"is_only_waiting": True, "is_exact": True}
+    for _ in range(int(_RECEIVE_S / _POLL_S)):
+        await link.ask("/start_weight_update", {}, deadline_s=_ANSWER_S)
+        try:
+            await link.ask("/update_weights", {"update_info": wanted}, deadline_s=_UPDATE_S)
+        except BadStatus as error:
+            reason = str(error)
+            await asyncio.sleep(_POLL_S)
+        else:
+            return
+    raise DeadlineExceeded(
+        f"version {offer.version} did not arrive within {_RECEIVE_S} s ({reason})"
+    )
 
 
-async def _load(worker: HttpWorker, offer: Offer, steps: list[tuple[str, Any]]) -> None:
-    """Take all turns from an engine, load a version there, and grant again."""
-    worker.revoke()
+async def _load(worker: HttpWorker, offer: Offer, steps: dict[str, Any]) -> None:
+    """Take all turns from an engine, load a version by its routes, and grant again."""
+    worker.hold()
+    is_changing = worker.is_torn
     try:
         await _label(worker, TORN)
-        for path, body in steps:
+        for path, body in steps.items():
+            is_changing |= path == "/update_weights"  # SGLang restores its weights after a failure.
             await worker.link.ask(path, body, deadline_s=_UPDATE_S)
         await _empty_cache(worker)
         await _label(worker, str(offer.version))
-    except Rejected:
-        if not worker.is_torn:
+    except BadStatus:
+        worker.is_torn = is_changing
+        if not is_changing:
             await _label(worker, str(worker.version))
-            worker.restore()
+            worker.release()
         raise
     except (Unavailable, DeadlineExceeded) as error:
         worker.lose(f"an update of its weights broke off: {error}")
         raise
     worker.commit(offer.version)
-    worker.restore()
+    worker.release()
 
 
 async def _label(worker: HttpWorker, label: str) -> None:
@@ -115,7 +142,7 @@ async def _label(worker: HttpWorker, label: str) -> None:
         await worker.link.ask(
             "/update_weight_version", {"new_version": label}, deadline_s=_ANSWER_S
         )
-    except Rejected as error:
+    except BadStatus as error:
         if error.status not in (404, 405):
             raise
 
@@ -126,7 +153,7 @@ async def _empty_cache(worker: HttpWorker) -> None:
     Raises:
         Unavailable: the engine keeps them.
     """
-    if worker.facts.dialect is not Dialect.VLLM:
+    if worker.facts.dialect is Dialect.SGLANG:
         return
     path = "/reset_prefix_cache?reset_running_requests=true"
     for _ in range(_RESET_TRIES):

@@ -11,11 +11,11 @@ import msgspec
 
 from rose.clock import BootClock, Clock
 from rose.engines.http.bodies import body_of, is_streamed, path_of
-from rose.engines.http.events import Events
-from rose.engines.http.facts import Dialect, EngineFacts, Speed
-from rose.engines.http.link import Disconnected, Link, failure_of, message_of
+from rose.engines.http.events import EventStream
+from rose.engines.http.facts import Dialect, EngineFacts, EngineSpeed
+from rose.engines.http.link import Disconnected, Link, failure_of, message_of, within
 from rose.engines.http.speed import ASSUMED, Pace
-from rose.engines.http.streams import Part, add_completion, add_sglang
+from rose.engines.http.streams import TurnPart, add_completion, add_sglang
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable, sentence
 from rose.scheduler.worker import (
     GrantChanged,
@@ -51,7 +51,7 @@ class _Turn:
 
     def __init__(self, request: TurnRequest, version: int) -> None:
         self.request = request
-        self.part = Part(version, request.options.logprobs)
+        self.part = TurnPart(version, request.options.logprobs)
         self.made = 0  # tokens that were reported
         self.told_ns = 0  # time of the last of them
         self.task: asyncio.Task[None] | None = None
@@ -89,8 +89,8 @@ class HttpWorker:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
         epoch: int = 0,
-        speed: Speed = ASSUMED,
-        on_speed: Callable[[Speed], Coroutine[Any, Any, None]] | None = None,
+        speed: EngineSpeed = ASSUMED,
+        on_speed: Callable[[EngineSpeed], Coroutine[Any, Any, None]] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.number = number
@@ -109,7 +109,9 @@ class HttpWorker:
         self._pace = Pace(speed, self._clock)
         self._turns: dict[int, _Turn] = {}
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._granted: int | None = None  # epoch of the present grant, at the engine
+        # The present grant at an engine with events: epoch there, tokens, life.
+        self._told: tuple[int, int, float] | None = None
+        self._is_held = False  # whether no grant is reported, because weights are loaded
         self._checking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -119,8 +121,8 @@ class HttpWorker:
         return len(self._turns)
 
     @property
-    def speed(self) -> Speed:
-        """Speed of the engine, as it was measured last."""
+    def speed(self) -> EngineSpeed:
+        """EngineSpeed of the engine, as it was measured last."""
         return self._pace.speed
 
     # ---- life -----------------------------------------------------------------------------------
@@ -129,9 +131,9 @@ class HttpWorker:
         """Open the worker, watch its engine until it is lost, and return the reason."""
         watching = [self._watch_health()]
         if self.facts.dialect is Dialect.ROSE:
-            watching.append(Events(self.link, self._on_event, self._on_silence).follow())
+            watching.append(EventStream(self.link, self._on_event, self._on_silence).follow())
         elif not self.is_torn:
-            self.restore()
+            self.release()
         for one in watching:
             self.accompany(one)
         try:
@@ -180,6 +182,26 @@ class HttpWorker:
                 self.stop_turn(trajectory)
             self._report(GrantChanged(self.number, self.epoch, 0, 0.0))
 
+    def hold(self) -> None:
+        """Return all turns, and report no grant until `release`."""
+        self._is_held = True
+        self.revoke()
+
+    def release(self) -> None:
+        """Report a new grant of what the engine has now.
+
+        A dedicated engine that does not tell its KV tokens is limited by its seats only.
+        """
+        self._is_held = False
+        if self._lost.done():
+            return
+        facts = self.facts
+        if facts.dialect is Dialect.ROSE:
+            if self._told is not None:
+                self.grant(*self._told[1:])
+        else:
+            self.grant(facts.kv_tokens or (facts.seats or SEATS) * (facts.context_tokens or 1))
+
     def commit(self, version: int, *, is_match: bool = True, pause_ms: float = 0.0) -> None:
         """Report the version that the engine has now."""
         self.version, self.is_torn = version, False
@@ -187,31 +209,23 @@ class HttpWorker:
             turn.part.version = version
         self._report(VersionCommitted(self.number, version, is_match, pause_ms))
 
-    def restore(self) -> None:
-        """Report a new grant of all that a dedicated engine holds.
-
-        If the engine does not tell its KV tokens, its seats are the only limit.
-        """
-        if not self._lost.done():
-            facts = self.facts
-            each = facts.context_tokens or 1
-            self.grant(facts.kv_tokens or (facts.seats or SEATS) * each)
-
     def _on_event(self, name: str, data: dict[str, Any]) -> None:
         """Act on an event of `/rose/events`."""
         try:
-            self._act(name, data)
+            if not self._lost.done():
+                self._act(name, data)
         except (KeyError, TypeError, ValueError) as error:
             self.lose(f"its event '{name}' is invalid: {sentence(error)}")
 
     def _act(self, name: str, data: dict[str, Any]) -> None:
         match name:
-            case "status" if data["instance"] != self.facts.instance:
+            case "status" if data.get("instance") != self.facts.instance:
                 self.lose("its process was restarted")
             case "grant":
-                epoch, tokens = int(data["grant_epoch"]), int(data["kv_tokens"])
-                is_new, self._granted = epoch != self._granted, epoch
-                self.grant(tokens, float(data["ttl_ms"]), is_new=is_new)
+                was = self._told
+                self._told = int(data["grant_epoch"]), int(data["kv_tokens"]), float(data["ttl_ms"])
+                if not self._is_held:
+                    self.grant(*self._told[1:], is_new=was is None or was[0] != self._told[0])
             case "version":
                 version, is_match = int(data["version"]), bool(data["is_match"])
                 if version != self.version or not is_match:
@@ -223,7 +237,7 @@ class HttpWorker:
 
     def _on_silence(self, reason: str) -> None:
         """Treat missing events as a revocation, because one may be among them."""
-        self._granted = None
+        self._told = None
         self.wait = {"reason": reason}
         self.revoke()
 
@@ -311,7 +325,7 @@ class HttpWorker:
         self._end(turn, part.end, part.error)
         if not content.at_eof():
             with suppress(asyncio.TimeoutError):  # Then the connection can be used again.
-                await asyncio.wait_for(content.read(), _REST_S)
+                await within(_REST_S, content.read())
 
     async def _rejected(self, turn: _Turn, answer: aiohttp.ClientResponse) -> None:
         """End a turn whose request got another status than 200."""
@@ -319,9 +333,7 @@ class HttpWorker:
         if answer.status in _NOT_OURS:
             self.lose(message)
         elif answer.status in _LATER:
-            told = answer.headers.get("retry-after", "")
-            wait_s = float(told) if told.isdecimal() else _RETRY_AFTER_S
-            await asyncio.sleep(min(wait_s, _RETRY_AFTER_MAX_S))
+            await asyncio.sleep(wait_s(answer.headers.get("retry-after", "")))
             self._end(turn, TurnEnd.INTERRUPTED)
         elif answer.status < _SERVER_ERROR:
             self._end(turn, TurnEnd.REFUSED, message)
@@ -397,3 +409,8 @@ class HttpWorker:
             await self._check()
         except RoseError as error:
             self.lose(str(error))
+
+
+def wait_s(told: str) -> float:
+    """Return the seconds to wait after a refusal, from the header `Retry-After`."""
+    return min(float(told), _RETRY_AFTER_MAX_S) if told.isdecimal() else _RETRY_AFTER_S

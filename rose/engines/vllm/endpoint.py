@@ -138,6 +138,8 @@ def _status_of(engine: Any, args: Namespace) -> dict[str, Any]:
         "eos_token_ids": ends if isinstance(ends, list) else [ends],
         "features": list(_FEATURES),
         "instance": uuid4().hex,
+        # vLLM's routes load versions; the engine follows no publisher by itself.
+        "weights": "routes",
     }
 
 

@@ -81,7 +81,7 @@ Follow: TypeAlias = Callable[[str, str, Callable[[Layout], Tensors]], Follower]
 
 
 @dataclass
-class Upstream(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not followed
+class Followed(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not followed
     """The publisher to follow.
 
     Args:
@@ -104,11 +104,13 @@ class Wanted(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not fol
         is_only_waiting: True to load nothing into the model: the call succeeds as soon as the
             version is in the host copy. Versions arrive while the engine generates, so a caller
             that asks for this with a short `timeout_s` now and then costs the engine little time.
+        is_exact: whether the call fails, and loads nothing, if the host copy has a newer version.
     """
 
     version: int = 1
     timeout_s: float = 30.0
     is_only_waiting: bool = False
+    is_exact: bool = False
 
 
 class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not followed
@@ -119,7 +121,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
     step runs a half-loaded model. On CPUs, vLLM's parameters have no memory during that call.
     """
 
-    init_info_cls = Upstream
+    init_info_cls = Followed
     update_info_cls = Wanted
     follow: Follow
 
@@ -136,7 +138,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         # device.
         self.between: Callable[[], None] = lambda: None
 
-    def init_transfer_engine(self, init_info: Upstream) -> None:
+    def init_transfer_engine(self, init_info: Followed) -> None:
         """Start to follow a publisher. A second call follows another publisher instead.
 
         Raises:
@@ -177,6 +179,10 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         while (receiver.version or 0) < update_info.version:
             receiver.wait(update_info.timeout_s)
             receiver.commit()
+        if update_info.is_exact and receiver.version != update_info.version:
+            raise Unavailable(
+                f"version {update_info.version} was overtaken by version {receiver.version}"
+            )
         if update_info.is_only_waiting:
             return
         self.loaded, self.is_half_loaded = None, True

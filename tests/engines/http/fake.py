@@ -1,13 +1,13 @@
 """Engines without a model, behind the routes and answers of vLLM 0.32, SGLang 0.5 and rose.
 
-The token at each place of a context is `token_at(place, version)`, whatever the seed, so that a lost
-or doubled token shows. `python -m tests.engines.http.fake DIALECT PORT` runs one as a process.
+The token at each place of a context is `token_at(place, version)`, whatever the seed, so that lost
+and doubled tokens show. `python -m tests.engines.http.fake DIALECT PORT` runs one as a process.
 """
 
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from typing import Any
@@ -27,6 +27,9 @@ def tokens_at(start: int, count: int, version: int = 0) -> list[int]:
     return [token_at(place, version) for place in range(start, start + count)]
 
 
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 class FakeEngine:
     """One engine. Attributes may be changed while it runs.
 
@@ -44,7 +47,10 @@ class FakeEngine:
         self.instance = "one"
         self.token: str | None = None
         self.is_incremental = False
-        self.has_updates = True
+        self.label = "default"  # of the weights
+        self.received = 1 << 30  # newest version that arrived from the publisher
+        self.fails_at: str | None = None  # route that refuses
+        self.breaks_at: str | None = None  # route that drops the connection
         self.kind = "borrowed" if dialect == "rose" else "dedicated"
         self.grant = {"grant_epoch": 1, "kv_tokens": KV_BLOCKS * BLOCK, "ttl_ms": 0.0}
         self.features = ["top_p", "seeds"]
@@ -53,7 +59,7 @@ class FakeEngine:
         self.decoded = 0
         self.bodies: list[dict[str, Any]] = []
         self.calls: list[tuple[str, Any]] = []
-        self.answers: list[Callable[[web.Request], web.Response] | None] = []  # of the next turns
+        self.answers: list[Answer] = []  # to the next turns
         self.can_run = asyncio.Event()
         self.can_run.set()
         self.changed = asyncio.Condition()
@@ -77,20 +83,21 @@ class FakeEngine:
             get("/server_info", self._server_info)
             get("/get_weight_version", self._weight_info)
             post("/generate", self._generate)
-            post("/update_weights_from_disk", self._from_disk)
+            post("/update_weights_from_disk", self._update)
+            post("/update_weight_version", self._update)
         else:
             post("/v1/completions", self._complete)
         if self.dialect == "vllm":
-            get("/version", lambda _: _json({"version": "0.32.0"}))
+            get("/version", self._version)
             get("/metrics", self._metrics)
             get("/weight_info", self._weight_info)
             for name in (
                 *("init_weight_transfer_engine", "start_weight_update", "update_weights"),
-                *("finish_weight_update", "reset_prefix_cache"),
+                *("finish_weight_update", "reset_prefix_cache", "update_weight_version"),
             ):
                 post(f"/{name}", self._update)
         if self.dialect == "rose":
-            get("/rose/status", lambda _: _json({"engine": self.state()}))
+            get("/rose/status", self._status)
             get("/rose/events", self._events)
             post("/update_weights", self._update)
         self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
@@ -114,6 +121,7 @@ class FakeEngine:
     async def restart(self) -> None:
         await self.kill()
         self.instance += "+"
+        self.version, self.label = 0, "default"
         await self.start()
 
     async def tell(self, **changes: Any) -> None:
@@ -140,8 +148,16 @@ class FakeEngine:
         card = {"id": self.model, "object": "model", "root": self.root, "max_model_len": CONTEXT}
         return _json({"object": "list", "data": [card]})
 
+    async def _version(self, _: web.Request) -> web.Response:
+        return _json({"version": "0.32.0"})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return _json({"engine": self.state()})
+
     async def _metrics(self, _: web.Request) -> web.Response:
-        labels = f'block_size="{BLOCK}",engine="0",num_gpu_blocks="{KV_BLOCKS}",sliding_window="None"'
+        labels = (
+            f'block_size="{BLOCK}",engine="0",num_gpu_blocks="{KV_BLOCKS}",sliding_window="None"'
+        )
         text = f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{labels}}} 1.0\n"
         return web.Response(text=text)
 
@@ -162,24 +178,29 @@ class FakeEngine:
         )
 
     async def _weight_info(self, _: web.Request) -> web.Response:
-        return _json({"weight_version": str(self.version) if self.version else "default"})
+        return _json({"weight_version": self.label})
 
     async def _update(self, request: web.Request) -> web.Response:
-        body = await request.json() if request.can_read_body else None
-        self.calls.append((request.path, body))
-        if not self.has_updates:
-            return _json({"error": {"message": "no weight transfer", "code": 500}}, 500)
-        if request.path == "/finish_weight_update":
-            self.version = int(body["weight_version"])
-        return _json({"success": True})
-
-    async def _from_disk(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.calls.append((request.path, body))
-        if not self.has_updates:
-            return _json({"success": False, "message": "no such folder"}, 400)
-        self.version = int(body["weight_version"])
-        return _json({"success": True, "message": "ok", "num_paused_requests": 0})
+        if request.path == self.breaks_at:
+            request.transport.abort()
+        if request.path == self.fails_at:
+            return _json({"error": {"message": f"{request.path} fails", "code": 500}}, 500)
+        match request.path:
+            case "/update_weight_version":
+                self.label = body["new_version"]
+            case "/update_weights" if self.dialect == "rose":
+                await self.tell(version=body["weight_version"])
+            case "/update_weights":
+                wanted = body["update_info"]
+                if self.received < wanted["version"]:
+                    return _json({"error": {"message": "not there yet", "code": 500}}, 500)
+                if not wanted.get("is_only_waiting"):
+                    self.version = wanted["version"]
+            case "/update_weights_from_disk":
+                self.version, self.label = int(body["weight_version"]), body["weight_version"]
+        return _json({"success": True})
 
     def state(self) -> dict[str, Any]:
         return {
@@ -238,12 +259,14 @@ class FakeEngine:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        if self.answers and (other := self.answers.pop(0)) is not None:
-            return other(request)
+        if self.answers:
+            return await self.answers.pop(0)(request)
         prompt, stops = body["prompt"], body["stop_token_ids"]
         if max(prompt) >= VOCABULARY:
             message = f"Token id {max(prompt)} is out of vocabulary"
-            return _json({"error": {"message": message, "type": "BadRequestError", "code": 400}}, 400)
+            return _json(
+                {"error": {"message": message, "type": "BadRequestError", "code": 400}}, 400
+            )
         self.running += 1
         try:
             if not body.get("stream"):

@@ -80,7 +80,7 @@ def changes() -> list[Granted]:
 
 @pytest.fixture
 def granting(lane: Lane, clock: ManualClock, changes: list[Granted]) -> Granting:
-    made: Any = Granting(lane, clock, lambda: changes.append(made.granted))  # type: ignore[arg-type]
+    made = Granting(lane, clock, lambda: changes.append(made.granted))  # type: ignore[arg-type]
     return made
 
 
