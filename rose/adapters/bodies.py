@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from rose.adapters.versions import VersionRange
-from rose.scheduler.coerce import COUNT_MAX
+from rose.scheduler.checks import COUNT_MAX
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Some = Annotated[int, Meta(ge=1, le=COUNT_MAX)]

@@ -20,7 +20,7 @@ from rose.adapters.fleet_limits import FleetLimits
 from rose.adapters.gate import GatedWorker
 from rose.adapters.sequences import Ask, SequenceInFlight
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, Unavailable
-from rose.scheduler.coerce import COUNT_MAX
+from rose.scheduler.checks import COUNT_MAX
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.metrics import SchedulerMetrics
 from rose.scheduler.settings import SchedulerSettings
