@@ -74,6 +74,7 @@ def rollout_app(
         engine: state of the engine whose only service this is; None: the service has no engine of
             its own.
     """
+    service.tokenizer = service.tokenizer or tokenizer
     app = FastAPI(
         title="rose rollout service", version=__version__, responses=_ERRORS, docs_url=None
     )

@@ -12,18 +12,17 @@ from rose.adapters.bodies import (
     WantedVersions,
 )
 from rose.adapters.fleet_limits import FleetLimits
-from rose.adapters.http_errors import ContextTooLong
+from rose.adapters.limits import ContextTooLong
 from rose.adapters.sequences import Ask, seed_of
 from rose.adapters.service import RolloutService
 from rose.adapters.text import Tokenizer
-from rose.adapters.versions import VersionRange
 from rose.errors import InvalidArgument
 from rose.scheduler.turns import Sampling
+from rose.scheduler.versions import ANY, VersionRange
 from rose.scheduler.worker import NO_OPTIONS, Options
 
 # SGLang's value of top_k for the whole vocabulary.
 _TOP_K_ALL: Final = 1 << 30
-_ANY: Final = VersionRange()
 _JSON_TYPES: Final = {"json_object": "json_object", "json_schema": "json"}
 
 
@@ -61,7 +60,7 @@ def asks_of(
     most = min(limits.context_tokens, facts.context_tokens or limits.context_tokens)
     options = _options(body, fields, logprobs, facts)
     stop = _stop_texts(fields, tokenizer)
-    stops = _stop_tokens(fields, facts, tokenizer)
+    stops = tuple(fields.stop_token_ids or ())
     versions = _range(body.weight_version)
     temperature = 1.0 if fields.temperature is None else fields.temperature
     asks: list[Ask] = []
@@ -74,14 +73,23 @@ def asks_of(
             raise ContextTooLong(most, len(prompt), max(1, output))
         sampling = Sampling(output, temperature, stops, options=options)
         for _ in range(count):
-            seed = seed_of(fields.seed, len(asks), service.draw)
-            includes = bool(fields.include_stop_str_in_output)
-            asks.append(Ask(tuple(prompt), sampling, seed, versions, stop, includes))
+            seed = seed_of(fields.seed, len(asks))
+            asks.append(
+                Ask(
+                    prompt=tuple(prompt),
+                    sampling=sampling,
+                    seed=seed,
+                    versions=versions,
+                    stop=stop,
+                    include_stop=bool(fields.include_stop_str_in_output),
+                    skip_special_tokens=fields.skip_special_tokens is not False,
+                )
+            )
     return asks
 
 
 def _range(wanted: WantedVersions | None) -> VersionRange:
-    return _ANY if wanted is None else wanted.range()
+    return ANY if wanted is None else wanted.range()
 
 
 def _stop_texts(fields: SamplingFields, tokenizer: Tokenizer | None) -> tuple[str, ...]:
@@ -91,21 +99,6 @@ def _stop_texts(fields: SamplingFields, tokenizer: Tokenizer | None) -> tuple[st
     if not all(stop):
         raise InvalidArgument("stop must not have an empty text")
     return stop
-
-
-def _stop_tokens(
-    fields: SamplingFields, facts: FleetLimits, tokenizer: Tokenizer | None
-) -> tuple[int, ...]:
-    """Return the ids that end a sequence: the client's, and those of the model."""
-    given = tuple(fields.stop_token_ids or ())
-    return given if fields.ignore_eos else (*given, *ends_of(facts, tokenizer))
-
-
-def ends_of(facts: FleetLimits, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Return the ids that end the model's output."""
-    own = None if tokenizer is None else tokenizer.eos_token_id
-    ids = facts.eos_token_ids if own is None else (*facts.eos_token_ids, int(own))
-    return tuple(dict.fromkeys(ids))
 
 
 def _options(body: Body, fields: SamplingFields, logprobs: int, facts: FleetLimits) -> Options:

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct, field
 
-from rose.adapters.versions import VersionRange
-from rose.scheduler.checks import COUNT_MAX
+from rose.scheduler.coerce import COUNT_MAX
+from rose.scheduler.versions import VersionRange
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Some = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
@@ -196,4 +196,7 @@ def schema() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON schema of each body by its name, and the schemas that these refer to."""
     kinds = (CompletionBody, ChatBody, GenerateBody, SglangBody)
     made, parts = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for kind in (GenerateBody, SglangBody):  # null stands for the defaults
+        fields = parts[kind.__name__]["properties"]
+        fields["sampling_params"] = {"anyOf": [fields["sampling_params"], {"type": "null"}]}
     return {kind.__name__: one for kind, one in zip(kinds, made, strict=True)}, parts

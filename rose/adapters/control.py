@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Query
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
@@ -11,7 +11,8 @@ from rose import __version__
 from rose.adapters.control_bodies import FinishBody, InitBody, StartBody, UpdateBody, VersionBody
 from rose.adapters.http_errors import error_body, headers_of
 from rose.adapters.json_answer import Json
-from rose.adapters.service import PauseMode, RolloutService
+from rose.adapters.pauses import PauseMode
+from rose.adapters.service import RolloutService
 from rose.adapters.text_routes import context_tokens
 from rose.adapters.weight_updates import WeightUpdates
 from rose.clock import unix_s
@@ -81,7 +82,7 @@ def add_status(
             },
         }
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return the scheduler's counts as text for Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -170,5 +171,5 @@ def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -
             raise InvalidArgument(
                 f"version must be at least {service.published}, got {body.version}"
             )
-        service.publish(body.version)
+        await service.publish(body.version)
         return _versions(service)

@@ -14,10 +14,10 @@ from rose.adapters.bodies import (
     ChatBody,
     CompletionBody,
     GenerateBody,
-    Sampled,
     SglangBody,
 )
 from rose.adapters.exchange import Exchange
+from rose.adapters.generation import Generation
 from rose.adapters.http_errors import Refused, body_of
 from rose.adapters.logprobs import TokenTexts
 from rose.adapters.openai_answers import OpenAiAnswer
@@ -25,7 +25,7 @@ from rose.adapters.parsing import parsed
 from rose.adapters.pieces import Pieces
 from rose.adapters.prompting import is_batch, prompts_of
 from rose.adapters.sequences import Ask
-from rose.adapters.service import Generation, RolloutService
+from rose.adapters.service import RolloutService
 from rose.adapters.text import Tokenizer
 from rose.adapters.token_answers import SglangTokens, VllmTokens
 from rose.clock import unix_s
@@ -150,13 +150,7 @@ class Generating:
         return generation, self._answer(body, generation, asks)
 
     def _answer(self, body: Body, generation: Generation, asks: list[Ask]) -> Answer:
-        fields = body if isinstance(body, Sampled) else body.sampling_params
-        pieces = Pieces(
-            generation,
-            None if isinstance(body, GenerateBody) else self._tokenizer,
-            skip_special_tokens=fields.skip_special_tokens is not False,
-            shows_stop=bool(fields.include_stop_str_in_output),
-        )
+        pieces = Pieces(generation, has_text=not isinstance(body, GenerateBody))
         match body:
             case GenerateBody():
                 return VllmTokens(body, generation, pieces)

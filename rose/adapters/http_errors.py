@@ -2,10 +2,11 @@
 
 from typing import Any, Final
 
-from rose.adapters.service import Overloaded
-from rose.adapters.versions import VersionConflict
+from rose.adapters.limits import ContextTooLong, Overloaded
+from rose.adapters.pauses import PauseOvertaken
 from rose.errors import DeadlineExceeded, InternalError, InvalidArgument, RoseError
-from rose.scheduler.checks import printable
+from rose.scheduler.coerce import printable
+from rose.scheduler.versions import VersionConflict
 
 RETRY_AFTER_S: Final = 1
 CLIENT_GONE: Final = 499  # nobody reads this answer
@@ -17,21 +18,7 @@ _KINDS: Final = {
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
-
-
-class ContextTooLong(InvalidArgument):
-    """A prompt and its output are longer than the context of every worker.
-
-    Clients truncate a conversation when they see this code, or these words in the message.
-    """
-
-    code = "context_length_exceeded"
-
-    def __init__(self, most: int, prompt: int, output: int) -> None:
-        super().__init__(
-            f"this model's maximum context length is {most} tokens, but the prompt has {prompt} "
-            f"and max_tokens is {output}: reduce the length of the messages or max_tokens"
-        )
+_HEADERS: Final = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "POST"}}
 
 
 class Refused(Exception):
@@ -49,7 +36,7 @@ def status_of(error: Exception) -> int:
             return error.status
         case InvalidArgument():
             return 400
-        case VersionConflict():
+        case VersionConflict() | PauseOvertaken():
             return 409
         case Overloaded():
             return 429
@@ -87,7 +74,7 @@ def error_body(status: int, message: str, there: dict[int, int] | None = None) -
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     error: dict[str, Any] = {
-        "message": printable(message),
+        "message": printable("message", message),
         "type": kind,
         "param": None,
         "code": status,
@@ -101,4 +88,4 @@ def headers_of(status: int) -> dict[str, str]:
     """Return the headers that an error needs besides the usual ones."""
     if status in {409, 429, 503}:
         return {"retry-after": str(RETRY_AFTER_S)}
-    return {"www-authenticate": "Bearer"} if status == 401 else {}
+    return _HEADERS.get(status, {})

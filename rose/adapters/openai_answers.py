@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from rose.adapters.bodies import ChatBody, CompletionBody
+from rose.adapters.generation import Generation
 from rose.adapters.logprobs import (
     TokenTexts,
     chat_logprobs,
@@ -15,7 +16,6 @@ from rose.adapters.logprobs import (
 )
 from rose.adapters.pieces import Piece, Pieces
 from rose.adapters.sequences import SequenceInFlight
-from rose.adapters.service import Generation
 from rose.adapters.versions import spans
 
 Choice = dict[str, Any]
@@ -50,7 +50,6 @@ class OpenAiAnswer:
         self._has_text = has_text
         self._text = numbered if body.return_tokens_as_token_ids or not has_text else texts.text
         self._head = head
-        self._asked = frozenset(body.stop_token_ids or ())
         self._offsets = [0] * len(generation.sequences)
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         opened = encode({**head, "object": kind})[:-1]
@@ -127,10 +126,7 @@ class OpenAiAnswer:
 
     def _end(self, choice: Choice, sequence: SequenceInFlight) -> None:
         """Add what is known at the end of a sequence."""
-        last = sequence.tokens[-1] if sequence.tokens else None
-        is_asked = sequence.finish_reason == "stop" and last in self._asked
-        reason = last if is_asked and sequence.stop_reason is None else sequence.stop_reason
-        choice["stop_reason"] = reason
+        choice["stop_reason"] = sequence.stop_reason
         versions = sequence.versions
         if versions:
             choice["weight_version"] = {"start": versions[0], "end": versions[-1]}

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
+from rose.adapters.generation import Generation
 from rose.adapters.sequences import SequenceInFlight
-from rose.adapters.service import Generation
-from rose.adapters.text import StreamedText, Tokenizer
 
 
 @dataclass(slots=True)
@@ -32,9 +31,8 @@ class Piece:
 class _Reported:
     """The part of a sequence that was already reported."""
 
-    text: StreamedText
     tokens: int = 0
-    read: int = 0  # tokens that were passed to `text`
+    texts: int = 0  # pieces of its text
     is_over: bool = False
 
 
@@ -43,24 +41,12 @@ class Pieces:
 
     Args:
         generation: sequences of the request.
-        tokenizer: tokenizer that decodes the tokens; None: all text is empty.
-        skip_special_tokens: whether special tokens are left out of the text.
-        shows_stop: whether the text has the stop token that ended the sequence.
+        has_text: whether the answer has the text of the tokens.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        tokenizer: Tokenizer | None,
-        *,
-        skip_special_tokens: bool,
-        shows_stop: bool,
-    ) -> None:
-        self._shows_stop = shows_stop
-        self._parts = [
-            (one, _Reported(StreamedText(tokenizer, skip_special_tokens=skip_special_tokens)))
-            for one in generation.sequences
-        ]
+    def __init__(self, generation: Generation, *, has_text: bool) -> None:
+        self._has_text = has_text
+        self._parts = [(one, _Reported()) for one in generation.sequences]
 
     def news(self) -> list[Piece]:
         """Return the tokens of each sequence that were not reported yet."""
@@ -69,11 +55,11 @@ class Pieces:
             start, end, is_last = part.tokens, len(sequence.tokens), sequence.is_over
             if part.is_over or (start == end and not is_last):
                 continue
-            # The text of a last stop token is kept back until it is known not to be the end.
-            read = end
-            if not self._shows_stop and end and sequence.tokens[-1] in sequence.stops:
-                read -= sequence.finish_reason in {None, "stop"}
-            text = part.text.add(sequence.tokens[part.read : read], is_last=is_last)
-            part.tokens, part.read, part.is_over = end, max(read, part.read), is_last
+            text = ""
+            if self._has_text:
+                texts = sequence.pieces
+                text = "".join(texts[part.texts :])
+                part.texts = len(texts)
+            part.tokens, part.is_over = end, is_last
             pieces.append(Piece(place, sequence, start, end, text, is_last))
         return pieces

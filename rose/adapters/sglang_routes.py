@@ -8,7 +8,8 @@ from rose import __version__
 from rose.adapters.control_bodies import AbortBody, PauseBody
 from rose.adapters.generating import Generating
 from rose.adapters.http_errors import Refused
-from rose.adapters.service import PauseMode, RolloutService
+from rose.adapters.pauses import PauseMode
+from rose.adapters.service import RolloutService
 from rose.adapters.text_routes import context_tokens
 from rose.errors import InvalidArgument
 
@@ -51,7 +52,7 @@ def add_sglang_routes(
         await service.resume()
         return {"status": "resumed", "message": "generation continues"}
 
-    @app.get("/flush_cache", include_in_schema=False)
+    @app.get("/flush_cache", operation_id="flush_cache_by_get")
     @app.post("/flush_cache")
     async def flush_cache() -> dict[str, bool]:
         """Do nothing: rose's engines key cached prefixes by the version of their weights."""

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from rose.adapters.bodies import GenerateBody, SglangBody
+from rose.adapters.generation import Generation
 from rose.adapters.logprobs import (
     TokenTexts,
     chat_logprobs,
@@ -16,7 +17,6 @@ from rose.adapters.logprobs import (
 )
 from rose.adapters.pieces import Piece, Pieces
 from rose.adapters.sequences import SequenceInFlight
-from rose.adapters.service import Generation
 from rose.adapters.versions import spans
 
 encode = msgspec.json.Encoder().encode

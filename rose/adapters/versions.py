@@ -1,4 +1,4 @@
-"""The versions that generated a sequence's tokens."""
+"""The versions that generated the tokens of a sequence, in vLLM's format."""
 
 from collections.abc import Sequence
 from itertools import groupby

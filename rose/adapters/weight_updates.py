@@ -68,5 +68,5 @@ class WeightUpdates:
                 )
             if self.source is not None:
                 await self.source(infos, wanted)
-            self._service.publish(wanted)
+            await self._service.publish(wanted)
         return wanted

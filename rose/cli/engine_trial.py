@@ -9,7 +9,7 @@ from functools import partial
 
 from rose.adapters import RolloutService, TrialWorker, rollout_app
 from rose.adapters.events_route import EngineEvents
-from rose.adapters.trial import KV_TOKENS, SEATS, VOCABULARY, commit_trial_weights
+from rose.adapters.trial import FEATURES, KV_TOKENS, SEATS, VOCABULARY, commit_trial_weights
 from rose.cli.http_program import CLOSING, App, Door, serve_until_told
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 
@@ -31,7 +31,7 @@ async def serve_trial(door: Door, name: str) -> None:
             "seats": SEATS,
             "kv_tokens": KV_TOKENS,
             "eos_token_ids": [],
-            "features": ["seeds"],
+            "features": [*sorted(FEATURES), "seeds"],
             "instance": secrets.token_hex(8),
         }
     )
@@ -54,7 +54,7 @@ async def serve_trial(door: Door, name: str) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, worker.revoke)
         loop.add_signal_handler(signal.SIGUSR2, worker.grant)
-        await service.register(worker, worker.capabilities)
+        await service.register(worker, worker.capabilities, worker.limits)
         worker.grant()
         parts.callback(events.close, CLOSING)
         return app

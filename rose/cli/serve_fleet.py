@@ -96,7 +96,7 @@ async def serve_plan(plan: Plan) -> None:
         for number in range(plan.trials):
             worker = TrialWorker(number, WorkerKind.BORROWED, service.receive)
             trials.append(parts.enter_context(worker))
-            await service.register(worker, worker.capabilities)
+            await service.register(worker, worker.capabilities, worker.limits)
             worker.grant()
         upstream = None if plan.upstream is None else Upstream(*plan.upstream)
         fleet = await parts.enter_async_context(Fleet(service, weights=upstream, first=plan.trials))

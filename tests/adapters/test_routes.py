@@ -80,7 +80,7 @@ async def test_a_stream_says_each_token_before_the_next_is_made() -> None:
         await until(lambda: rig.workers[0]._turns)
         for count in range(1, 4):
             rig.step()
-            await until(lambda count=count: exchange.body.count(b"token_ids") > 2 * count - 2)
+            await until(lambda count=count: exchange.body.count(b"token_ids") > count)
             assert not exchange.task.done() or count == 3
         await exchange.task
         assert exchange.body.endswith(b"data: [DONE]\n\n")
@@ -173,11 +173,11 @@ async def test_metrics_count_the_sequences_of_the_service() -> None:
         scraped = await rig.client.get("/metrics")
         assert scraped.headers["content-type"] == CONTENT_TYPE_LATEST
         samples = {
-            (one.name, one.labels.get("fate", "")): one.value
+            (one.name, one.labels.get("state", "")): one.value
             for family in text_string_to_metric_families(scraped.text)
             for one in family.samples
         }
-    assert samples["rose_scheduler_trajectories_total", "finished"] == 2
+    assert samples["rose_scheduler_num_trajectories", "environment"] == 2
     assert samples["rose_scheduler_tokens_delivered_total", ""] == 2 * BODY["max_tokens"]
 
 
