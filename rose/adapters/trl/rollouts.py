@@ -70,6 +70,8 @@ class TrlRollouts:
             )
         self.publish(trainer)
         episodes = self._new(Templates(trainer).prompts(prompts), trainer)
+        for one in episodes:
+            one.conversation = f"{self._run}/{one.number}"
         environments = trainer.environments or [None] * len(prompts)
         is_chat = not isinstance(prompts[0], str)
         self._play(
@@ -134,7 +136,7 @@ class TrlRollouts:
         self._version, self._step = said[0], trainer.state.global_step
 
     def generate(self, prompt_ids: Sequence[list[int]], trainer: Any) -> list[Episode]:
-        """Return one turn for each prompt."""
+        """Return one turn for each prompt; a prompt may go on from a turn before."""
         episodes = self._new(prompt_ids, trainer)
         self._play([partial(self._speak, one, trainer) for one in episodes])
         return episodes
@@ -239,8 +241,8 @@ class TrlRollouts:
                 **(trainer.args.generation_kwargs or {}),  # such as `stop`
             },
             headers={
-                "x-session-id": f"{self._run}/{episode.number}",
                 "idempotency-key": f"{self._run}/{turn}/{len(episode.ids)}",
+                **({"x-session-id": episode.conversation} if episode.conversation else {}),
             },
         )
         return dict(answer["choices"][0])
