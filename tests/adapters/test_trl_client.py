@@ -18,6 +18,7 @@ from tests.adapters.test_weight_transfer import WAIT_S, Model, following
 from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
 
 PATH = "/v1/completions"
+AWAY = "service.invalid:8000"
 
 
 def client(url: str, **changed) -> RolloutClient:
@@ -156,13 +157,13 @@ async def test_a_proxy_is_used_unless_the_service_is_on_this_machine(monkeypatch
         monkeypatch.setenv("http_proxy", f"http://{host}:{port}")
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        away = client("http://service.invalid:8000/")
+        away = client(f"http://{AWAY}/")
         assert await asyncio.to_thread(away.call, "GET", "/weight_versions") == {}
         async with rigged(1) as rig, listening(rig.app) as url:
             for here in (url, url.replace("127.0.0.1", "localhost")):
                 said = await asyncio.to_thread(client(here).call, "GET", "/weight_versions")
                 assert said["versions"] == {"0": 1}
-    assert seen == [b"GET http://service.invalid:8000/weight_versions HTTP/1.1\r\n"]
+    assert seen == [f"GET http://{AWAY}/weight_versions HTTP/1.1\r\n".encode()]
 
 
 @needs_openssl

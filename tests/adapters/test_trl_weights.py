@@ -31,10 +31,8 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
-def _rank(rank: int, port: int, is_sharded: bool) -> None:
+def _rank(rank: int, port: int) -> None:
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from inspect import isawaitable
 from typing import Any, Final
 
-from rose.adapters.trl.client import Session, run
+from rose.adapters.trl.client import RolloutSession, run
 from rose.adapters.trl.episodes import Episode, Templates
 from rose.adapters.trl.transfer import TrlWeightTransfer, held_versions, no_worker
 from rose.adapters.trl.weights import check_sharding, gathered, is_sharded
@@ -146,7 +146,7 @@ class TrlRollouts:
         ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         return [Episode((first + at) * ranks + rank, ids) for at, ids in enumerate(prompt_ids)]
 
-    def _play(self, parts: list[Callable[[Session], Awaitable[object]]]) -> None:
+    def _play(self, parts: list[Callable[[RolloutSession], Awaitable[object]]]) -> None:
         """Run all parts at the same time."""
 
         async def play() -> None:
@@ -161,7 +161,7 @@ class TrlRollouts:
 
         run(play())
 
-    async def _watch(self, session: Session) -> None:
+    async def _watch(self, session: RolloutSession) -> None:
         """Report when requests wait because no worker has the weights yet."""
         least, waited_s = self._version - self._max_staleness, 0.0
         while True:
@@ -183,7 +183,7 @@ class TrlRollouts:
         episode: Episode,
         trainer: Any,
         environment: Any,
-        session: Session,
+        session: RolloutSession,
         *,
         is_chat: bool,
     ) -> None:
@@ -206,7 +206,7 @@ class TrlRollouts:
                 return
             episode.add(ids, [0.0] * len(ids), is_model=False)
 
-    async def _speak(self, episode: Episode, trainer: Any, session: Session) -> bool:
+    async def _speak(self, episode: Episode, trainer: Any, session: RolloutSession) -> bool:
         """Generate the model's next turn. Return whether the model has ended it."""
         while True:
             choice = await self._ask(episode, trainer, session)
@@ -219,7 +219,7 @@ class TrlRollouts:
             if choice["finish_reason"] != "abort" or is_full:
                 return bool(choice["finish_reason"] == "stop")
 
-    async def _ask(self, episode: Episode, trainer: Any, session: Session) -> dict[str, Any]:
+    async def _ask(self, episode: Episode, trainer: Any, session: RolloutSession) -> dict[str, Any]:
         turn = f"{episode.number}/{len(episode.turns)}"
         seed = blake2b(f"{self._seed}/{turn}".encode(), digest_size=_SEED_BYTES).digest()
         answer = await session.call(
