@@ -16,7 +16,7 @@ from rose.adapters.listening import listening
 from tests.adapters.rig import rigged
 from tests.adapters.test_trl_rollouts import Recording
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
 pytest.importorskip("trl", minversion="1.16", reason="TRL is not here: `make learn-env`")
 TOKEN = "ab" * 32
 TEMPLATE = (
