@@ -8,10 +8,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 
 from rose import __version__
-from rose.adapters.bodies import FinishBody, InitBody, StartBody, UpdateBody, VersionBody
-from rose.adapters.guard import error_body, headers_of
+from rose.adapters.control_bodies import FinishBody, InitBody, StartBody, UpdateBody, VersionBody
+from rose.adapters.http_errors import error_body, headers_of
 from rose.adapters.json_answer import Json
 from rose.adapters.service import PauseMode, RolloutService
+from rose.adapters.text_routes import context_tokens
 from rose.adapters.weight_updates import WeightUpdates
 from rose.clock import unix_s
 from rose.errors import InvalidArgument
@@ -31,12 +32,18 @@ def add_status(
     registry.register(service.metrics())
 
     @app.get("/ping", include_in_schema=False)
+    @app.get("/health_generate", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """Answer 200 if a worker is registered, else 503."""
         if service.worker_count():
             return Json({"status": "ok"})
         return Json(error_body(503, "no worker is registered"), 503, headers_of(503))
+
+    @app.get("/liveness")
+    async def liveness() -> dict[str, str]:
+        """Answer 200 while the process runs, with or without workers."""
+        return {"status": "alive"}
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -46,7 +53,7 @@ def add_status(
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """Return the model that the service serves."""
-        limit = service.limits.context_tokens
+        limit = context_tokens(service)
         one = {"id": model, "object": "model", "created": started, "owned_by": "rose"}
         return {"object": "list", "data": [{**one, "root": model, "max_model_len": limit}]}
 
@@ -58,7 +65,7 @@ def add_status(
                 "model_config": {
                     "model": model,
                     "dtype": f"torch.{dtype}",
-                    "max_model_len": service.limits.context_tokens,
+                    "max_model_len": context_tokens(service),
                     "logprobs_mode": "processed_logprobs",
                 },
                 "parallel_config": {"data_parallel_size": 1, "tensor_parallel_size": 1},

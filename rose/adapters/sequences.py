@@ -1,10 +1,10 @@
 """Sequences in flight, and their tokens so far."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 from rose.adapters.versions import VersionRange
 from rose.errors import RoseError
@@ -24,12 +24,16 @@ class Ask:
         sampling: sampling parameters.
         seed: seed of the sampling.
         versions: versions of weights that may generate the tokens.
+        stop: texts that end the sequence.
+        include_stop: whether a stop text is part of the output.
     """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     seed: int
     versions: VersionRange
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
 
 
 def seed_of(seed: int | None, place: int, draw: random.Random) -> int:
@@ -61,11 +65,15 @@ class SequenceInFlight:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.top_logprobs: list[tuple[tuple[int, float], ...]] = []
+        self.cached_tokens = 0
+        self.stop_reason: int | str | None = None
+        self.extras: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
         self.error: RoseError | None = None
         self.is_done = False  # whether the scheduler has returned the whole result
         self._changed = changed
-        self._stops = frozenset(ask.sampling.stop_tokens)
+        self.stops = frozenset(ask.sampling.stop_tokens)
 
     @property
     def is_over(self) -> bool:
@@ -75,11 +83,11 @@ class SequenceInFlight:
     def grow(self, state: DriverTrajectory) -> None:
         """Append the new tokens of the trajectory, up to a stop token."""
         have = len(self.tokens)
-        if self.is_over or (have and self.tokens[-1] in self._stops):
+        if self.is_over or (have and self.tokens[-1] in self.stops):
             return
         tokens = state.tokens[have:]
-        if self._stops:
-            last = next((at for at, token in enumerate(tokens) if token in self._stops), None)
+        if self.stops:
+            last = next((at for at, token in enumerate(tokens) if token in self.stops), None)
             tokens = tokens if last is None else tokens[: last + 1]
         end = have + len(tokens)
         self._append(tokens, state.logprobs[have:end], state.versions[have:end])
@@ -89,6 +97,9 @@ class SequenceInFlight:
         self.is_done = True
         if self.is_over:
             return
+        self.top_logprobs = list(result.top_logprobs)
+        self.cached_tokens, self.extras = result.cached_tokens, result.extras
+        self.stop_reason = result.stop_reason
         have = len(self.tokens)
         self._append(
             list(result.tokens[have:]), list(result.logprobs[have:]), list(result.versions[have:])

@@ -6,7 +6,7 @@ worker, and the client does not notice.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -16,10 +16,11 @@ from typing import Any, Final
 from typing_extensions import Self
 
 from rose.adapters.board import Board
+from rose.adapters.fleet_limits import FleetLimits
 from rose.adapters.gate import GatedWorker
 from rose.adapters.sequences import Ask, SequenceInFlight
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, Unavailable
-from rose.scheduler.coerce import COUNT_MAX
+from rose.scheduler.checks import COUNT_MAX
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.metrics import SchedulerMetrics
 from rose.scheduler.settings import SchedulerSettings
@@ -101,6 +102,7 @@ class RolloutService:
         self._generations: set[Generation] = set()
         self.draw = random.Random()
         self.published = 0
+        self.facts: Callable[[], FleetLimits] = self._facts
 
     async def __aenter__(self) -> Self:
         await self._scheduler.__aenter__()
@@ -153,6 +155,9 @@ class RolloutService:
         except RoseError:
             self._board.gates.pop(worker.number, None)
             raise
+
+    def _facts(self) -> FleetLimits:
+        return FleetLimits(None, self.limits.context_tokens, (), frozenset(), None)
 
     def versions(self) -> dict[int, int]:
         """Return the number of workers by version of their weights."""
@@ -225,7 +230,14 @@ class RolloutService:
 
     # ---- sequences ------------------------------------------------------------------------------
 
-    def generate(self, asks: Sequence[Ask]) -> "Generation":
+    def generate(
+        self,
+        asks: Sequence[Ask],
+        *,
+        session: str | None = None,  # noqa: ARG002 (kept for conversations)
+        request: str | None = None,  # noqa: ARG002
+        job: int = 0,  # noqa: ARG002
+    ) -> "Generation":
         """Begin to generate sequences.
 
         Raises:

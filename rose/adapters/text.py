@@ -17,7 +17,7 @@ class Tokenizer(Protocol):
 
     eos_token_id: Any
 
-    def encode(self, text: str) -> Any:
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> Any:
         """Return the token ids of a text."""
         ...
 
@@ -68,7 +68,9 @@ class StreamedText:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=self._skips))
 
 
-def encoded(tokenizer: Tokenizer | None, text: str) -> list[int]:
+def encoded(
+    tokenizer: Tokenizer | None, text: str, *, add_special_tokens: bool = True
+) -> list[int]:
     """Return the token ids of a prompt.
 
     Raises:
@@ -79,11 +81,12 @@ def encoded(tokenizer: Tokenizer | None, text: str) -> list[int]:
             "prompt must be token ids: the service has no tokenizer to read text with"
         )
     _check_text(text)
-    return [int(token) for token in tokenizer.encode(text)]
+    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return [int(token) for token in ids]
 
 
 def templated(
-    tokenizer: Tokenizer | None, messages: list[dict[str, str]], options: dict[str, Any]
+    tokenizer: Tokenizer | None, messages: list[dict[str, Any]], options: dict[str, Any]
 ) -> list[int]:
     """Return the token ids of a conversation.
 
@@ -99,9 +102,6 @@ def templated(
         raise InvalidArgument("chat_template_kwargs must not replace the chat template")
     if tokenizer is None:
         raise InvalidArgument("messages need a tokenizer, which this service does not have")
-    for message in messages:
-        for text in message.values():
-            _check_text(text)
     try:
         ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
     except (ValueError, TypeError, KeyError, RuntimeError) as error:

@@ -22,8 +22,8 @@ from rose.units import MS_PER_S
 
 VOCABULARY: Final = 256
 _LOGPROB: Final = -5.545177444479562  # ln(1 / VOCABULARY): all tokens are equally likely
-_SEATS: Final = 64
-_KV_TOKENS: Final = 1 << 20
+SEATS: Final = 64
+KV_TOKENS: Final = 1 << 20
 
 
 def trial_token(seed: int, place: int, version: int) -> int:
@@ -71,7 +71,7 @@ class TrialWorker(Closing):
         """Capabilities for the worker's registration."""
         step_ms = max(self.step_s, 1e-4) * MS_PER_S
         return Capabilities(
-            _SEATS, prefill_tokens_per_s=1e6, decode_step_ms=step_ms, version=self.version
+            SEATS, prefill_tokens_per_s=1e6, decode_step_ms=step_ms, version=self.version
         )
 
     def grant(self) -> None:
@@ -79,7 +79,7 @@ class TrialWorker(Closing):
         with self._lock:
             self._epoch += 1
             self._is_granted = True
-            self._report(GrantChanged(self.number, self._epoch, _KV_TOKENS, ttl_ms=0.0))
+            self._report(GrantChanged(self.number, self._epoch, KV_TOKENS, ttl_ms=0.0))
 
     def revoke(self) -> None:
         """Return all turns, then the capacity grant."""

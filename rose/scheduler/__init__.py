@@ -4,8 +4,16 @@ from typing import TYPE_CHECKING
 
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped, TurnResult
-from rose.scheduler.worker import TurnOutput, Worker
+from rose.scheduler.turns import (
+    Capabilities,
+    Sampling,
+    TrajectoryDropped,
+    TurnLost,
+    TurnRefused,
+    TurnResult,
+)
+from rose.scheduler.versions import VersionConflict, VersionRange
+from rose.scheduler.worker import Options, TurnOutput, Worker
 
 if TYPE_CHECKING:
     from rose.scheduler.store_file import FileStore
@@ -14,12 +22,17 @@ __all__ = [
     "Capabilities",
     "ElasticRolloutScheduler",
     "FileStore",
+    "Options",
     "PlacementPolicy",
     "Sampling",
     "SchedulerSettings",
     "TrajectoryDropped",
+    "TurnLost",
     "TurnOutput",
+    "TurnRefused",
     "TurnResult",
+    "VersionConflict",
+    "VersionRange",
     "Worker",
 ]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
+from rose.scheduler.arrivals import PreRegistrationBuffer, validated
 from rose.scheduler.core import SchedulerCore
 from rose.scheduler.driver_events import DriverStep, Entry, Registered
 from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.state import Outcome, RolloutsState, SchedulerCheckpoint
-from rose.scheduler.validation import PreRegistrationBuffer, validated
 from rose.scheduler.watching import DriverWatch, Watches
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 from rose.units import NS_PER_S
@@ -153,6 +153,7 @@ class Durable:
         if not self.rollouts.is_here(valid.worker) and self._pre_registration.keep(valid):
             return
         if isinstance(valid, WorkerLost):
+            self._pre_registration.lose(valid.worker)
             self.rollouts.stop_turns(valid.worker)
         self.rollouts.take(valid)
         self._note(valid)
@@ -166,14 +167,18 @@ class Durable:
 
         Raises:
             InvalidArgument: the entry contradicts earlier ones; nothing has changed.
+            Unavailable: the worker to register is lost already.
         """
         if isinstance(entry, WorkerLost):
-            self.receive(entry)
+            if self.rollouts.is_here(entry.worker):
+                self.receive(entry)
             return
         if isinstance(entry, Registered) and worker is not None:
+            self.rollouts.check_absent(entry.worker)
+            kept = self._pre_registration.take(entry.worker)
             self.rollouts.register(entry, worker)
             self._note(entry)
-            for event in self._pre_registration.take(entry.worker):
+            for event in kept:
                 self.rollouts.take(event)
                 self._note(event)
             return
@@ -198,7 +203,8 @@ class Durable:
             self.receive(refusal)
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.absent():
-                self.receive(WorkerLost(number, f"it did not rejoin within {REJOIN_S} s"))
+                why = f"it did not rejoin within {REJOIN_S} s"
+                self.receive(WorkerLost(number, why, is_crash=False))
         entries, self._entries = self._entries, []
         if self._store is not None:
             self._store.append(DriverStep(now_ns, tuple(entries)))

@@ -55,13 +55,13 @@ def following(worker, publisher):
     thread.join(WAIT_S)
 
 
-async def test_every_worker_has_the_weights_before_the_service_goes_on() -> None:
+async def test_weights_reach_workers_while_the_service_is_paused() -> None:
     async with rigged(1, step_s=0.002, token="t") as rig, listening(rig.app) as url:
         with (
             rose.publish(trl_weights(Model(1.0))) as publisher,
             following(rig.workers[0], publisher) as held,
         ):
-            transfer = TrlWeightTransfer(url, publisher, token="t", commit_s=WAIT_S)
+            transfer = TrlWeightTransfer(url, publisher, token="t", wait_s=WAIT_S)
             await asyncio.to_thread(transfer.init_weight_transfer)
             await asyncio.to_thread(transfer.pause)
             rig.client.headers["authorization"] = "Bearer t"
@@ -77,20 +77,39 @@ async def test_every_worker_has_the_weights_before_the_service_goes_on() -> None
             transfer.destroy()
 
 
-async def test_a_transfer_that_cannot_end_says_why() -> None:
+async def test_one_worker_with_the_weights_is_enough() -> None:
+    async with rigged(2, step_s=0.002) as rig, listening(rig.app) as url:
+        with (
+            rose.publish(trl_weights(Model(1.0))) as publisher,
+            following(rig.workers[0], publisher),
+        ):
+            transfer = TrlWeightTransfer(url, publisher, wait_s=WAIT_S)
+            await asyncio.to_thread(transfer.send_weights, Model(2.0).named_parameters())
+            assert rig.service.versions() == {0: 1, 2: 1}
+
+
+async def test_a_transfer_that_cannot_end_says_why_and_leaves_no_pause() -> None:
     async with rigged(1, step_s=0.002) as rig, listening(rig.app) as url:
         with rose.publish(trl_weights(Model(1.0))) as publisher:
-            transfer = TrlWeightTransfer(url, publisher, commit_s=0.05)
+            transfer = TrlWeightTransfer(url, publisher, wait_s=0.05)
+            await asyncio.to_thread(transfer.pause)
             with pytest.raises(
-                rose.DeadlineExceeded, match=r"version 2 within 0\.05 s; 1 of them did not"
+                rose.DeadlineExceeded,
+                match=r"committed version 2 .*\(versions of workers: 0\) within 0\.05 s",
             ):
                 await asyncio.to_thread(transfer.send_weights, Model(2.0).named_parameters())
-            refused = TrlWeightTransfer(url + "/nowhere", publisher)
-            with pytest.raises(rose.Unavailable, match="Not Found"):
-                await asyncio.to_thread(refused.pause)
-        absent = TrlWeightTransfer("http://127.0.0.1:9", publisher)
-        with pytest.raises(rose.Unavailable, match="does not answer"):
-            await asyncio.to_thread(absent.pause)
+            assert not rig.service.is_paused
+            await asyncio.to_thread(transfer.pause)
+            with pytest.raises(rose.InvalidArgument, match="must be those of the version before"):
+                await asyncio.to_thread(transfer.send_weights, iter([("w", other_shape())]))
+            assert not rig.service.is_paused
+            without = TrlWeightTransfer(url, None)
+            with pytest.raises(rose.InvalidArgument, match="must have a publisher"):
+                await asyncio.to_thread(without.send_weights, Model(2.0).named_parameters())
+
+
+def other_shape() -> Parameter:
+    return np.zeros(7, np.float32).view(Parameter)
 
 
 @pytest.mark.peer

@@ -104,11 +104,13 @@ class Wanted(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not fol
         is_only_waiting: True to load nothing into the model: the call succeeds as soon as the
             version is in the host copy. Versions arrive while the engine generates, so a caller
             that asks for this with a short `timeout_s` now and then costs the engine little time.
+        is_exact: whether the call fails, and loads nothing, if the host copy has a newer version.
     """
 
     version: int = 1
     timeout_s: float = 30.0
     is_only_waiting: bool = False
+    is_exact: bool = False
 
 
 class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not followed
@@ -177,6 +179,10 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         while (receiver.version or 0) < update_info.version:
             receiver.wait(update_info.timeout_s)
             receiver.commit()
+        if update_info.is_exact and receiver.version != update_info.version:
+            raise Unavailable(
+                f"version {update_info.version} was overtaken by version {receiver.version}"
+            )
         if update_info.is_only_waiting:
             return
         self.loaded, self.is_half_loaded = None, True
