@@ -48,7 +48,8 @@ bool take_any(py::handle source, std::vector<Event>& events, std::variant<Kinds.
 void take_event(py::handle source, std::vector<Event>& events) {
   if (take<scheduler::TurnProgress>(source, events)) return;
   if (take_any(source, events, static_cast<Event*>(nullptr))) return;
-  raise(Status::invalid_argument("the scheduler has no event like " + std::string{py::repr(source)}));
+  raise(
+      Status::invalid_argument("the scheduler has no event like " + std::string{py::repr(source)}));
 }
 
 py::list step(Core& core, const py::sequence& sources, std::int64_t now_ns) {

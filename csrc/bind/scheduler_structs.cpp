@@ -27,8 +27,8 @@ template <>
 constexpr std::array<std::string_view, 4> kNames<scheduler::TurnEnd>{"FINISHED", "INTERRUPTED",
                                                                      "FAILED", "REFUSED"};
 template <>
-constexpr std::array<std::string_view, 5> kNames<scheduler::DropReason>{"FAILED", "GIVEN_UP",
-                                                                        "REFUSED", "LOST", "VERSION"};
+constexpr std::array<std::string_view, 5> kNames<scheduler::DropReason>{
+    "FAILED", "GIVEN_UP", "REFUSED", "LOST", "VERSION"};
 
 template <typename T>
 struct AsPython {
@@ -62,7 +62,7 @@ template <typename T, typename F>
 struct Field {
   using Type = typename AsPython<F>::Type;
   const char* name;
-  F T::*at;
+  F T::* at;
 
   py::arg argument() const { return py::arg(name); }
   void set(T& one, const Type& value) const { one.*at = AsPython<F>::from(value); }
@@ -76,7 +76,7 @@ template <typename T, typename F>
 struct Usual {
   using Type = F;
   const char* name;
-  F T::*at;
+  F T::* at;
   F usual;
 
   py::arg_v argument() const { return py::arg(name) = usual; }
@@ -91,7 +91,7 @@ template <typename T>
 struct Maybe {
   using Type = std::optional<std::int64_t>;
   const char* name;
-  std::int64_t T::*at;
+  std::int64_t T::* at;
 
   py::arg_v argument() const { return py::arg(name) = py::none(); }
   void set(T& one, const Type& value) const { one.*at = value.value_or(-1); }
@@ -110,11 +110,15 @@ void bind(py::module_& module, const char* name, const Fields&... fields) {
               return one;
             }),
             fields.argument()...);
-  (bound.def_property_readonly(fields.name, [fields](const T& one) { return fields.get(one); }), ...);
+  (bound.def_property_readonly(fields.name, [fields](const T& one) { return fields.get(one); }),
+   ...);
   const auto all = [fields...](const T& one) { return py::make_tuple(fields.get(one)...); };
-  bound.def("__eq__", [all](const T& one, const py::object& other) {
-    return py::isinstance<T>(other) && all(one).equal(all(other.cast<const T&>()));
-  }, py::arg("other"));
+  bound.def(
+      "__eq__",
+      [all](const T& one, const py::object& other) {
+        return py::isinstance<T>(other) && all(one).equal(all(other.cast<const T&>()));
+      },
+      py::arg("other"));
   bound.def("__repr__", [all, name](const T& one) {
     return std::string{name} + std::string{py::repr(all(one))};
   });
@@ -198,7 +202,8 @@ void bind_actions(py::module_& module) {
                 Field{"skip", &Deliver::skip}, Field{"tokens", &Deliver::tokens});
   bind<TurnDone>(module, "TurnDone", Field{"trajectory", &TurnDone::trajectory},
                  Field{"turn", &TurnDone::turn});
-  bind<Drop>(module, "Drop", Field{"trajectory", &Drop::trajectory}, Field{"reason", &Drop::reason});
+  bind<Drop>(module, "Drop", Field{"trajectory", &Drop::trajectory},
+             Field{"reason", &Drop::reason});
 }
 
 }  // namespace rose::bind

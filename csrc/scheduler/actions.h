@@ -21,9 +21,9 @@ struct Admit {
   TrajectoryId trajectory;
 };
 
-// Run a turn, or the rest of a turn whose first `first_token` tokens are in the prompt already. If the
-// turn's last token is among them (a stop token was delivered, but the report of the end was lost),
-// the driver runs nothing, and answers with TurnEnded(kFinished).
+// Run a turn, or the rest of a turn whose first `first_token` tokens are in the prompt already. If
+// the turn's last token is among them (a stop token was delivered, but the report of the end was
+// lost), the driver runs nothing, and answers with TurnEnded(kFinished).
 struct Start {
   TrajectoryId trajectory;
   std::int64_t turn;

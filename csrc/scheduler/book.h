@@ -165,7 +165,7 @@ class Book {
 
   std::vector<Action>* actions_{nullptr};
   std::set<TrajectoryId> expiring_;  // queued turns that accept no weights after some version
-  std::deque<Grace> graces_;  // in the order of their ends, since all have the same length
+  std::deque<Grace> graces_;         // in the order of their ends, since all have the same length
 };
 
 }  // namespace rose::scheduler

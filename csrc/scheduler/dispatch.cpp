@@ -20,7 +20,8 @@ constexpr std::size_t kFailuresMax = 8;
 
 void Dispatch::place() {
   TurnQueue& turns = book_.turns;
-  if (book_.is_paused || turns.is_empty() || (!book_.has_changed && book_.now_ns < place_at_ns_)) return;
+  if (book_.is_paused || turns.is_empty() || (!book_.has_changed && book_.now_ns < place_at_ns_))
+    return;
   book_.has_changed = false;
   place_at_ns_ = kNever;
   turns.starve(book_.now_ns - book_.settings.wait_max_ns);
@@ -265,10 +266,9 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.restart_tokens = !has_starved && trajectory.tries > 0 ? query.prompt_tokens : 0;
   query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
   query.is_urgent = lag > kUrgentLag;
-  query.may_wait =
-      !has_starved &&
-      static_cast<double>(oldest_versions_[trajectory.job]) < query.version_floor &&
-      trajectory.accepted.has(book_.jobs[trajectory.job].published);
+  query.may_wait = !has_starved &&
+                   static_cast<double>(oldest_versions_[trajectory.job]) < query.version_floor &&
+                   trajectory.accepted.has(book_.jobs[trajectory.job].published);
   query.since_published_s =
       static_cast<double>(book_.now_ns - book_.jobs[trajectory.job].published_ns) / kNsPerS;
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;

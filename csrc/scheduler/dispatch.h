@@ -18,8 +18,8 @@ namespace rose::scheduler {
 //   - is avoided by the turn, or holds caches that the turn spares,
 //   - is kept for a starved turn,
 //   - or would exceed a limit on restarts, exposure or unfairness.
-// While the scheduler is paused, no turn starts. The only other exception is room that starting turns freed when they gave up caches; the next step uses
-// that room.
+// While the scheduler is paused, no turn starts. The only other exception is room that starting
+// turns freed when they gave up caches; the next step uses that room.
 class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}

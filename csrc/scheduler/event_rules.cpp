@@ -40,8 +40,8 @@ void EventRules::operator()(const WorkerJoined& event) {
 void EventRules::operator()(const GrantChanged& event) {
   WorkerTable& workers = book_.workers;
   const auto slot = workers.find(event.worker);
-  const bool has_meaning =
-      slot && !workers[*slot].is_draining && is_count(event.grant_epoch) && is_count(event.kv_tokens) && event.ttl_ms >= 0;
+  const bool has_meaning = slot && !workers[*slot].is_draining && is_count(event.grant_epoch) &&
+                           is_count(event.kv_tokens) && event.ttl_ms >= 0;
   const bool is_new = has_meaning && workers.is_new_epoch(*slot, event.grant_epoch);
   const CapacityGrant grant = slot ? workers[*slot].grant : CapacityGrant{};
   const bool is_same = has_meaning && grant.is_live && grant.epoch == event.grant_epoch;
@@ -224,8 +224,8 @@ void EventRules::refuse(Trajectory& trajectory, const TurnProgress& event) {
   book_.counters.tokens_ignored += event.tokens;
   trajectory.run.has_misfit = true;
   // The tokens show which weights the worker has, so that the turn does not come back to it.
-  const std::int64_t version = event.version_max > trajectory.accepted.max ? event.version_max
-                                                                           : event.version_min;
+  const std::int64_t version =
+      event.version_max > trajectory.accepted.max ? event.version_max : event.version_min;
   if (trajectory.run.is_held && is_count(version)) {
     book_.workers.set_version(trajectory.run.slot, version);
     book_.recall_misfits(trajectory.run.slot);

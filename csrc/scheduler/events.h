@@ -1,8 +1,8 @@
 // The scheduler's input. csrc/bind/scheduler.cpp binds these structs.
 //
 // Events of the driver must not contradict earlier ones. Events of workers may be late, duplicated
-// or obsolete: GrantChanged, WorkerLost, VersionCommitted, TurnProgress and TurnEnded. The core only
-// counts tokens; its driver keeps them.
+// or obsolete: GrantChanged, WorkerLost, VersionCommitted, TurnProgress and TurnEnded. The core
+// only counts tokens; its driver keeps them.
 #pragma once
 
 #include <cstdint>
@@ -179,9 +179,9 @@ struct Paused {
 
 struct Resumed {};
 
-using Event = std::variant<WorkerJoined, GrantChanged, WorkerLost, VersionPublished,
-                           VersionCommitted, TrajectoryCreated, TurnReady, TurnProgress, TurnEnded,
-                           TrajectoryEnded, Consumed, JobJoined, WorkerMeasured, WorkerDrained,
-                           TurnCut, Paused, Resumed>;
+using Event =
+    std::variant<WorkerJoined, GrantChanged, WorkerLost, VersionPublished, VersionCommitted,
+                 TrajectoryCreated, TurnReady, TurnProgress, TurnEnded, TrajectoryEnded, Consumed,
+                 JobJoined, WorkerMeasured, WorkerDrained, TurnCut, Paused, Resumed>;
 
 }  // namespace rose::scheduler

@@ -17,11 +17,11 @@ namespace rose::scheduler {
 
 // A turn that needs a worker.
 struct Query : CostQuery {
-  std::size_t job{0};                  // only this job's workers may run the turn
-  double need_tokens{0};               // reservation at the start
-  double most_tokens{0};               // largest possible reservation; the worker must fit it
-  bool prefers_dedicated{false};       // any dedicated worker is better than a borrowed one
-  double version_floor{0};             // oldest allowed version of the worker
+  std::size_t job{0};             // only this job's workers may run the turn
+  double need_tokens{0};          // reservation at the start
+  double most_tokens{0};          // largest possible reservation; the worker must fit it
+  bool prefers_dedicated{false};  // any dedicated worker is better than a borrowed one
+  double version_floor{0};        // oldest allowed version of the worker
   double version_ceiling{static_cast<double>(kCountMax)};  // newest allowed version of the worker
   std::optional<std::size_t> home{};   // slot of the worker that has, or had, the cache
   double hit_tokens{0};                // prompt tokens cached at home; the home is warm if > 0

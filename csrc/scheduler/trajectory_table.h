@@ -133,8 +133,8 @@ struct Trajectory {
   void image(Image& image) {
     image(id, group, ticket, place_in_line, job, state, started_ns, version_min, said_tokens,
           life_number, life_s, turn_ns, turn, context_tokens, max_new_tokens, known_tokens, tries,
-          attempts, losses, accepted, computed_tokens, forecast, queue_key, queued_ns, was_displaced, run, home,
-          avoided, recalled_until_ns, awaited_tokens, awaited_end);
+          attempts, losses, accepted, computed_tokens, forecast, queue_key, queued_ns,
+          was_displaced, run, home, avoided, recalled_until_ns, awaited_tokens, awaited_end);
   }
 };
 

@@ -4,7 +4,7 @@ from rose.adapters.app import rollout_app
 from rose.adapters.sequences import Ask
 from rose.adapters.service import Overloaded, PauseMode, RolloutService, ServiceLimits
 from rose.adapters.trial import TrialWorker
-from rose.adapters.versions import VersionConflict, VersionRange
+from rose.scheduler.versions import VersionConflict, VersionRange
 
 __all__ = [
     "Ask",

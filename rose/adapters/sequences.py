@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-from rose.adapters.versions import VersionRange
 from rose.errors import RoseError
 from rose.scheduler.driver_trajectory import DriverTrajectory
 from rose.scheduler.turns import Sampling, TurnResult
+from rose.scheduler.versions import VersionRange
 
 # A trajectory's seed has 40 bits; clients may send more.
 _SEED_BYTES: Final = 5

@@ -150,13 +150,19 @@ class Durable:
         if valid is None:
             self.invalid_events += 1
             return
-        if not self.rollouts.is_here(valid.worker) and self._pre_registration.keep(valid):
-            return
-        if isinstance(valid, WorkerLost):
-            self._pre_registration.lose(valid.worker)
-            self.rollouts.stop_turns(valid.worker)
-        self.rollouts.take(valid)
-        self._note(valid)
+        is_kept = not self.rollouts.is_here(valid.worker) and self._pre_registration.keep(valid)
+        # The loss of a worker of an earlier process ends its turns, too.
+        is_absent = isinstance(valid, WorkerLost) and valid.worker in self.rollouts.absent()
+        if not is_kept or is_absent:
+            self._accept(valid)
+
+    def _accept(self, event: WorkerEvent) -> None:
+        if isinstance(event, WorkerLost):
+            if self.rollouts.is_here(event.worker):
+                self._pre_registration.lose(event.worker)
+            self.rollouts.stop_turns(event.worker)
+        self.rollouts.take(event)
+        self._note(event)
 
     def take(self, entry: Entry, worker: Worker | None = None) -> None:
         """Accept an entry of a caller.
@@ -204,7 +210,7 @@ class Durable:
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.absent():
                 why = f"it did not rejoin within {REJOIN_S} s"
-                self.receive(WorkerLost(number, why, is_crash=False))
+                self._accept(WorkerLost(number, why, is_crash=False))
         entries, self._entries = self._entries, []
         if self._store is not None:
             self._store.append(DriverStep(now_ns, tuple(entries)))

@@ -65,7 +65,7 @@ def event(draw: random.Random, odd_share: float) -> Event:
 def refused(core: SchedulerCore, events: list[Event], now_ns: Any) -> str | None:
     try:
         core.step(events, now_ns)
-    except InvalidArgument as error:
+    except (InvalidArgument, TypeError) as error:  # TypeError: for what is no time
         return str(error)
     return None
 

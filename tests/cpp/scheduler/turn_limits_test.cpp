@@ -57,9 +57,8 @@ std::optional<Kind> first(const std::vector<Action>& actions) {
 
 template <typename Kind>
 std::int64_t count(const std::vector<Action>& actions) {
-  return std::count_if(actions.begin(), actions.end(), [](const Action& action) {
-    return std::holds_alternative<Kind>(action);
-  });
+  return std::count_if(actions.begin(), actions.end(),
+                       [](const Action& action) { return std::holds_alternative<Kind>(action); });
 }
 
 TurnProgress progress(const Start& start, std::int64_t first_token, std::int64_t tokens,
@@ -308,7 +307,8 @@ TEST(measured_rates_count_at_once_and_the_turns_stay) {
   rig.join(0);
   rig.join(1);
   CHECK_EQ(first<Start>(rig.ready(1))->worker, 0);
-  CHECK(rig.step({WorkerMeasured{0, 1000.0, 500.0, 1.0}, WorkerMeasured{9, 1.0, 1.0, 0.0}}).empty());
+  CHECK(
+      rig.step({WorkerMeasured{0, 1000.0, 500.0, 1.0}, WorkerMeasured{9, 1.0, 1.0, 0.0}}).empty());
   CHECK_EQ(first<Start>(rig.ready(2))->worker, 1);
   CHECK_EQ(first<Start>(rig.ready(3))->worker, 1);
   CHECK(rig.step({WorkerMeasured{0, 1000.0, 0.1, 0.0}}).empty());
