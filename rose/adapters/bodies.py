@@ -196,4 +196,7 @@ def schema() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON schema of each body by its name, and the schemas that these refer to."""
     kinds = (CompletionBody, ChatBody, GenerateBody, SglangBody)
     made, parts = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for kind in (GenerateBody, SglangBody):  # null stands for the defaults
+        fields = parts[kind.__name__]["properties"]
+        fields["sampling_params"] = {"anyOf": [fields["sampling_params"], {"type": "null"}]}
     return {kind.__name__: one for kind, one in zip(kinds, made, strict=True)}, parts

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Query
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
@@ -82,7 +82,7 @@ def add_status(
             },
         }
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return the scheduler's counts as text for Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -18,6 +18,7 @@ _KINDS: Final = {
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
+_HEADERS: Final = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "POST"}}
 
 
 class Refused(Exception):
@@ -87,4 +88,4 @@ def headers_of(status: int) -> dict[str, str]:
     """Return the headers that an error needs besides the usual ones."""
     if status in {409, 429, 503}:
         return {"retry-after": str(RETRY_AFTER_S)}
-    return {"www-authenticate": "Bearer"} if status == 401 else {}
+    return _HEADERS.get(status, {})

@@ -25,6 +25,7 @@ _VALUES: Final[dict[str, tuple[Any, ...] | None]] = {
     "store": _OFF,
     # Text and its parts: rose returns the text as it is.
     **dict.fromkeys(("spaces_between_special_tokens", "parallel_tool_calls"), _ANY),
+    "no_stop_trim": _OFF,
     **dict.fromkeys(("separate_reasoning", "stream_reasoning", "include_reasoning"), _ANY),
     "modalities": (["text"],),
     # Beam search, and fields that act in it only.
