@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rose.scheduler.coerce import COUNT_MAX
+from rose.scheduler.checks import COUNT_MAX
 
 Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 

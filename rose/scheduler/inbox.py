@@ -35,7 +35,8 @@ class Inbox:
                 return
             if len(self._events) >= self._events_max:
                 self._shut_out.add(event.worker)
-                event = WorkerLost(event.worker, f"more than {self._events_max} events waited")
+                why = f"more than {self._events_max} events waited"
+                event = WorkerLost(event.worker, why, is_crash=False)
             self._events.append(event)
             if len(self._events) == 1:
                 try:

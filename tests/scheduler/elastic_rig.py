@@ -4,11 +4,11 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from msgspec.structs import replace
 from typing_extensions import Self
 
 from rose.scheduler import PlacementPolicy, durable, elastic

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from rose.errors import InternalError, InvalidArgument, Unavailable
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped
@@ -74,18 +75,21 @@ async def test_what_contradicts_itself_is_refused_and_changes_nothing() -> None:
             (scheduler.generate(0, turn=1, prompt=(1,), sampling=SAMPLING), "next turn is 0"),
             (
                 scheduler.generate(0, turn=-1, prompt=(1,), sampling=SAMPLING),
-                "turn must be from 0",
+                "turn must be int >= 0, got -1",
             ),
             (scheduler.generate(0, turn=0, prompt=(), sampling=SAMPLING), "at least one"),
             (scheduler.generate(0, turn=0, prompt=(-1,), sampling=SAMPLING), "from 0 to"),
             (scheduler.generate(0, turn=0, prompt=(HUGE,), sampling=SAMPLING), "from 0 to"),
             (scheduler.start(0, group=2), "with other arguments"),
-            (scheduler.start(-1), "must be from 0"),
-            (scheduler.start(HUGE), "must be from 0"),
+            (scheduler.start(-1), "must be int"),
+            (scheduler.start(HUGE), "must be int"),
             (scheduler.finish(9), "never started"),
             (scheduler.consumed(1), "cannot consume 1 trajectories: only 0 finished"),
-            (scheduler.publish(-1), "must be from 0"),
-            (scheduler.add_job(1, batch_trajectories=0, max_staleness=1), "must be from 1"),
+            (scheduler.publish(-1), "must be int"),
+            (
+                scheduler.add_job(1, batch_trajectories=0, max_staleness=1),
+                "must be int >= 1, got 0",
+            ),
             (scheduler.checkpoint(), "without a store"),
         ]
         for call, said in wrong:
@@ -223,7 +227,7 @@ async def test_an_output_that_nobody_can_learn_from_counts_as_a_failure(lie) -> 
         await until(lambda: liar.running)
         request = liar.running[0].request
         output = TurnOutput(0, 0, 0, request.grant_epoch, 0, (1, 2), (-0.5, -0.5), (0, 0))
-        scheduler.receive(replace(output, **lie))
+        scheduler.receive(structs.replace(output, **lie))
         await until(lambda: scheduler.stats().running == 0)
         liar.revoke()
         honest = await bring(scheduler, 1)
@@ -245,7 +249,7 @@ async def test_numbers_that_are_no_counts_change_nothing() -> None:
             scheduler.receive(WorkerLost(number, "somebody else"))
             for field in ("worker", "trajectory", "turn", "grant_epoch", "first_token"):
                 output = TurnOutput(0, 0, 0, epoch, 0, (1,), (-0.5,), (0,))
-                scheduler.receive(replace(output, **{field: number}))
+                scheduler.receive(structs.replace(output, **{field: number}))
         assert_true(await speak_until(worker, asked), first_prompt(0))
 
 

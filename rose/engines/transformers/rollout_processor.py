@@ -15,8 +15,8 @@ from rose.engines.shut_out import ShutOut
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
-from rose.engines.vllm.waiting import Waits
 from rose.engines.victims import Progress, order_of_loss
+from rose.engines.vllm.waiting import Waits
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor import Notice, Quantum, RolloutLane
