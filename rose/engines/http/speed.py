@@ -9,7 +9,7 @@ import aiohttp
 
 from rose.clock import Clock
 from rose.engines.http.bodies import body_of, path_of
-from rose.engines.http.facts import EngineFacts, Speed
+from rose.engines.http.facts import EngineFacts, EngineSpeed
 from rose.engines.http.link import Link, failure_of, within
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.scheduler.worker import Options, TurnRequest
@@ -18,8 +18,10 @@ from rose.units import NS_PER_MS, NS_PER_S
 PREFILL_TOKENS: Final = 256
 DECODE_TOKENS: Final = 16
 MEASURE_S: Final = 20.0
-# Speed until the first turns were measured, if the engine does not answer in time.
-ASSUMED: Final = Speed(prefill_tokens_per_s=4000.0, decode_step_ms=20.0, decode_ms_per_sequence=0.5)
+# EngineSpeed until the first turns were measured, if the engine does not answer in time.
+ASSUMED: Final = EngineSpeed(
+    prefill_tokens_per_s=4000.0, decode_step_ms=20.0, decode_ms_per_sequence=0.5
+)
 _ROUNDS: Final = 3
 _TOGETHER: Final = 8
 # Maximum share of a step's time for one sequence: noise must not hide the fixed costs of a step.
@@ -32,7 +34,7 @@ _REPORT_FACTOR: Final = 1.25
 _TOKENS_MIN: Final = 64
 
 
-async def measure(link: Link, facts: EngineFacts, clock: Clock) -> Speed:
+async def measure(link: Link, facts: EngineFacts, clock: Clock) -> EngineSpeed:
     """Measure an engine with a few small requests.
 
     Raises:
@@ -49,7 +51,7 @@ async def measure(link: Link, facts: EngineFacts, clock: Clock) -> Speed:
         raise failure_of(link.url, error) from error
 
 
-async def _measure(link: Link, facts: EngineFacts, clock: Clock) -> Speed:
+async def _measure(link: Link, facts: EngineFacts, clock: Clock) -> EngineSpeed:
     context = facts.holds() or PREFILL_TOKENS + DECODE_TOKENS
     long, new = max(1, min(PREFILL_TOKENS, context - DECODE_TOKENS)), min(DECODE_TOKENS, context)
     numbers = itertools.count(1)
@@ -72,12 +74,12 @@ async def _measure(link: Link, facts: EngineFacts, clock: Clock) -> Speed:
     alone_ms = _step_ms(await run(1, new), new)
     together = min(facts.seats or _TOGETHER, _TOGETHER)
     if together == 1:
-        return Speed(rate, alone_ms, 0.0)
+        return EngineSpeed(rate, alone_ms, 0.0)
     full = await asyncio.gather(*(run(1, new) for _ in range(together)))
     full_ms = statistics.median(_step_ms(times, new) for times in full)
     # Despite noise, neither a sequence nor the fixed part may have a negative cost.
     each_ms = min(max((full_ms - alone_ms) / (together - 1), 0.0), _SHARE_MAX * alone_ms)
-    return Speed(rate, alone_ms - each_ms, each_ms)
+    return EngineSpeed(rate, alone_ms - each_ms, each_ms)
 
 
 def _request(number: int, facts: EngineFacts, tokens: int, count: int) -> TurnRequest:
@@ -101,7 +103,7 @@ class Pace:
         clock: source of times.
     """
 
-    def __init__(self, speed: Speed, clock: Clock) -> None:
+    def __init__(self, speed: EngineSpeed, clock: Clock) -> None:
         self.speed = speed
         self._clock = clock
         self._reported_ns = clock.now_ns()
@@ -121,7 +123,7 @@ class Pace:
         self._taken_ms += taken_ms
         self._expected_ms += tokens * self.speed.step_ms(running)
 
-    def changed(self) -> Speed | None:
+    def changed(self) -> EngineSpeed | None:
         """Return the new speed, if it differs enough and the last report is old enough."""
         now = self._clock.now_ns()
         if self._tokens < _TOKENS_MIN or now - self._reported_ns < _REPORT_S * NS_PER_S:
@@ -133,7 +135,7 @@ class Pace:
         self._reported_ns = now
         old = self.speed
         # Prefill runs on the same device, beside the same load.
-        self.speed = Speed(
+        self.speed = EngineSpeed(
             old.prefill_tokens_per_s / ratio,
             max(old.decode_step_ms * ratio, 1e-3),
             old.decode_ms_per_sequence * ratio,

@@ -14,7 +14,7 @@ _PLACEHOLDER: Final = "token_id:"
 _BAD_REQUEST: Final = 400
 
 
-class Part:
+class TurnPart:
     """New tokens of a turn, in the order in which the engine sent them.
 
     Args:
@@ -108,7 +108,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 _decode_with_top = msgspec.json.Decoder(_EventWithTop).decode
 
 
-def add_completion(part: Part, data: bytes, *, is_whole: bool = False) -> None:
+def add_completion(part: TurnPart, data: bytes, *, is_whole: bool = False) -> None:
     """Add an event of `/v1/completions`, or with `is_whole` the answer that is not streamed.
 
     Raises:
@@ -126,7 +126,7 @@ def add_completion(part: Part, data: bytes, *, is_whole: bool = False) -> None:
         part.fail(_status(event.error), event.error.message)
 
 
-def _add_choice(part: Part, choice: _Choice, *, is_whole: bool) -> None:
+def _add_choice(part: TurnPart, choice: _Choice, *, is_whole: bool) -> None:
     ids, logprobs = choice.token_ids, choice.logprobs
     if ids:
         count = len(ids)
@@ -150,7 +150,7 @@ def _add_choice(part: Part, choice: _Choice, *, is_whole: bool) -> None:
             part.extras["prompt_logprobs"] = choice.prompt_logprobs
 
 
-def _add_versions(part: Part, count: int, spans: list[_Span] | None) -> None:
+def _add_versions(part: TurnPart, count: int, spans: list[_Span] | None) -> None:
     """Add the versions of `count` tokens; spans count from the turn's first token here."""
     start = part.seen
     part.seen += count
@@ -210,7 +210,7 @@ class _Answer(msgspec.Struct):
 _decode_sglang = msgspec.json.Decoder(_Answer).decode
 
 
-def add_sglang(part: Part, data: bytes, *, is_cumulative: bool) -> None:
+def add_sglang(part: TurnPart, data: bytes, *, is_cumulative: bool) -> None:
     """Add an event of SGLang's `/generate`.
 
     Args:
@@ -244,7 +244,7 @@ def add_sglang(part: Part, data: bytes, *, is_cumulative: bool) -> None:
         _finish(part, meta.finish_reason)
 
 
-def _finish(part: Part, finish: _Finish) -> None:
+def _finish(part: TurnPart, finish: _Finish) -> None:
     part.is_complete = True
     if finish.type != "abort":
         part.end = TurnEnd.FINISHED

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from rose.engines.http.facts import TORN, Dialect
-from rose.engines.http.link import Rejected
+from rose.engines.http.link import BadStatus
 from rose.engines.http.worker import HttpWorker
 from rose.errors import DeadlineExceeded, Unavailable
 
@@ -102,7 +102,7 @@ async def _receive(worker: HttpWorker, offer: Offer, upstream: Upstream) -> None
         await link.ask("/start_weight_update", {}, deadline_s=_ANSWER_S)
         try:
             await link.ask("/update_weights", {"update_info": wanted}, deadline_s=_UPDATE_S)
-        except Rejected as error:
+        except BadStatus as error:
             reason = str(error)
             await asyncio.sleep(_POLL_S)
         else:
@@ -123,7 +123,7 @@ async def _load(worker: HttpWorker, offer: Offer, steps: dict[str, Any]) -> None
             await worker.link.ask(path, body, deadline_s=_UPDATE_S)
         await _empty_cache(worker)
         await _label(worker, str(offer.version))
-    except Rejected:
+    except BadStatus:
         worker.is_torn = is_changing
         if not is_changing:
             await _label(worker, str(worker.version))
@@ -142,7 +142,7 @@ async def _label(worker: HttpWorker, label: str) -> None:
         await worker.link.ask(
             "/update_weight_version", {"new_version": label}, deadline_s=_ANSWER_S
         )
-    except Rejected as error:
+    except BadStatus as error:
         if error.status not in (404, 405):
             raise
 

@@ -81,7 +81,7 @@ Follow: TypeAlias = Callable[[str, str, Callable[[Layout], Tensors]], Follower]
 
 
 @dataclass
-class Upstream(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not followed
+class Followed(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not followed
     """The publisher to follow.
 
     Args:
@@ -121,7 +121,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
     step runs a half-loaded model. On CPUs, vLLM's parameters have no memory during that call.
     """
 
-    init_info_cls = Upstream
+    init_info_cls = Followed
     update_info_cls = Wanted
     follow: Follow
 
@@ -138,7 +138,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         # device.
         self.between: Callable[[], None] = lambda: None
 
-    def init_transfer_engine(self, init_info: Upstream) -> None:
+    def init_transfer_engine(self, init_info: Followed) -> None:
         """Start to follow a publisher. A second call follows another publisher instead.
 
         Raises:
