@@ -109,6 +109,7 @@ async def serve_plan(plan: Plan) -> None:
             model=plan.model or fleet.facts().model or _NAME,
             tokenizer=_tokenizer(plan.tokenizer, fleet.facts().model),
             token=plan.door.token,
+            fleet=fleet,
             weights=partial(commit_trial_weights, trials) if plan.trials else None,
         )
 
