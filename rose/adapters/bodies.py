@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct, field
 
-from rose.scheduler.coerce import COUNT_MAX
+from rose.scheduler.checks import COUNT_MAX
 from rose.scheduler.versions import VersionRange
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]

@@ -5,7 +5,7 @@ from typing import Any, Final
 from rose.adapters.limits import ContextTooLong, Overloaded
 from rose.adapters.pauses import PauseOvertaken
 from rose.errors import DeadlineExceeded, InternalError, InvalidArgument, RoseError
-from rose.scheduler.coerce import printable
+from rose.scheduler.checks import printable
 from rose.scheduler.versions import VersionConflict
 
 RETRY_AFTER_S: Final = 1
@@ -74,7 +74,7 @@ def error_body(status: int, message: str, there: dict[int, int] | None = None) -
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     error: dict[str, Any] = {
-        "message": printable("message", message),
+        "message": printable(message),
         "type": kind,
         "param": None,
         "code": status,
