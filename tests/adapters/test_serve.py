@@ -96,7 +96,10 @@ def test_the_example_of_a_file_runs_and_its_killed_engine_comes_back(tmp_path: P
         wait_for(lambda: len(children(service.process.pid)) == 2)
         assert service.end() == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in group)
-    assert {one.name for one in (tmp_path / "fleet-logs").iterdir()} == {"dedicated.log", "trial.log"}
+    assert {one.name for one in (tmp_path / "fleet-logs").iterdir()} == {
+        "dedicated-0.log",
+        "dedicated-1.log",
+    }
 
 
 def children(pid: int) -> list[int]:
