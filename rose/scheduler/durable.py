@@ -208,6 +208,7 @@ class Durable:
         for refusal in refusals:
             self.receive(refusal)
         if now_ns >= self._rejoin_ns:
+            self._rejoin_ns = _NOW_MAX + 1  # Only workers of an earlier process can be absent.
             for number in self.rollouts.absent():
                 why = f"it did not rejoin within {REJOIN_S} s"
                 self._accept(WorkerLost(number, why, is_crash=False))

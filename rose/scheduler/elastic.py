@@ -95,6 +95,7 @@ class ElasticRolloutScheduler:
         self._waiters = Waiters()
         self._inbox: Inbox | None = None
         self._task: asyncio.Task[None] | None = None
+        self._over: asyncio.Future[None] | None = None  # ends the task
         self._saving: asyncio.Task[None] | None = None
         self._is_closing = False
         self._error: RoseError | None = None
@@ -110,8 +111,9 @@ class ElasticRolloutScheduler:
         except RoseError:
             self._durable.close()
             raise
-        self._inbox = Inbox(loop, events_max=EVENTS_MAX)
-        self._task = loop.create_task(self._run(self._inbox), name="rose-scheduler")
+        self._over = loop.create_future()
+        self._inbox = Inbox(self._on_events, tick_s=TICK_S, events_max=EVENTS_MAX)
+        self._task = loop.create_task(self._run(self._inbox, self._over), name="rose-scheduler")
         self._task.add_done_callback(self._has_ended)
         return self
 
@@ -146,10 +148,12 @@ class ElasticRolloutScheduler:
 
     async def _end_tasks(self) -> asyncio.CancelledError | None:
         """Wait until nothing writes to the store; return a cancellation received meanwhile."""
-        inbox, task = self._inbox, self._task
-        if inbox is None or task is None:
+        inbox, task, over = self._inbox, self._task, self._over
+        if inbox is None or task is None or over is None:
             return None
         inbox.close()
+        if not over.done():
+            over.set_result(None)
         cancelled = await _outlast(task)
         if self._saving is not None:
             cancelled = await _outlast(self._saving) or cancelled
@@ -157,6 +161,8 @@ class ElasticRolloutScheduler:
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         """Wake all callers when the task ends early."""
+        if self._inbox is not None:
+            self._inbox.close()
         failure = None if task.cancelled() else task.exception()
         if failure is None and self._is_closing:
             return
@@ -468,13 +474,19 @@ class ElasticRolloutScheduler:
 
     # ---- the task -------------------------------------------------------------------------------
 
-    async def _run(self, inbox: Inbox) -> None:
-        is_last = False
-        while not is_last:
-            await inbox.wait(TICK_S)
-            is_last = self._is_closing
+    async def _run(self, inbox: Inbox, over: asyncio.Future[None]) -> None:
+        """Wait for the end; callbacks of the inbox do the work, since tasks cost more per event."""
+        await over
+        self._advance(inbox.take())
+
+    def _on_events(self) -> None:
+        inbox, over = self._inbox, self._over
+        if inbox is None or over is None or over.done():
+            return
+        try:
             self._advance(inbox.take())
-            await asyncio.sleep(0)  # Busy workers must not starve callers.
+        except BaseException as error:  # noqa: BLE001 (it ends the task)
+            over.set_exception(error)
 
     def _advance(self, events: Sequence[WorkerEvent]) -> None:
         """Process worker events, step the core, and wake callers with the outcomes."""

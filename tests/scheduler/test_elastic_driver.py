@@ -220,7 +220,8 @@ async def test_a_turn_that_fails_everywhere_is_told_with_what_the_worker_said() 
     ids=str,
 )
 async def test_an_output_that_nobody_can_learn_from_counts_as_a_failure(lie) -> None:
-    async with opened() as scheduler:
+    # The turn does not return to the worker, which still has it.
+    async with opened(settings=tuned(WIDE, retry_ms=60_000.0)) as scheduler:
         liar = await bring(scheduler, 0, BORROWED)
         await scheduler.start(0)
         asked = ask(scheduler, 0)

@@ -15,9 +15,9 @@ from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable, sentence
 
 # Below uvicorn's limit of 5 s for idle connections, so that the client closes an idle one first.
 KEEP_ALIVE_S: Final = 4.0
-_CONNECT_S: Final = 3.0
+CONNECT_S: Final = 3.0
 _SHOWN_BYTES: Final = 600
-_TURN: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+_TURN: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
 
 T = TypeVar("T")
 Pending: TypeAlias = "aiohttp.client._RequestContextManager"
@@ -72,7 +72,7 @@ class Link:
             path: path and query of the route.
             silence_s: longest time between two pieces of the answer; None: no limit.
         """
-        limit = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=silence_s)
+        limit = aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=silence_s)
         return self.session.get(
             self.url + path, headers=self._headers(), ssl=self.tls or True, timeout=limit
         )
@@ -132,10 +132,8 @@ async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 
 def failure_of(url: str, error: Exception) -> Unavailable:
     """Return the error for a connection that could not be made, or broke."""
-    refused = isinstance(error, aiohttp.ClientConnectorError) and isinstance(
-        error.os_error, ConnectionRefusedError
-    )
-    if refused:
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, ConnectionRefusedError):
         return Disconnected(f"{url} refuses connections")
     return Unavailable(f"the connection to {url} failed: {sentence(error)}")
 
@@ -166,7 +164,8 @@ def checked_url(url: str, *, has_token: bool) -> str:
     except ValueError as error:
         raise InvalidArgument(f"the URL of an engine is invalid: {error}, got '{url}'") from error
     extra = parts.username or parts.password or parts.query or parts.fragment
-    if parts.scheme not in ("http", "https") or not host or port == 0 or extra:
+    is_plain = url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not host or port == 0 or extra or not is_plain:
         raise InvalidArgument(
             f"the URL of an engine must be like http://127.0.0.1:8000, http or https, got '{url}'"
         )

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -12,8 +12,9 @@ import msgspec
 from rose.clock import BootClock, Clock
 from rose.engines.http.bodies import body_of, is_streamed, path_of
 from rose.engines.http.events import EventStream
+from rose.engines.http.exchange import Exchanges, Reply
 from rose.engines.http.facts import Dialect, EngineFacts, EngineSpeed
-from rose.engines.http.link import Disconnected, Link, failure_of, message_of, within
+from rose.engines.http.link import Disconnected, Link, message_of
 from rose.engines.http.speed import ASSUMED, Pace
 from rose.engines.http.streams import TurnPart, add_completion, add_sglang
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable, sentence
@@ -41,19 +42,21 @@ _REST_S: Final = 1.0  # for the rest of an answer whose turn has ended
 # Answers that another try may change, and answers for which the worker is to blame.
 _LATER: Final = frozenset({408, 409, 425, 429, 503})
 _NOT_OURS: Final = frozenset({401, 403, 404, 405})
+_OK: Final = 200
 _SERVER_ERROR: Final = 500
 
 
 class _Turn:
     """A turn on the engine."""
 
-    __slots__ = ("made", "part", "request", "task", "told_ns")
+    __slots__ = ("made", "part", "request", "rest", "task", "told_ns")
 
     def __init__(self, request: TurnRequest, version: int) -> None:
         self.request = request
         self.part = TurnPart(version, request.options.logprobs)
         self.made = 0  # tokens that were reported
         self.told_ns = 0  # time of the last of them
+        self.rest = b""  # the beginning of an event
         self.task: asyncio.Task[None] | None = None
 
 
@@ -103,6 +106,8 @@ class HttpWorker:
         self.kv_tokens = 0  # of the present grant; 0: there is none
         self.wait: dict[str, Any] | None = None  # why a borrower gets no step
         self.link = Link(session, url, token, tls)
+        self._exchanges = Exchanges(url, token=token, tls=tls)
+        self._is_sglang = facts.dialect is Dialect.SGLANG
         self._report = on_event
         self._on_speed = on_speed
         self._clock = clock or BootClock()
@@ -149,6 +154,7 @@ class HttpWorker:
         self._turns.clear()
         for task in self._tasks:
             task.cancel()
+        self._exchanges.close()
         self._report(WorkerLost(self.number, reason))
 
     def accompany(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -282,60 +288,61 @@ class HttpWorker:
 
     async def _attempt(self, turn: _Turn) -> Unavailable | None:
         """Send the request and read the answer; return the error of a broken connection."""
+        part, is_one_by_one = turn.part, is_streamed(turn.request)
         body = body_of(turn.request, self.facts)
+        on_data = partial(self._read if is_one_by_one else self._gather, turn)
+        turn.rest = b""
         try:
-            async with self.link.post(path_of(self.facts), body) as answer:
-                if answer.status != 200:
-                    await self._rejected(turn, answer)
-                elif is_streamed(turn.request):
-                    await self._read(turn, answer.content)
-                else:
-                    add_completion(turn.part, await answer.read(), is_whole=True)
-                    self._end(turn, turn.part.end or TurnEnd.FAILED, turn.part.error)
-        except (aiohttp.ClientError, OSError) as error:
-            return failure_of(self.link.url, error)
-        return None
-
-    async def _read(self, turn: _Turn, content: aiohttp.StreamReader) -> None:
-        """Read a stream of events; the tokens of all events that arrive together are one output."""
-        part, is_whole, rest = turn.part, turn.request.options.is_whole, b""
-        is_sglang = self.facts.dialect is Dialect.SGLANG
-        is_cumulative = not self.facts.is_incremental
-        while not part.is_complete:
-            chunk = await content.readany()
-            if not chunk:
-                break
-            lines = (rest + chunk if rest else chunk).split(b"\n")
-            rest = lines.pop()
-            for line in lines:
-                if line[:5] != b"data:":
-                    continue
-                if line[6:7] == b"[":
-                    part.is_complete = part.end is not None
-                elif is_sglang:
-                    add_sglang(part, line[5:], is_cumulative=is_cumulative)
-                else:
-                    add_completion(part, line[5:])
-            if part.end is None and part.tokens and not is_whole:
-                self._send(turn)
-        if part.end is None:
-            raise aiohttp.ClientPayloadError("the engine ended its answer early")
-        if part.error is not None and part.end is TurnEnd.FAILED:
+            reply = await self._exchanges.run(path_of(self.facts), body, on_data)
+        except Unavailable as error:
+            if part.end is None:
+                return error
+        else:
+            if reply.status != _OK:
+                await self._rejected(turn, reply)
+                return None
+            if not is_one_by_one:
+                add_completion(part, turn.rest, is_whole=True)
+            if part.end is None:
+                return Unavailable(f"{self.link.url} ended its answer early")
+        if part.end is TurnEnd.FAILED:
             await self._verify()
         self._end(turn, part.end, part.error)
-        if not content.at_eof():
-            with suppress(asyncio.TimeoutError):  # Then the connection can be used again.
-                await within(_REST_S, content.read())
+        return None
 
-    async def _rejected(self, turn: _Turn, answer: aiohttp.ClientResponse) -> None:
+    def _gather(self, turn: _Turn, data: bytes, _: Callable[[float], None]) -> None:
+        turn.rest += data
+
+    def _read(self, turn: _Turn, data: bytes, expire: Callable[[float], None]) -> None:
+        """Read a piece of a stream; the tokens of all its events are one output."""
+        part = turn.part
+        lines = (turn.rest + data if turn.rest else data).split(b"\n")
+        turn.rest = lines.pop()
+        for line in lines:
+            if line[:5] != b"data:" or part.is_complete:
+                continue
+            if line[6:7] == b"[":
+                part.is_complete = part.end is not None
+            elif self._is_sglang:
+                add_sglang(part, line[5:], is_cumulative=not self.facts.is_incremental)
+            else:
+                add_completion(part, line[5:])
+        if part.is_complete:
+            expire(_REST_S)
+            if part.end is not TurnEnd.FAILED:
+                self._end(turn, part.end or TurnEnd.FAILED, part.error)
+        elif part.tokens and part.end is None and not turn.request.options.is_whole:
+            self._send(turn)
+
+    async def _rejected(self, turn: _Turn, reply: Reply) -> None:
         """End a turn whose request got another status than 200."""
-        message = message_of(answer.status, await answer.read())
-        if answer.status in _NOT_OURS:
+        message = message_of(reply.status, reply.body)
+        if reply.status in _NOT_OURS:
             self.lose(message)
-        elif answer.status in _LATER:
-            await asyncio.sleep(wait_s(answer.headers.get("retry-after", "")))
+        elif reply.status in _LATER:
+            await asyncio.sleep(wait_s(reply.retry_after))
             self._end(turn, TurnEnd.INTERRUPTED)
-        elif answer.status < _SERVER_ERROR:
+        elif reply.status < _SERVER_ERROR:
             self._end(turn, TurnEnd.REFUSED, message)
         else:
             await self._verify()

@@ -56,6 +56,7 @@ class FakeEngine:
         self.features = ["top_p", "seeds"]
         self.health = 200
         self.running = 0
+        self.peers: set[int] = set()  # ports of the clients that asked for turns
         self.decoded = 0
         self.bodies: list[dict[str, Any]] = []
         self.calls: list[tuple[str, Any]] = []
@@ -259,6 +260,7 @@ class FakeEngine:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.peers.add(request.transport.get_extra_info("peername")[1])
         if self.answers:
             return await self.answers.pop(0)(request)
         prompt, stops = body["prompt"], body["stop_token_ids"]
