@@ -89,7 +89,7 @@ def test_the_example_of_a_file_runs_and_its_killed_engine_comes_back(tmp_path: P
         assert service.line[2] == "workers=2"
         wait_for(service.is_well)
         before = service.tokens()
-        group = [pid for pid in children(service.process.pid)]
+        group = children(service.process.pid)
         assert len(group) == 2
         os.kill(group[0], signal.SIGKILL)
         assert service.tokens() == before
