@@ -49,8 +49,8 @@ def test_the_command_serves_until_it_is_told_to_end(repo) -> None:
 
 def test_an_engine_by_its_url_gives_the_tokens_that_it_gives_directly(tmp_path: Path) -> None:
     token = tmp_path / "token"
-    token.write_text("of the engine\n")
-    with started(*TRIAL, token="of the engine") as engine:
+    token.write_text("of-the-engine\n")
+    with started(*TRIAL, token="of-the-engine") as engine:
         words = ("serve", "--rollouts", engine.url, "--rollouts-token", str(token), *ANY)
         with started(*words, token="of clients") as service:
             assert service.line[2] == "workers=1"

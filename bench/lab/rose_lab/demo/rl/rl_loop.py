@@ -89,12 +89,11 @@ class _Watched:
     def __init__(
         self, scheduler: ElasticRolloutScheduler, watch: Callable[[WorkerEvent], None]
     ) -> None:
-        self._scheduler, self._watch = scheduler, watch
-        self.measured, self.drain = scheduler.measured, scheduler.drain
+        self.scheduler, self._watch = scheduler, watch
 
     def receive(self, event: WorkerEvent) -> None:
         self._watch(event)
-        self._scheduler.receive(event)
+        self.scheduler.receive(event)
 
     async def register(
         self,
@@ -102,7 +101,7 @@ class _Watched:
         capabilities: Capabilities,
         limits: FleetLimits | None = None,  # noqa: ARG002 (the trainer asks for nothing else)
     ) -> None:
-        await self._scheduler.register(worker, capabilities)
+        await self.scheduler.register(worker, capabilities)
 
 
 class RlLoop:

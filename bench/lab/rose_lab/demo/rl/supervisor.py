@@ -36,11 +36,11 @@ OnReady = Callable[[int, dict[str, Any], Connection], None]
 class Supervisor:
     """Runs a program until it is stopped.
 
-    When it is ready, the program prints a JSON object in one line, or `listening: URL`, which counts
-    as an object with the field `url`. It ends on SIGTERM. If this
-    process dies for any reason, the kernel kills the program, even if the program has not begun to
-    read its input. The program runs in its own session: the terminal's signals do not reach it, and
-    its children are killed when it ends.
+    When it is ready, the program prints a JSON object in one line, or `listening: URL`, which
+    counts as an object with the field `url`. It ends on SIGTERM. If this process dies for any
+    reason, the kernel kills the program, even if the program has not begun to read its input. The
+    program runs in its own session: the terminal's signals do not reach it, and its children are
+    killed when it ends.
 
     For each incarnation, `on_ready` comes before `on_death`; both run in this object's thread. A
     program that is stopped on purpose reports no death.
