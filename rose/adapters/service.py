@@ -74,7 +74,7 @@ class RolloutService:
         self.eos_token_ids = tuple(eos_token_ids)
         self.tokenizer = tokenizer
         self._watch = ServiceWatch(self._workers_changed)
-        self.facts: Callable[[], FleetLimits] = self._watch.limits
+        self.facts: Callable[[], FleetLimits] = self.registered_limits
         self.published = 0
         self._scheduler = ElasticRolloutScheduler(settings, watches=(self._watch,))
         self._turns = Turns(
@@ -148,6 +148,10 @@ class RolloutService:
         """
         await self._scheduler.register(worker, capabilities)
         self._watch.limit(worker.number, limits)
+
+    def registered_limits(self) -> FleetLimits:
+        """Return what the registered workers can do; `facts` is this function at first."""
+        return self._watch.limits()
 
     def versions(self) -> dict[int, int]:
         """Return the number of workers by version of their weights."""
