@@ -68,7 +68,7 @@ learn: learn-env
 
 # TRL's clients and trainer against the rollout service, some minutes.
 test-learn: learn-env
-	OMP_NUM_THREADS=1 $(LEARN_VENV)/bin/pytest -m 'slow or peer' tests/adapters/test_trl.py \
+	OMP_NUM_THREADS=1 $(LEARN_VENV)/bin/pytest -m 'slow or peer' tests/adapters/test_trl*.py \
 	  tests/adapters/test_weight_transfer.py tests/adapters/test_grpo.py $(ARGS)
 
 # Builds dist/*.whl for this Python. auditwheel names the wheel after the oldest glibc that it needs.

@@ -29,6 +29,8 @@ PRETRAINING_STEPS, EXAMPLES, LR = 500, 32, 3e-3
 # a share of 0, RL would spend most of a run on finding out which letter means which tool.
 PRIOR = 0.1
 IGNORED = -100  # cross-entropy skips these labels
+# The prompts are no chats, but TRL accepts an environment only with a template that shows tools.
+CHAT_TEMPLATE = "{{ messages }}"
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -37,7 +39,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel({one: at for at, one in enumerate(characters)}, PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=CHAT_TEMPLATE
+    )
 
 
 class Questions:
@@ -58,17 +62,26 @@ class Questions:
         return {"prompt": f"{a:02}{b:02}{letter}", "answer": f"!{right:04}"}
 
 
-def use_tool(_prompt: str, turns: list[str]) -> str | None:
-    """Return the tool's answer to a call; None for any other turn, which ends the episode."""
-    call = turns[-1]
-    if len(call) != TURN_TOKENS - 1 or call[0] not in TOOLS or not call[1:].isdecimal():
-        return None
-    return f"={TOOLS[call[0]](int(call[1:3]), int(call[3:])):04}"
+class Calculators:
+    """The environment of a completion: it answers the model's calls, and rewards a right answer.
 
+    TRL makes one for each completion of a step, and resets it with the columns of the row.
+    """
 
-def reward(turns: list[list[str]], answer: list[str], **_: object) -> list[float]:
-    """Return 1 for each episode whose last turn is the right answer, otherwise 0."""
-    return [float(one[-1] == right) for one, right in zip(turns, answer, strict=True)]
+    def reset(self, answer: str, **_: object) -> None:
+        """Begin an episode."""
+        self._answer, self._is_right = answer, False
+
+    def __call__(self, turn: str) -> str | None:
+        """Return the tool's answer to a call; None for any other turn, which ends the episode."""
+        self._is_right = turn == self._answer
+        if len(turn) != TURN_TOKENS - 1 or turn[0] not in TOOLS or not turn[1:].isdecimal():
+            return None
+        return f"={TOOLS[turn[0]](int(turn[1:3]), int(turn[3:])):04}"
+
+    def get_reward(self) -> float:
+        """Return 1 if the last turn was the right answer, otherwise 0."""
+        return float(self._is_right)
 
 
 def pretrain(folder: Path, seed: int) -> None:

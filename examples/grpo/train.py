@@ -20,7 +20,7 @@ from chaos import Chaos
 from checked import Checked
 from datasets import Dataset
 from fleet import Fleet
-from task import COMPLETION_TOKENS, Questions, make_tokenizer, pretrain, reward, use_tool
+from task import COMPLETION_TOKENS, Calculators, Questions, make_tokenizer, pretrain
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -61,14 +61,14 @@ def train(seed: int, arm: str, folder: Path, *, steps: int = STEPS) -> dict[str,
         ExitStack() as disturbed,
     ):
         transfer = TrlWeightTransfer(fleet.url, publisher)
-        rollouts = Checked(TrlRollouts(transfer, tool=use_tool, seed=seed))
+        rollouts = Checked(TrlRollouts(transfer, seed=seed))
         trainer = GRPOTrainer(
             model=model,
-            reward_funcs=reward,
             args=options(folder, seed, steps),
             train_dataset=Dataset.from_list(questions.draw(1024, seed=2 * seed)),
             eval_dataset=Dataset.from_list(questions.draw(EVAL_EPISODES, seed=2 * seed + 1)),
             processing_class=make_tokenizer(),
+            environment_factory=Calculators,
             rollout_func=rollouts,
         )
         faults: Counter[str] = Counter()

@@ -1,6 +1,7 @@
 """Joins an engine of transformers to the rollout service that is its HTTP server."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ from rose.adapters.hugging_face import load_tokenizer
 from rose.cli.http_program import CLOSING, App, Door, has_tokenizer, serve_until_told
 from rose.clock import BootClock
 from rose.engines.http import ASSUMED
+from rose.errors import Unavailable
 from rose.node.assembly import EngineOptions, LoadedModel
 from rose.node.host import NUMBER, EngineHost
 from rose.node.hosted_worker import HostedWorker
@@ -36,6 +38,7 @@ async def serve_model(door: Door, name: str, options: EngineOptions) -> None:
         name: name of the model in requests.
         options: options of the engine.
     """
+    logging.getLogger("ContinuousBatchingLogger").addFilter(_is_fault)
     instance = secrets.token_hex(8)
     loaded = LoadedModel(options, instance, BootClock())
     tokenizer = _tokenizer_of(options.model)
@@ -104,11 +107,17 @@ async def _join(
         on_ready=ready,
         on_wait=lambda wait: events.report("wait", wait),
         on_end=end,
+        clock=BootClock(),
     )
     parts.push_async_callback(asyncio.to_thread, host.close)
     parts.callback(events.close, CLOSING)
     if loaded.options.kind is WorkerKind.DEDICATED:
         await registered.wait()
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Return False for the end of the device: transformers logs it with a traceback."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], Unavailable)
 
 
 def _limits_of(loaded: LoadedModel, name: str, *, has_text: bool) -> FleetLimits:

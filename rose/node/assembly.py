@@ -188,6 +188,12 @@ def _engine(model: Model, config: EngineConfig, options: EngineOptions, parts: E
     geometry = kv_geometry(model, config)
     device = parts.enter_context(CoServing.attach(options.attach))
     lane = device.rollout(geometry, limit_bytes=cache_blocks * geometry.block_bytes)
+    if lane.slabs_max() == 0:
+        slab_tokens = lane.kv.blocks_per_slab * lane.kv.geometry.block_tokens
+        raise InvalidArgument(
+            f"the device lends slabs of {slab_tokens} tokens of this model, and none fits: "
+            f"--kv-tokens must be at least {slab_tokens}, or serving's pool larger"
+        )
     return rollout_engine(model, lane, config, layers_per_segment=1)
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from rose.clock import Clock
 from rose.closing import Closing
 from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable, sentence
@@ -11,6 +12,7 @@ from rose.node.assembly import LoadedModel, RunningEngine
 from rose.node.hosted_worker import HostedWorker
 from rose.scheduler.worker import WorkerKind
 from rose.thread import Thread
+from rose.units import NS_PER_S
 
 _ATTACH_AGAIN_S: Final = 0.5
 _LOOK_S: Final = 0.5  # interval at which the borrower's waits are reported
@@ -31,6 +33,7 @@ class EngineHost(Closing):
         on_ready: called when the first engine runs.
         on_wait: called with the data of the event `wait` when it changes.
         on_end: called with the reason when there will be no engine any more.
+        clock: time source.
 
     Raises:
         InvalidArgument: the options do not suit the model or the device.
@@ -45,7 +48,9 @@ class EngineHost(Closing):
         on_ready: Callable[[], None],
         on_wait: Callable[[Mapping[str, Any]], None],
         on_end: Callable[[str], None],
+        clock: Clock,
     ) -> None:
+        self._clock, self._away_ns = clock, 0
         self._model, self._worker = model, worker
         self._on_ready, self._on_wait, self._on_end = on_ready, on_wait, on_end
         self._is_closing = threading.Event()
@@ -80,7 +85,7 @@ class EngineHost(Closing):
             self._watch(self._engine)
             self._engine.close()
             self._engine = None
-            if self._lost is None:
+            if self._lost is None or self._is_closing.is_set():
                 return
             if self._worker.kind is WorkerKind.DEDICATED:
                 self._on_end(f"the engine has ended: {self._lost}")
@@ -121,8 +126,11 @@ class EngineHost(Closing):
                 self._tell(processor.waits.event())
 
     def _wait_for_serving(self, reason: str) -> None:
-        if self._told.get("reason") is None or reason != self._told["reason"]:
-            self._tell({"reason": reason, "waited_s": 0.0, "remedy": _REMEDY})
+        now_ns = self._clock.now_ns()
+        if self._told.get("remedy") != _REMEDY:
+            self._away_ns = now_ns
+        waited_s = (now_ns - self._away_ns) // NS_PER_S  # whole seconds: an event a second
+        self._tell({"reason": reason, "waited_s": float(waited_s), "remedy": _REMEDY})
 
     def _tell(self, wait: Mapping[str, Any]) -> None:
         if wait != self._told:

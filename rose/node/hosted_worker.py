@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from rose.errors import RoseError
 from rose.scheduler.worker import (

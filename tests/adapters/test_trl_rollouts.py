@@ -108,12 +108,12 @@ class Recording:
         async def read() -> dict:
             message = await receive()
             parts.append(message.get("body", b""))
-            if scope["path"] == "/v1/completions" and message["type"] == "http.request":
-                if not message.get("more_body"):
-                    headers = {key.decode(): value.decode() for key, value in scope["headers"]}
-                    body = json.loads(b"".join(parts))
-                    kept = self._by_key.setdefault(headers["idempotency-key"], (headers, body))
-                    assert kept[1] == body
+            is_whole = message["type"] == "http.request" and not message.get("more_body")
+            if scope["path"] == "/v1/completions" and is_whole:
+                headers = {key.decode(): value.decode() for key, value in scope["headers"]}
+                body = json.loads(b"".join(parts))
+                kept = self._by_key.setdefault(headers["idempotency-key"], (headers, body))
+                assert kept[1] == body
             return message
 
         await self._app(scope, read, send)
@@ -279,7 +279,7 @@ async def test_options_of_sampling_are_passed_on_and_refused_by_the_workers() ->
             async with listening(app) as url:
                 rollouts = TrlRollouts(TrlWeightTransfer(url, publisher, wait_s=WAIT_S))
                 args = SimpleNamespace(generation_kwargs={"stop": ["x"], "logit_bias": {"1": 100}})
-                with pytest.raises(rose.InvalidArgument, match="status 400: .*"):
+                with pytest.raises(rose.InvalidArgument, match="status 400: "):
                     await asyncio.to_thread(rollouts, ["ab"], trainer(args=args, **given))
     ((_, body),) = app.asked
     assert {name: body[name] for name in given} == given

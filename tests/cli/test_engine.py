@@ -41,7 +41,7 @@ def test_status_and_events_tell_the_state_and_its_changes() -> None:
         assert one.get("/rose/status")["engine"]["status"]["version"] == 1
         one.process.send_signal(signal.SIGTERM)
         assert next(events) == ("lost", {"reason": "this program is shutting down"})
-        assert one.process.wait(30) == 0
+        assert one.process.wait(LONG_S) == 0
 
 
 def test_an_idle_stream_has_a_comment_each_second() -> None:

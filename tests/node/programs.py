@@ -71,7 +71,7 @@ class Served:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(LONG_S)
 
 
 @contextmanager

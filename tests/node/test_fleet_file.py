@@ -119,8 +119,8 @@ def test_every_field_reaches_the_command(tmp_path: Path) -> None:
             "address 127.0.0.1:8000 is taken twice",
         ),
         (
-            "engines: [{name: a, model: m, listen: '127.0.0.1:5', replicas: 3}, {name: b, model: m,"
-            + " listen: '127.0.0.1:7'}]",
+            "engines: [{name: a, model: m, listen: '127.0.0.1:7'}, "  # noqa: ISC004
+            "{name: b, model: m, listen: '127.0.0.1:5', replicas: 3}]",
             "address 127.0.0.1:7 is taken twice",
         ),
         ("engines: [{name: a, model: ./none}]", "engines[0].model: there is no file"),

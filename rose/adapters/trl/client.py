@@ -95,7 +95,7 @@ class RolloutClient:
         self._reported_ns = 0
 
     def call(self, method: str, path: str, body: Any = None, *, wait_s: float | None = None) -> Any:
-        """Send one request and return its answer; see `Session.call`."""
+        """Send one request and return its answer; see `RolloutSession.call`."""
 
         async def work() -> Any:
             async with self.session() as session:
@@ -104,7 +104,7 @@ class RolloutClient:
         return run(work())
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator["Session"]:
+    async def session(self) -> AsyncIterator["RolloutSession"]:
         """Open connections that requests share."""
         async with aiohttp.ClientSession(
             headers=self._headers,
@@ -112,7 +112,7 @@ class RolloutClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_ANSWER_S),
             trust_env=not self._is_local,
         ) as http:
-            yield Session(self, http)
+            yield RolloutSession(self, http)
 
     def report(self, waited_s: float, reason: str, remedy: str) -> None:
         """Log a wait that has become long; of the waits of many requests, one is logged."""
@@ -122,7 +122,7 @@ class RolloutClient:
             _logger.warning("waited %.0f s: %s; %s", waited_s, reason, remedy)
 
 
-class Session:
+class RolloutSession:
     """Requests over shared connections."""
 
     def __init__(self, client: RolloutClient, http: aiohttp.ClientSession) -> None:

@@ -16,6 +16,8 @@ class Episode:
     Args:
         number: number of the completion; no other completion of any process has it.
         prompt_ids: token ids of the prompt.
+        conversation: name that links its turns, so that they stay where their cache is; None: the
+            service finds earlier turns by their tokens.
         ids: token ids after the prompt.
         logprobs: logprob of each of `ids`; 0 for tokens of the environment.
         mask: for each of `ids`, 1 if the model generated it, 0 if it is of the environment.
@@ -25,6 +27,7 @@ class Episode:
 
     number: int
     prompt_ids: list[int]
+    conversation: str | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from inspect import isawaitable
 from typing import Any, Final
 
-from rose.adapters.trl.client import Session, run
+from rose.adapters.trl.client import RolloutSession, run
 from rose.adapters.trl.episodes import Episode, Templates
 from rose.adapters.trl.transfer import TrlWeightTransfer, held_versions, no_worker
 from rose.adapters.trl.weights import check_sharding, gathered, is_sharded
@@ -70,6 +70,8 @@ class TrlRollouts:
             )
         self.publish(trainer)
         episodes = self._new(Templates(trainer).prompts(prompts), trainer)
+        for one in episodes:
+            one.conversation = f"{self._run}/{one.number}"
         environments = trainer.environments or [None] * len(prompts)
         is_chat = not isinstance(prompts[0], str)
         self._play(
@@ -134,7 +136,7 @@ class TrlRollouts:
         self._version, self._step = said[0], trainer.state.global_step
 
     def generate(self, prompt_ids: Sequence[list[int]], trainer: Any) -> list[Episode]:
-        """Return one turn for each prompt."""
+        """Return one turn for each prompt; a prompt may go on from a turn before."""
         episodes = self._new(prompt_ids, trainer)
         self._play([partial(self._speak, one, trainer) for one in episodes])
         return episodes
@@ -144,7 +146,7 @@ class TrlRollouts:
         ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         return [Episode((first + at) * ranks + rank, ids) for at, ids in enumerate(prompt_ids)]
 
-    def _play(self, parts: list[Callable[[Session], Awaitable[object]]]) -> None:
+    def _play(self, parts: list[Callable[[RolloutSession], Awaitable[object]]]) -> None:
         """Run all parts at the same time."""
 
         async def play() -> None:
@@ -159,7 +161,7 @@ class TrlRollouts:
 
         run(play())
 
-    async def _watch(self, session: Session) -> None:
+    async def _watch(self, session: RolloutSession) -> None:
         """Report when requests wait because no worker has the weights yet."""
         least, waited_s = self._version - self._max_staleness, 0.0
         while True:
@@ -181,7 +183,7 @@ class TrlRollouts:
         episode: Episode,
         trainer: Any,
         environment: Any,
-        session: Session,
+        session: RolloutSession,
         *,
         is_chat: bool,
     ) -> None:
@@ -204,7 +206,7 @@ class TrlRollouts:
                 return
             episode.add(ids, [0.0] * len(ids), is_model=False)
 
-    async def _speak(self, episode: Episode, trainer: Any, session: Session) -> bool:
+    async def _speak(self, episode: Episode, trainer: Any, session: RolloutSession) -> bool:
         """Generate the model's next turn. Return whether the model has ended it."""
         while True:
             choice = await self._ask(episode, trainer, session)
@@ -217,7 +219,7 @@ class TrlRollouts:
             if choice["finish_reason"] != "abort" or is_full:
                 return bool(choice["finish_reason"] == "stop")
 
-    async def _ask(self, episode: Episode, trainer: Any, session: Session) -> dict[str, Any]:
+    async def _ask(self, episode: Episode, trainer: Any, session: RolloutSession) -> dict[str, Any]:
         turn = f"{episode.number}/{len(episode.turns)}"
         seed = blake2b(f"{self._seed}/{turn}".encode(), digest_size=_SEED_BYTES).digest()
         answer = await session.call(
@@ -239,8 +241,8 @@ class TrlRollouts:
                 **(trainer.args.generation_kwargs or {}),  # such as `stop`
             },
             headers={
-                "x-session-id": f"{self._run}/{episode.number}",
                 "idempotency-key": f"{self._run}/{turn}/{len(episode.ids)}",
+                **({"x-session-id": episode.conversation} if episode.conversation else {}),
             },
         )
         return dict(answer["choices"][0])

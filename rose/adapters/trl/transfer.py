@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,14 +95,12 @@ class TrlWeightTransfer:
             DeadlineExceeded: no worker has committed the version in time.
             Unavailable: the service did not answer in time.
         """
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._end_pause)
             self._wait_for_one(
                 self.publish({name: tensor.detach().bfloat16() for name, tensor in iterator})
             )
-        except BaseException:
-            with suppress(RoseError):
-                self._resume(wait_s=0.0)
-            raise
+            undo.pop_all()
 
     def resume(self) -> None:
         """Let workers generate again."""
@@ -113,6 +111,10 @@ class TrlWeightTransfer:
 
     def _resume(self, wait_s: float | None = None) -> None:
         self.client.call("POST", f"/resume?owner={self._owner}", wait_s=wait_s)
+
+    def _end_pause(self) -> None:
+        with suppress(RoseError):  # the caller learns of the error before it
+            self._resume(wait_s=0.0)
 
     def _wait_for_one(self, version: int) -> None:
         began_ns = self._clock.now_ns()

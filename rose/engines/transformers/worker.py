@@ -335,6 +335,8 @@ class EngineWorker:
         elif self._grants.is_live:
             return
         size, now_ms = self._capacity.tokens_max, self._now_ms()
+        if size == 0:
+            return
         grants = self._grants
         change = grants.resize if grants.is_live else grants.open
         self._emit(change(size, now_ms=now_ms))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
@@ -21,6 +20,8 @@ from rose.errors import RoseError
 
 # Interval at which an idle serving engine may run a probe, and the use of the GPU is read.
 _LOOK_S: Final = 1.0
+# Time for the engine's answer to a client that asks for its status.
+_ANSWER_S: Final = 1.0
 # Interval at which a borrower tries to restore a capacity grant that serving has cut.
 _RESTORE_S: Final = 0.1
 # Fields of `Options` beyond temperature that vLLM has.
@@ -57,13 +58,13 @@ class RoseEndpoint:
         """Add the routes to the server's application."""
 
         async def status(request: Request) -> dict[str, Any]:
-            side = await _ask(getattr(request.app.state, "rose_engine", None))
-            if side is None:
+            if getattr(request.app.state, "rose_engine", None) is None:
                 raise HTTPException(
                     _UNAVAILABLE,
                     "this server does not run under rose: start it with `rose vllm serve` or "
                     "`rose vllm rollout`",
                 )
+            side = await _newest(request.app.state)
             use = await request.app.state.rose_use.read(side["device"])
             told: EngineEvents | None = getattr(request.app.state, "rose_events", None)
             engine = {} if told is None else {"engine": told.state}
@@ -91,6 +92,7 @@ class RoseEndpoint:
         state.rose_engine = None if settings is None else engine_client
         if settings is None:
             return
+        state.rose_side = None
         state.rose_use = GpuUseMetrics()
         REGISTRY.register(state.rose_use)
         state.rose_reads = asyncio.create_task(_read_use(engine_client, state.rose_use))
@@ -137,7 +139,6 @@ def _status_of(engine: Any, args: Namespace) -> dict[str, Any]:
         "seats": engine.vllm_config.scheduler_config.max_num_seqs,
         "eos_token_ids": ends if isinstance(ends, list) else [ends],
         "features": list(_FEATURES),
-        "instance": uuid4().hex,
         # vLLM's routes load versions; the engine follows no publisher by itself.
         "weights": "routes",
     }
@@ -164,9 +165,27 @@ async def _restore(engine: Any, told: EngineEvents) -> None:
             await asyncio.sleep(_RESTORE_S)
 
 
-async def _ask(engine: Any) -> dict[str, Any] | None:
-    if engine is None:
-        return None
+async def _newest(state: Any) -> dict[str, Any]:
+    """Return what the engine answers within `_ANSWER_S`, or else what it answered last.
+
+    A borrower's engine does not answer while its step waits at a gate.
+    """
+    asking = asyncio.ensure_future(_ask(state.rose_engine))
+    done, _ = await asyncio.wait({asking}, timeout=_ANSWER_S)
+    if done or state.rose_side is None:
+        state.rose_side = await asking
+    else:
+        asking.add_done_callback(_forget)
+    return {**state.rose_side, "is_old": not done}
+
+
+def _forget(asked: asyncio.Future[dict[str, Any]]) -> None:
+    """Read the failure of a question whose answer nobody waits for."""
+    if not asked.cancelled():
+        asked.exception()
+
+
+async def _ask(engine: Any) -> dict[str, Any]:
     (side,) = await engine.collective_rpc("rose_status")
     return dict(side)
 
@@ -187,7 +206,7 @@ async def _read_use(engine: Any, use: GpuUseMetrics) -> None:
     """Read the use of the GPU every `_LOOK_S`, because `/metrics` shows the newest reading."""
     with suppress(asyncio.CancelledError, EngineDeadError):
         side = await _ask(engine)
-        while side is not None and not engine.errored:
+        while not engine.errored:
             await use.read(side["device"])
             await asyncio.sleep(_LOOK_S)
 

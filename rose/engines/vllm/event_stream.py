@@ -24,7 +24,7 @@ class EngineEvents:
 
     Args:
         folder: folder in which the engine's `Telling` looks for sockets.
-        status: the event `status` but for `kv_tokens`, which only the engine knows.
+        status: the event `status` but for what only the engine knows.
         is_over: function that returns why streams must end; None while they go on.
     """
 
@@ -53,7 +53,7 @@ class EngineEvents:
     def _take(self, told: dict[str, Any]) -> None:
         self._repetitions += told["is_repeated"]
         self.is_whole = told["is_whole"]
-        status = {**self._status, "kv_tokens": told["kv_tokens"]}
+        status = {**self._status, "kv_tokens": told["kv_tokens"], "instance": told["instance"]}
         status["version"] = told["version"]["version"]
         self.state = {"status": status, **{word: told[word] for word in _WORDS[1:]}}
         for one in self._streams:

@@ -19,7 +19,7 @@ _ASK_AGAIN_NS: Final = 100 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class EngineGrant:
     """A capacity grant. A higher epoch is a new grant; `kv_tokens` 0 ends the grant."""
 
     epoch: int
@@ -53,11 +53,11 @@ class Granting:
         self._on_change = on_change
         self._shut_out = ShutOut()
         self._is_quarantined = False
-        self._granted = Granted(0, 0)
+        self._granted = EngineGrant(0, 0)
         self._use(lane)
 
     @property
-    def granted(self) -> Granted:
+    def granted(self) -> EngineGrant:
         """The present grant."""
         return self._granted
 
@@ -166,7 +166,7 @@ class Granting:
     def _set(self, kv_tokens: int) -> None:
         was = self._granted
         is_new = was.kv_tokens == 0 and kv_tokens > 0
-        self._granted = Granted(was.epoch + is_new, kv_tokens)
+        self._granted = EngineGrant(was.epoch + is_new, kv_tokens)
 
     def _lent(self) -> int:
         return 0 if self._lane.is_closed else len(self._lane.slabs()) * self._slab_tokens

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import torch
 from vllm.config import CompilationMode
@@ -84,6 +85,7 @@ class BorrowedSide:
         self.barred: RetryLater | None = None
         self._try_at_ns = 0
         self._attach(patience_ms=_PATIENCE_MS)
+        self._instance = uuid4().hex
         self._version: dict[str, Any] = {"version": 0, "is_match": True, "pause_ms": 0.0}
         self._telling = Telling(Path(settings.events), self.state, on_failure=_LOG.error)
         self.granting = Granting(self.lane, self._clock, self._telling.tell)
@@ -110,6 +112,7 @@ class BorrowedSide:
             "version": self._version,
             "wait": self.waits.event(),
             "kv_tokens": self.granting.tokens_max,
+            "instance": self._instance,
             "is_whole": self.granting.is_whole,
         }
 

@@ -86,7 +86,7 @@ class Pair:
             one.stop()
 
 
-class Events:
+class EventReader:
     """Reads a borrower's `/rose/events` in a thread."""
 
     def __init__(self, server: Server) -> None:

@@ -29,6 +29,7 @@ class Engine:
             "version": self.version,
             "wait": self.wait,
             "kv_tokens": 640,
+            "instance": "a1",
             "is_whole": self.grant["kv_tokens"] == 640,
         }
 
@@ -60,7 +61,8 @@ def test_a_stream_begins_with_the_state_and_goes_on_with_changes(tmp_path: Path)
         stream = events.stream()
         engine.telling.tell()
         word, status = await next_event(stream)
-        assert (word, status) == ("status", {**STATUS, "kv_tokens": 640, "version": 0})
+        facts = {**STATUS, "kv_tokens": 640, "instance": "a1", "version": 0}
+        assert (word, status) == ("status", facts)
         assert await next_event(stream) == ("grant", engine.grant)
         assert await next_event(stream) == ("version", engine.version)
         engine.revoke()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rose.engines.vllm.granting import Granted, Granting
+from rose.engines.vllm.granting import EngineGrant, Granting
 from rose.events import Reason, Refusal
 from rose.units import NS_PER_MS, NS_PER_S
 
@@ -74,12 +74,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def changes() -> list[Granted]:
+def changes() -> list[EngineGrant]:
     return []
 
 
 @pytest.fixture
-def granting(lane: Lane, clock: ManualClock, changes: list[Granted]) -> Granting:
+def granting(lane: Lane, clock: ManualClock, changes: list[EngineGrant]) -> Granting:
     made = Granting(lane, clock, lambda: changes.append(made.granted))  # type: ignore[arg-type]
     return made
 
@@ -97,16 +97,16 @@ def refuse(
 
 
 def test_a_grant_is_all_that_the_lane_can_get(granting: Granting) -> None:
-    assert granting.granted == Granted(1, ALL)
+    assert granting.granted == EngineGrant(1, ALL)
     assert granting.is_whole
 
 
 def test_revoked_blocks_shrink_the_grant_until_serving_lends_again(
-    granting: Granting, lane: Lane, clock: ManualClock, changes: list[Granted]
+    granting: Granting, lane: Lane, clock: ManualClock, changes: list[EngineGrant]
 ) -> None:
     lane.lent = lane.free = 2
     granting.squeezed()
-    assert changes == [Granted(1, 2 * SLAB_TOKENS)]
+    assert changes == [EngineGrant(1, 2 * SLAB_TOKENS)]
     assert not granting.is_whole
     clock.ns += NS_PER_S
     granting.look()
@@ -120,21 +120,21 @@ def test_revoked_blocks_shrink_the_grant_until_serving_lends_again(
     assert lane.asked == 1  # Serving has named a time.
     lane.wait_ms = 0.0
     granting.look()
-    assert changes[1:] == [Granted(1, ALL)]
+    assert changes[1:] == [EngineGrant(1, ALL)]
 
 
 def test_a_grant_of_nothing_ends_and_the_next_has_a_higher_epoch(
-    granting: Granting, lane: Lane, clock: ManualClock, changes: list[Granted]
+    granting: Granting, lane: Lane, clock: ManualClock, changes: list[EngineGrant]
 ) -> None:
     lane.lent = 0
     granting.squeezed()
     clock.ns += NS_PER_S
     granting.look()
-    assert changes == [Granted(1, 0), Granted(2, ALL)]
+    assert changes == [EngineGrant(1, 0), EngineGrant(2, ALL)]
 
 
 def test_a_gate_that_closes_for_moments_ends_no_grant(
-    granting: Granting, lane: Lane, clock: ManualClock, changes: list[Granted]
+    granting: Granting, lane: Lane, clock: ManualClock, changes: list[EngineGrant]
 ) -> None:
     refuse(granting, clock, Reason.SERVING_BUSY, for_ns=60 * NS_PER_S, lane=lane)
     assert changes == []
@@ -145,60 +145,60 @@ def test_a_gate_that_closes_for_moments_ends_no_grant(
     [(Reason.SERVING_BUSY, 10), (Reason.SLO_AT_RISK, 1), (Reason.NO_EVIDENCE, 1)],
 )
 def test_steps_that_are_refused_for_too_long_end_the_grant_until_one_starts(
-    granting: Granting, clock: ManualClock, changes: list[Granted], why: Reason, bound_s: int
+    granting: Granting, clock: ManualClock, changes: list[EngineGrant], why: Reason, bound_s: int
 ) -> None:
     refuse(granting, clock, why, for_ns=bound_s * NS_PER_S - 1)
     assert changes == []
     refuse(granting, clock, why, for_ns=NS_PER_S // 2)
-    assert changes == [Granted(1, 0)]
+    assert changes == [EngineGrant(1, 0)]
     granting.look()
     assert granting.granted.kv_tokens == 0
     granting.passed()
-    assert changes[1:] == [Granted(2, ALL)]
+    assert changes[1:] == [EngineGrant(2, ALL)]
 
 
 def test_requests_without_memory_have_the_loan_and_no_more(
-    granting: Granting, lane: Lane, clock: ManualClock, changes: list[Granted]
+    granting: Granting, lane: Lane, clock: ManualClock, changes: list[EngineGrant]
 ) -> None:
     lane.free = lane.lent
     for _ in range(20):
         granting.starved()
         granting.look()
         clock.ns += 50 * NS_PER_MS
-    assert changes == [Granted(1, 6 * SLAB_TOKENS)]
+    assert changes == [EngineGrant(1, 6 * SLAB_TOKENS)]
     assert lane.asked > 5
 
 
 def test_a_closed_lane_ends_the_grant_and_another_lane_begins_one(
-    granting: Granting, lane: Lane, changes: list[Granted]
+    granting: Granting, lane: Lane, changes: list[EngineGrant]
 ) -> None:
     lane.is_closed = True
     granting.look()
-    assert changes == [Granted(1, 0)]
+    assert changes == [EngineGrant(1, 0)]
     assert not granting.is_whole
     granting.use(Lane())  # type: ignore[arg-type]
-    assert changes[1:] == [Granted(2, ALL)]
+    assert changes[1:] == [EngineGrant(2, ALL)]
 
 
 def test_another_lane_is_another_grant_even_if_nobody_saw_the_end_of_the_first(
-    granting: Granting, changes: list[Granted]
+    granting: Granting, changes: list[EngineGrant]
 ) -> None:
     granting.use(Lane())  # type: ignore[arg-type]
-    assert changes == [Granted(2, ALL)]
+    assert changes == [EngineGrant(2, ALL)]
 
 
 def test_unknown_weights_end_the_grant_until_known_weights_are_loaded(
-    granting: Granting, changes: list[Granted]
+    granting: Granting, changes: list[EngineGrant]
 ) -> None:
     granting.quarantine(is_on=True)
     granting.passed()
-    assert changes == [Granted(1, 0)]
+    assert changes == [EngineGrant(1, 0)]
     granting.quarantine(is_on=False)
-    assert changes[1:] == [Granted(2, ALL)]
+    assert changes[1:] == [EngineGrant(2, ALL)]
 
 
 def test_a_loss_while_the_lane_regrows_is_not_forgotten(
-    granting: Granting, lane: Lane, clock: ManualClock, changes: list[Granted]
+    granting: Granting, lane: Lane, clock: ManualClock, changes: list[EngineGrant]
 ) -> None:
     lane.lent = 2
     granting.squeezed()
@@ -213,4 +213,4 @@ def test_a_loss_while_the_lane_regrows_is_not_forgotten(
 
     lane.grow = grow_and_lose  # type: ignore[method-assign]
     granting.look()
-    assert changes[-1] == Granted(1, SLAB_TOKENS)
+    assert changes[-1] == EngineGrant(1, SLAB_TOKENS)

@@ -7,14 +7,14 @@ import pytest
 
 import rose
 from bench.vllm_servers import MODEL_TOKENS, Server
-from tests.engines.vllm.live import BURSTS, ROLLOUT_TOKENS, ROLLOUTS, ROUNDS_MAX, Events, Pair
+from tests.engines.vllm.live import BURSTS, ROLLOUT_TOKENS, ROLLOUTS, ROUNDS_MAX, EventReader, Pair
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
 
 def test_events_begin_with_what_the_engine_is(pair: Pair) -> None:
-    events = Events(pair.borrower)
+    events = EventReader(pair.borrower)
     events.wait("version", lambda one: one == {"version": 0, "is_match": True, "pause_ms": 0.0})
     assert [word for word, _ in events.seen[:3]] == ["status", "grant", "version"]
     status, grant = events.of("status")[0], events.of("grant")[0]
@@ -33,7 +33,7 @@ def test_events_begin_with_what_the_engine_is(pair: Pair) -> None:
 
 
 def test_a_revocation_is_an_event_and_lending_again_is_a_new_grant(pair: Pair) -> None:
-    events = Events(pair.borrower)
+    events = EventReader(pair.borrower)
     before = events.wait("grant", lambda one: one["kv_tokens"] > 0)
     rollouts = pair.roll_out()
     pair.wait_until_lent()
@@ -51,7 +51,7 @@ def test_a_revocation_is_an_event_and_lending_again_is_a_new_grant(pair: Pair) -
 
 
 def test_bursts_of_serving_shrink_the_grant_and_it_grows_again(pair: Pair) -> None:
-    events = Events(pair.borrower)
+    events = EventReader(pair.borrower)
     most = events.wait("grant", lambda one: one["kv_tokens"] > 0)["kv_tokens"]
     for _ in range(ROUNDS_MAX):
         rollouts = pair.roll_out()
@@ -66,7 +66,7 @@ def test_bursts_of_serving_shrink_the_grant_and_it_grows_again(pair: Pair) -> No
 
 
 def test_an_idle_borrower_tells_that_serving_is_gone_and_is_back(pair: Pair) -> None:
-    events = Events(pair.borrower)
+    events = EventReader(pair.borrower)
     before = events.wait("grant", lambda one: one["kv_tokens"] > 0)
     pair.serving.kill()
     events.wait("grant", lambda one: one["kv_tokens"] == 0)
@@ -77,7 +77,7 @@ def test_an_idle_borrower_tells_that_serving_is_gone_and_is_back(pair: Pair) -> 
 
 
 def test_a_stream_of_events_does_not_delay_the_end_of_its_server(pair: Pair) -> None:
-    events = Events(pair.borrower)
+    events = EventReader(pair.borrower)
     events.wait("version", lambda one: one["is_match"])
     pair.borrower.stop()
     events.wait_until_ended()
@@ -118,7 +118,7 @@ def test_a_stock_server_and_a_borrower_load_two_versions_of_one_publisher(
     model = LlamaForCausalLM.from_pretrained(pair.rolled_out)
     first = {name: one.detach().clone() for name, one in model.state_dict().items()}
     other = {name: one * 1.25 if "down_proj" in name else one for name, one in first.items()}
-    events = Events(pair.borrower)
+    events = EventReader(pair.borrower)
     assert pair.roll_out(stock).tokens() == pair.rollouts_alone
     with rose.publish(first) as publisher:
         for one in (stock, pair.borrower):

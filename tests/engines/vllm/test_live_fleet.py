@@ -59,7 +59,7 @@ def ask(server: Server, prompt: Tokens, *, session: str) -> Tokens:
     text = answer.read().decode()
     assert answer.status == 200, text
     (choice,) = json.loads(text)["choices"]
-    assert choice["finish_reason"] == "length"
+    assert choice["finish_reason"] == "length", text
     tokens: Tokens = choice["token_ids"]
     return tokens
 
