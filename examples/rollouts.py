@@ -8,8 +8,9 @@ import asyncio
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from rose.scheduler import Capabilities, ElasticRolloutScheduler, FileStore, Sampling
 from rose.scheduler.worker import GrantChanged, TurnEnd, TurnOutput, TurnRequest, WorkerKind

@@ -1,6 +1,7 @@
 """The only module that reads environment variables."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Final
@@ -63,6 +64,18 @@ def environment_with(token: str | None) -> dict[str, str]:
         token: `ROSE_TOKEN` of the child; None: the child inherits this process's token, if any.
     """
     return dict(os.environ) if token is None else {**os.environ, "ROSE_TOKEN": token}
+
+
+def environment_of_program(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of an engine that this process starts.
+
+    The bearer token of this process's clients is not passed on.
+
+    Args:
+        variables: further variables of the program.
+    """
+    own = {name: value for name, value in os.environ.items() if name != "ROSE_TOKEN"}
+    return {**own, "PYTHONUNBUFFERED": "1", **variables}
 
 
 def environment_of_vllm(plugin: str) -> dict[str, str]:

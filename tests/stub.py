@@ -25,7 +25,15 @@ _Ids: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
 # A sequence of 16-byte keys, or one buffer that holds all keys.
 _Keys: TypeAlias = Sequence[bytes] | bytes | npt.NDArray[Any]
 _Digest: TypeAlias = tuple[int, int]
+_Event: TypeAlias = (
+    WorkerJoined | WorkerMeasured | WorkerDrained | GrantChanged | WorkerLost | VersionPublished
+    | VersionCommitted | TrajectoryCreated | TurnReady | TurnCut | TurnProgress | TurnEnded
+    | TrajectoryEnded | Consumed | JobJoined | Paused | Resumed
+)
+_Action: TypeAlias = Admit | Start | Stop | Deliver | TurnDone | Drop
 """
+# Parameters that take a member of an enumeration of Python.
+_ENUMS: Final = (("WorkerJoined", "kind"), ("TurnEnded", "end"), ("Drop", "reason"))
 _WORDS: Final = "tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]"
 # By function: the type of each parameter that is a `py::object`, and of such a result.
 TYPES: Final[dict[str, dict[str, str]]] = {
@@ -54,10 +62,8 @@ TYPES: Final[dict[str, dict[str, str]]] = {
     "Arbiter.grant": {"return": "Grant | GrantRefusal"},
     "HostGate.wait_parked": {"return": "float | None"},
     "ChunkClient.next": {"return": "tuple[int, bytes | None] | None"},
-    "SchedulerCore.step": {
-        "rows": "list[tuple[float, ...]]",
-        "return": "list[tuple[int, ...]]",
-    },
+    "SchedulerCore.step": {"events": "Sequence[_Event]", "return": "list[_Action]"},
+    **{f"{kind}.__init__": {part: "enum.Enum"} for kind, part in _ENUMS},
     "SchedulerCore.stats": {"return": "dict[str, Any]"},
     "admission_certificate": {"log": "CertificateLog | None"},
     "delta_pack": {

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -18,12 +18,8 @@ import pytest
 
 import rose
 from rose.errors import DeadlineExceeded
-from rose.scheduler.remote import RemoteWorker
-from rose.scheduler.worker import WorkerKind
 from tests.executor.test_attached import BLOCKS_PER_SLAB
 from tests.executor.test_serving_dies import Room
-from tests.node.rig import Scheduler, request
-from tests.node.test_process import Watched
 from tests.waiting import LONG_S, wait_for
 
 KILLS = 50
@@ -164,34 +160,3 @@ def lose_receiver(draw: Random, publisher: rose.WeightPublisher, weights: dict) 
         while time.monotonic() < end_s:
             weights["x"][draw.randrange(ELEMENTS) :: 97] += 1
             publisher.update(weights)
-
-
-def test_scheduler_outlives_every_worker(repo: Path, monkeypatch, tried) -> None:
-    monkeypatch.chdir(repo)
-    draw = Random(4)
-    lose_worker(draw)
-    with nothing_is_left():
-        for _ in range(KILLS):
-            tried("kills of a worker")
-            lose_worker(draw)
-
-
-def lose_worker(draw: Random) -> None:
-    """Kill a worker within four turns; each token arrived once, and the loss is reported once."""
-    scheduler = Scheduler()
-    asked = [request(number, tokens=100_000) for number in range(4)]
-    with ExitStack() as stack:
-        worker = Watched("0.001")
-        stack.callback(worker.supervisor.stop)
-        address, token = worker.address()
-        remote = RemoteWorker(address, token, 1, WorkerKind.DEDICATED, scheduler)
-        stack.callback(remote.close)
-        for one in asked:
-            remote.start_turn(one)
-        time.sleep(draw.uniform(0, 0.1))
-        worker.supervisor.kill()
-        wait_for(scheduler.losses)
-    assert len(scheduler.losses()) == 1
-    for one in asked:
-        scheduler.check_said(one)
-        assert scheduler.ends(one.trajectory) == []

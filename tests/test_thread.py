@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from rose.clock import BootClock
-from rose.errors import InternalError, Unavailable
+from rose.errors import Unavailable
 from rose.executor import CoServing
 from rose.executor.keeper import Keeper
 from rose.executor.listener import Listener
 from rose.executor.watcher import Watcher
-from rose.node.session import Session
-from rose.scheduler.remote import RemoteWorker
-from rose.scheduler.worker import WorkerKind, WorkerLost
 from rose.thread import Thread, ThreadPool
 from rose.transfer import VersionLog
 from rose.transfer.publishing.merger import MergerThread
@@ -166,40 +162,6 @@ def test_lending_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- the threads of schedulers and workers -------------------------------------------------------
-
-
-def test_session() -> None:
-    def requests():
-        yield broken()
-
-    worker = SimpleNamespace(number=1, kind=WorkerKind.BORROWED)
-    one = Session(
-        worker,
-        requests(),
-        on_event=broken,
-        cancel=broken,
-        clock=BootClock(),
-    )
-    frames = one.frames()
-    next(frames)
-    one.start()
-    with pytest.raises(InternalError, match="a bug of rose"):
-        list(frames)
-    assert one.is_over
-
-
-@pytest.mark.parametrize("work", ["_receive", "_watch"])
-def test_remote_worker(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
-    monkeypatch.setattr(RemoteWorker, work, broken)
-    events: list[object] = []
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        worker = RemoteWorker(address, "token", 3, WorkerKind.BORROWED, events.append)
-        wait_for(lambda: events)
-        worker.close()
-    (lost,) = events
-    assert isinstance(lost, WorkerLost)
-    assert "a bug of rose" in lost.reason
 
 
 def test_background() -> None:

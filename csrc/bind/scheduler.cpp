@@ -1,12 +1,8 @@
-// The scheduler for Python. Each step is one call, which takes and returns rows of numbers.
-//
-// A row is a tuple. Its first number is the index of the type in `Event` or `Action`; then follow
-// the fields in the order of the struct. rose/scheduler/core.py converts dataclasses to rows and
-// back.
+// The scheduler for Python: its events, its actions, and the core that turns the former into the
+// latter.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -14,12 +10,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include "bind/rows.h"
+#include "bind/scheduler_structs.h"
 #include "bind/status.h"
 #include "scheduler/core.h"
 #include "scheduler/standard.h"
@@ -36,94 +31,37 @@ using scheduler::Stats;
 
 namespace {
 
-// The fields of one event, read in order.
-class Row {
- public:
-  explicit Row(py::handle row) : row_{row.ptr()} {
-    if (!PyTuple_Check(row_)) raise(Status::invalid_argument("an event must be a tuple"));
-  }
-
-  template <typename T>
-  T take() {
-    PyObject* const item = PyTuple_GetItem(row_, next_++);  // a borrowed reference
-    if (item == nullptr) refuse("too short: its type has more fields");
-    if constexpr (std::is_floating_point_v<T>) {
-      const double value = PyFloat_AsDouble(item);
-      if (PyErr_Occurred() != nullptr) refuse("not a row of numbers");
-      return value;
-    } else {
-      const std::int64_t value = PyLong_AsLongLong(item);
-      if (PyErr_Occurred() != nullptr) refuse("not a row of 64-bit integers");
-      if constexpr (std::is_enum_v<T>) {
-        if (!scheduler::is_value<T>(value)) refuse("out of range in an enum field");
-      }
-      return static_cast<T>(value);
-    }
-  }
-
- private:
-  [[noreturn]] void refuse(const char* what) {
-    PyErr_Clear();
-    raise(Status::invalid_argument("the event with the row " +
-                                   std::string{py::str(py::handle{row_})} + " is " + what));
-  }
-
-  PyObject* row_;
-  py::ssize_t next_{0};
-};
-
-std::int64_t integer(Row& row) { return row.take<std::int64_t>(); }
-
-// The braces evaluate the fields of a row from left to right.
-Event event_of(py::handle source) {
-  using namespace scheduler;
-  Row row{source};
-  const std::int64_t type = integer(row);
-  switch (type) {
-    case 0:
-      return WorkerJoined{integer(row),       row.take<WorkerKind>(), integer(row),
-                          row.take<double>(), row.take<double>(),     row.take<double>(),
-                          integer(row),       integer(row),           integer(row),
-                          integer(row),       row.take<double>()};
-    case 1:
-      return GrantChanged{integer(row), integer(row), integer(row), row.take<double>()};
-    case 2:
-      return WorkerLost{integer(row)};
-    case 3:
-      return VersionPublished{integer(row), integer(row)};
-    case 4:
-      return VersionCommitted{integer(row), integer(row)};
-    case 5:
-      return TrajectoryCreated{integer(row), integer(row), integer(row)};
-    case 6:
-      return TurnReady{integer(row), integer(row), integer(row), integer(row)};
-    case 7:
-      return TurnProgress{integer(row), integer(row), integer(row), integer(row),
-                          integer(row), integer(row), integer(row)};
-    case 8:
-      return TurnEnded{integer(row), integer(row),        integer(row),
-                       integer(row), row.take<TurnEnd>(), integer(row)};
-    case 9:
-      return TrajectoryEnded{integer(row)};
-    case 10:
-      return Consumed{integer(row), integer(row)};
-    case 11:
-      return JobJoined{integer(row), integer(row), integer(row), row.take<double>()};
-    default:
-      break;
-  }
-  raise(Status::invalid_argument("the first number of an event's row must be in 0..11, got " +
-                                 std::to_string(type)));
+template <typename Kind>
+bool take(py::handle source, std::vector<Event>& events) {
+  py::detail::make_caster<Kind> caster;
+  if (!caster.load(source, false)) return false;
+  events.emplace_back(py::detail::cast_op<Kind&>(caster));
+  return true;
 }
 
-py::list step(Core& core, const py::list& rows, std::int64_t now_ns) {
+template <typename... Kinds>
+bool take_any(py::handle source, std::vector<Event>& events, std::variant<Kinds...>*) {
+  return (take<Kinds>(source, events) || ...);
+}
+
+// Not std::variant's caster, which tries every type twice, and in order.
+void take_event(py::handle source, std::vector<Event>& events) {
+  if (take<scheduler::TurnProgress>(source, events)) return;
+  if (take_any(source, events, static_cast<Event*>(nullptr))) return;
+  raise(
+      Status::invalid_argument("the scheduler has no event like " + std::string{py::repr(source)}));
+}
+
+py::list step(Core& core, const py::sequence& sources, std::int64_t now_ns) {
   std::vector<Event> events;
-  events.reserve(rows.size());
-  for (const py::handle row : rows) events.push_back(event_of(row));
+  events.reserve(sources.size());
+  for (const py::handle source : sources) take_event(source, events);
   std::vector<Action> actions;
   check(core.step(events, now_ns, actions));
   py::list answer{actions.size()};
-  for (std::size_t i = 0; i < actions.size(); ++i) answer[i] = row_of(actions[i]);
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    answer[i] = std::visit([](const auto& action) { return py::cast(action); }, actions[i]);
+  }
   return answer;
 }
 
@@ -203,12 +141,17 @@ std::unique_ptr<Core> create_core(int policy, const std::map<std::string, double
 }  // namespace
 
 void bind_scheduler(py::module_& module) {
+  bind_events(module);
+  bind_actions(module);
   module.def("scheduler_knobs", &scheduler_knobs, py::arg("knobs"));
   py::class_<Core>(module, "SchedulerCore")
       .def(py::init(&create_core), py::kw_only(), py::arg("policy"), py::arg("knobs"))
-      .def("step", &step, py::arg("rows"), py::arg("now_ns"))
+      .def("step", &step, py::arg("events"), py::arg("now_ns"))
       .def("stats", &stats_of)
       .def("keep_grants", &Core::keep_grants, py::arg("until_ns"))
+      .def("turns_on", &Core::turns_on, py::arg("worker"))
+      .def_property_readonly("on_workers", &Core::on_workers)
+      .def_property_readonly("is_idle", &Core::is_idle)
       .def("snapshot", &snapshot_of)
       .def_static("restored", &restored, py::arg("image"));
 }

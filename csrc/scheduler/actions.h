@@ -1,5 +1,4 @@
-// The scheduler's actions, to be carried out in order. rose/scheduler/events.py describes their
-// fields.
+// The scheduler's actions, to be carried out in order.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +8,22 @@
 
 namespace rose::scheduler {
 
-enum class DropReason : std::uint8_t { kFailed = 0, kGivenUp };
+// kRefused: its request is invalid for every worker. kLost: its workers were lost before it had a
+// token. kVersion: every worker has weights that are newer than the turn accepts.
+enum class DropReason : std::uint8_t { kFailed = 0, kGivenUp, kRefused, kLost, kVersion };
+template <>
+struct EnumSize<DropReason> {
+  static constexpr std::size_t value = 5;
+};
 
+// A trajectory may start: its first TurnReady is accepted.
 struct Admit {
   TrajectoryId trajectory;
 };
 
+// Run a turn, or the rest of a turn whose first `first_token` tokens are in the prompt already. If
+// the turn's last token is among them (a stop token was delivered, but the report of the end was
+// lost), the driver runs nothing, and answers with TurnEnded(kFinished).
 struct Start {
   TrajectoryId trajectory;
   std::int64_t turn;
@@ -24,6 +33,7 @@ struct Start {
   std::int64_t max_new_tokens;
 };
 
+// Recall a turn from a worker; a worker that does not have the turn ignores this.
 struct Stop {
   TrajectoryId trajectory;
   WorkerId worker;
@@ -40,17 +50,18 @@ struct Deliver {
   std::int64_t tokens;
 };
 
+// All tokens of a turn were delivered.
 struct TurnDone {
   TrajectoryId trajectory;
   std::int64_t turn;
 };
 
+// Forget a trajectory; no event may name it any more.
 struct Drop {
   TrajectoryId trajectory;
   DropReason reason;
 };
 
-// The order is that of the codes in rose/scheduler/core.py.
 using Action = std::variant<Admit, Start, Stop, Deliver, TurnDone, Drop>;
 
 }  // namespace rose::scheduler

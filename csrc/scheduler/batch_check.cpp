@@ -33,6 +33,21 @@ Status refuse(const char* event, const char* subject, std::int64_t number, std::
                                   std::to_string(number) + "): " + std::move(why));
 }
 
+// The rule that the rates of a worker break; none if they are valid.
+template <typename E>
+std::optional<std::string> why_no_rates(const E& event) {
+  if (!is_rate(event.prefill_tokens_per_s)) {
+    return got("prefill_tokens_per_s must be from 1e-6 to 2^40", event.prefill_tokens_per_s);
+  }
+  if (!is_rate(event.decode_step_ms)) {
+    return got("decode_step_ms must be from 1e-6 to 2^40", event.decode_step_ms);
+  }
+  if (!is_cost(event.decode_ms_per_sequence)) {
+    return got("decode_ms_per_sequence must be from 0 to 2^40", event.decode_ms_per_sequence);
+  }
+  return std::nullopt;
+}
+
 // The scheduler's state after the driver's events checked so far. The workers' events of the batch
 // do not count, because the driver has not seen their effects yet.
 class Checker {
@@ -48,17 +63,7 @@ class Checker {
     if (!is_count(event.seats) || event.seats == 0) {
       return refuse_it(got("seats must be from 1 to 2^40", event.seats));
     }
-    if (!is_rate(event.prefill_tokens_per_s)) {
-      return refuse_it(
-          got("prefill_tokens_per_s must be from 1e-6 to 2^40", event.prefill_tokens_per_s));
-    }
-    if (!is_rate(event.decode_step_ms)) {
-      return refuse_it(got("decode_step_ms must be from 1e-6 to 2^40", event.decode_step_ms));
-    }
-    if (!is_cost(event.decode_ms_per_sequence)) {
-      return refuse_it(
-          got("decode_ms_per_sequence must be from 0 to 2^40", event.decode_ms_per_sequence));
-    }
+    if (auto why = why_no_rates(event)) return refuse_it(std::move(*why));
     if (!is_cost(event.decode_ms_per_context_token)) {
       return refuse_it(got("decode_ms_per_context_token must be from 0 to 2^40",
                            event.decode_ms_per_context_token));
@@ -119,6 +124,12 @@ class Checker {
     if (!is_count(event.max_new_tokens) || event.max_new_tokens == 0) {
       return refuse_it(got("max_new_tokens must be from 1 to 2^40", event.max_new_tokens));
     }
+    if (!is_count(event.version_min) || !is_count(event.version_max) ||
+        event.version_min > event.version_max) {
+      return refuse_it("its versions must be a range in 0 to 2^40, got " +
+                       std::to_string(event.version_min) + " to " +
+                       std::to_string(event.version_max));
+    }
     seen_[event.trajectory] =
         Seen{.state = TrajectoryState::kQueued, .turn = seen->turn, .job = seen->job};
     return {};
@@ -167,6 +178,23 @@ class Checker {
     }
     return {};
   }
+
+  Status operator()(const WorkerMeasured& event) {
+    if (auto why = why_no_rates(event)) {
+      return refuse("WorkerMeasured", "worker", event.worker, std::move(*why));
+    }
+    return {};
+  }
+
+  Status operator()(const TurnCut& event) {
+    if (is_count(event.tokens)) return {};
+    return refuse("TurnCut", "trajectory", event.trajectory,
+                  got("tokens must be from 0 to 2^40", event.tokens));
+  }
+
+  Status operator()(const WorkerDrained&) { return {}; }
+  Status operator()(const Paused&) { return {}; }
+  Status operator()(const Resumed&) { return {}; }
 
   // Reports of workers.
   Status operator()(const GrantChanged&) { return {}; }

@@ -61,6 +61,8 @@ void Book::queue(Trajectory& trajectory, const TurnReady& event) {
   trajectory.known_tokens = 0;
   trajectory.tries = 0;
   trajectory.attempts = 0;
+  trajectory.losses = 0;
+  trajectory.accepted = {event.version_min, event.version_max};
   trajectory.avoided = {};
   wait_for_worker(trajectory, QueueRank::kFresh);
 }
@@ -133,6 +135,7 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
   act(Deliver{trajectory.id, trajectory.turn, event, skip, tokens});
   trajectory.known_tokens += tokens;
   trajectory.said_tokens += tokens;
+  trajectory.losses = 0;
   counters.tokens_delivered += tokens;
   if (trajectory.run.is_held) risk.grow(trajectory, tokens);
   const Run& run = trajectory.run;
@@ -227,6 +230,17 @@ void Book::finish(Trajectory& trajectory) {
   ++trajectory.turn;
 }
 
+void Book::cut(Trajectory& trajectory, std::int64_t tokens) {
+  if (trajectory.state == TrajectoryState::kRunning) stop(trajectory);
+  if (trajectory.state == TrajectoryState::kQueued) {
+    leave_queue(trajectory);
+    has_changed = true;  // room may have been kept for this turn
+  }
+  trajectory.said_tokens -= trajectory.known_tokens - tokens;
+  trajectory.known_tokens = tokens;
+  finish(trajectory);
+}
+
 void Book::fail(Trajectory& trajectory) {
   if (++trajectory.attempts < settings.attempts_max) {
     requeue(trajectory);
@@ -286,8 +300,8 @@ void Book::set_grant(std::size_t slot, const GrantChanged& event) {
   }
 }
 
-void Book::end_grant(std::size_t slot) {
-  if (workers[slot].grant.is_live) risk.end(workers, slot, now_ns);
+void Book::end_grant(std::size_t slot, bool is_revoked) {
+  if (workers[slot].grant.is_live) risk.end(workers, slot, now_ns, is_revoked);
   has_changed = true;  // other workers on its device may have room now
   for (const TrajectoryId id : workers.end_grant(slot)) {
     Trajectory* const trajectory = trajectories.find(id);
@@ -298,7 +312,57 @@ void Book::end_grant(std::size_t slot) {
   }
 }
 
-void Book::lose(std::size_t slot) {
+void Book::drain(std::size_t slot) {
+  workers.drain(slot);
+  end_grant(slot, false);
+}
+
+void Book::recall_misfits(std::size_t slot) {
+  const std::int64_t version = workers[slot].version;
+  for (const TrajectoryId id : workers[slot].held) {
+    Trajectory* const trajectory = trajectories.find(id);
+    if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
+    if (!trajectory->accepted.has(version)) recall(*trajectory);
+  }
+}
+
+void Book::pause(bool is_recalling) {
+  is_paused = true;
+  if (!is_recalling) return;
+  for (std::size_t slot = 0; slot < workers.size(); ++slot) {
+    for (const TrajectoryId id : workers[slot].held) {
+      Trajectory* const trajectory = trajectories.find(id);
+      if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
+      recall(*trajectory);
+    }
+  }
+}
+
+void Book::resume() noexcept {
+  is_paused = false;
+  has_changed = true;
+}
+
+void Book::drop_outdated() {
+  if (expiring_.empty() || !has_changed) return;
+  std::vector<std::int64_t> oldest(jobs.size(), kCountMax);
+  for (std::size_t slot = 0; slot < workers.size(); ++slot) {
+    const Worker& worker = workers[slot];
+    if (worker.number == kNobody || worker.is_draining) continue;
+    oldest[worker.job] = std::min(oldest[worker.job], worker.version);
+  }
+  const std::set<TrajectoryId> expiring = expiring_;
+  for (const TrajectoryId id : expiring) {
+    Trajectory& trajectory = *trajectories.find(id);
+    const std::int64_t version = oldest[trajectory.job];
+    // kCountMax: the job has no worker.
+    if (version < kCountMax && version > trajectory.accepted.max) {
+      drop(trajectory, DropReason::kVersion);
+    }
+  }
+}
+
+void Book::lose(std::size_t slot, bool is_crash) {
   if (workers[slot].grant.is_live) risk.end(workers, slot, now_ns);
   has_changed = true;
   for (const TrajectoryId id : workers.end_grant(slot)) {
@@ -306,7 +370,14 @@ void Book::lose(std::size_t slot) {
     if (trajectory == nullptr) continue;
     risk.leave(*trajectory);
     trajectory->run.is_held = false;
-    requeue(*trajectory);  // no further output will be accepted
+    const bool is_suspect = is_crash && trajectory->state == TrajectoryState::kRunning &&
+                            trajectory->known_tokens == trajectory->run.first_token;
+    if (is_suspect) ++trajectory->losses;
+    if (trajectory->losses >= settings.losses_max) {
+      drop(*trajectory, DropReason::kLost);
+    } else {
+      requeue(*trajectory);  // no further output will be accepted
+    }
   }
   workers.leave(slot);
 }
@@ -346,7 +417,9 @@ bool Book::is_in_bounds() {
   }
   return jobs.is_in_bounds() && risk.exposures.is_in_bounds() &&
          workers.is_in_bounds(jobs.size(), domains) && trajectories.all(is_trajectory) &&
-         std::all_of(turns.begin(), turns.end(), is_queued);
+         std::all_of(turns.begin(), turns.end(), is_queued) &&
+         std::all_of(expiring_.begin(), expiring_.end(),
+                     [&](TrajectoryId id) { return trajectories.find(id) != nullptr; });
 }
 
 std::int64_t Book::live_max(std::size_t place) const noexcept {
@@ -406,7 +479,10 @@ void Book::wait_for_worker(Trajectory& trajectory, QueueRank rank) {
   trajectory.queue_key = queue_key(trajectory, rank);
   trajectory.queued_ns = now_ns;
   turns.push(trajectory.queue_key, now_ns);
-  jobs[trajectory.job].want(trajectory.need_tokens(), trajectory.place_in_line);
+  if (trajectory.accepted.max < kCountMax) expiring_.insert(trajectory.id);
+  if (trajectory.accepted.has_all()) {
+    jobs[trajectory.job].want(trajectory.need_tokens(), trajectory.place_in_line);
+  }
   has_changed = true;
 }
 
@@ -423,7 +499,10 @@ QueueKey Book::queue_key(const Trajectory& trajectory, QueueRank rank) const {
 
 void Book::leave_queue(Trajectory& trajectory) {
   turns.remove(trajectory.queue_key, trajectory.queued_ns);
-  jobs[trajectory.job].want_no_more(trajectory.need_tokens(), trajectory.place_in_line);
+  expiring_.erase(trajectory.id);
+  if (trajectory.accepted.has_all()) {
+    jobs[trajectory.job].want_no_more(trajectory.need_tokens(), trajectory.place_in_line);
+  }
 }
 
 void Book::release(Trajectory& trajectory) noexcept {

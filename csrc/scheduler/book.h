@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <set>
 #include <vector>
 
 #include "base/clock.h"
@@ -30,6 +31,8 @@ inline constexpr double kUrgentLag = 0.5;
 //   2. A trajectory is in the queue if and only if it is QUEUED.
 //   3. A turn's known_tokens is the number of tokens in all Deliver actions of the turn.
 //   4. Each cache on a worker belongs to one trajectory, which is not on any worker.
+//   5. A turn starts only on a worker whose version it accepts, and all its tokens are of versions
+//      that it accepts.
 class Book {
  public:
   Book(const Settings& settings, PlacementPolicy policy) noexcept;
@@ -60,6 +63,8 @@ class Book {
   // Queues the turn again, before all fresh turns, with its known tokens.
   void requeue(Trajectory& trajectory);
   void finish(Trajectory& trajectory);
+  // Finishes a turn that is queued or on a worker with its first `tokens` tokens.
+  void cut(Trajectory& trajectory, std::int64_t tokens);
   // Counts a failed attempt, and queues or drops the turn.
   void fail(Trajectory& trajectory);
   void end(Trajectory& trajectory);
@@ -69,8 +74,17 @@ class Book {
   void stop(const Trajectory& trajectory);
   // Applies a grant of a new epoch, or resizes the live one; 0 tokens end it.
   void set_grant(std::size_t slot, const GrantChanged& event);
-  void end_grant(std::size_t slot);
-  void lose(std::size_t slot);
+  void end_grant(std::size_t slot, bool is_revoked = true);
+  // Recalls the worker's turns, and gives it no more.
+  void drain(std::size_t slot);
+  // Recalls the running turns that do not accept the version of the worker's weights.
+  void recall_misfits(std::size_t slot);
+  void pause(bool is_recalling);
+  void resume() noexcept;
+  // Drops the queued turns that no worker can run any more, because every worker has newer weights
+  // than they accept. Without a worker they wait.
+  void drop_outdated();
+  void lose(std::size_t slot, bool is_crash);
   // Returns the recalled trajectories whose grace period is over; each period is returned once.
   std::vector<TrajectoryId> take_overdue();
 
@@ -103,6 +117,7 @@ class Book {
   Nanoseconds now_ns{0};
   // True if a waiting turn may find a worker after the latest changes.
   bool has_changed{false};
+  bool is_paused{false};  // no turn starts
   // No turn stalls before this time.
   Nanoseconds stall_check_ns{kNever};
   // A bug in the scheduler, reported by the step.
@@ -111,7 +126,7 @@ class Book {
   template <typename Image>
   void image(Image& image) {
     image(jobs, trajectories, workers, turns, risk, fairness, counters, now_ns, has_changed,
-          stall_check_ns, graces_);
+          is_paused, stall_check_ns, graces_, expiring_);
   }
   // True if every index of an image is within its table, and every named trajectory exists. An
   // image's checksum answers for all other values.
@@ -149,7 +164,8 @@ class Book {
   void act(const Action& action) { actions_->push_back(action); }
 
   std::vector<Action>* actions_{nullptr};
-  std::deque<Grace> graces_;  // in the order of their ends, since all have the same length
+  std::set<TrajectoryId> expiring_;  // queued turns that accept no weights after some version
+  std::deque<Grace> graces_;         // in the order of their ends, since all have the same length
 };
 
 }  // namespace rose::scheduler

@@ -25,6 +25,7 @@ Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector
   rules_.apply(events);
   expire();
   book_.risk.settle(book_.workers);
+  book_.drop_outdated();
   admit();
   dispatch_.place();
   dispatch_.rescue();
@@ -53,6 +54,25 @@ void Core::admit_of(std::size_t place) {
   while (!job.waiting.empty() && job.can_admit() && job.outlook.live() < live_max) {
     book_.admit(*book_.trajectories.find(job.waiting.begin()->second));
   }
+}
+
+std::int64_t Core::on_workers() const noexcept {
+  const TrajectoryTable& trajectories = book_.trajectories;
+  return trajectories.count(TrajectoryState::kRunning) +
+         trajectories.count(TrajectoryState::kRecalled);
+}
+
+std::int64_t Core::turns_on(WorkerId worker) const noexcept {
+  return book_.trajectories.count_if([worker](const Trajectory& each) {
+    return is_on_worker(each.state) && each.run.worker == worker;
+  });
+}
+
+bool Core::is_idle() const noexcept {
+  const TrajectoryTable& trajectories = book_.trajectories;
+  return on_workers() + trajectories.count(TrajectoryState::kWaiting) +
+             trajectories.count(TrajectoryState::kQueued) ==
+         0;
 }
 
 Stats Core::stats() const {

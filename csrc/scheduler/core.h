@@ -46,6 +46,12 @@ class Core {
   // Internal: a bug in the scheduler.
   Status step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions);
   Stats stats() const;
+  // Trajectories whose turn runs on a worker, or is being recalled from it.
+  std::int64_t on_workers() const noexcept;
+  // The same of one worker, in time that is linear in the number of trajectories.
+  std::int64_t turns_on(WorkerId worker) const noexcept;
+  // True if every trajectory is in its environment: then time changes only grants.
+  bool is_idle() const noexcept;
   // Lets no grant expire before `until_ns`, after a time in which no renewals could be received.
   void keep_grants(Nanoseconds until_ns) noexcept { book_.workers.keep_grants(until_ns); }
 

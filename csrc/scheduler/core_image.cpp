@@ -11,7 +11,7 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr std::uint32_t kImageVersion = 3;
+constexpr std::uint32_t kImageVersion = 4;
 
 struct Header {
   std::array<char, 8> magic{'r', 'o', 's', 'e', 'c', 'o', 'r', 'e'};

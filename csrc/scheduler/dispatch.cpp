@@ -20,7 +20,8 @@ constexpr std::size_t kFailuresMax = 8;
 
 void Dispatch::place() {
   TurnQueue& turns = book_.turns;
-  if (turns.is_empty() || (!book_.has_changed && book_.now_ns < place_at_ns_)) return;
+  if (book_.is_paused || turns.is_empty() || (!book_.has_changed && book_.now_ns < place_at_ns_))
+    return;
   book_.has_changed = false;
   place_at_ns_ = kNever;
   turns.starve(book_.now_ns - book_.settings.wait_max_ns);
@@ -176,6 +177,8 @@ bool Dispatch::is_hopeless(const Query& query) const noexcept {
     return query.job == failed.job && query.need_tokens >= failed.need_tokens &&
            query.most_tokens >= failed.most_tokens && query.prompt_tokens >= failed.prompt_tokens &&
            query.version_floor >= failed.version_floor &&
+           query.version_ceiling <= failed.version_ceiling &&
+           (query.is_suspect || !failed.is_suspect) &&
            query.restart_tokens >= failed.restart_tokens &&
            (query.spares_caches || !failed.spares_caches);
   });
@@ -192,12 +195,14 @@ void Dispatch::note_failure(const Query& query) {
                        .most_tokens = query.most_tokens,
                        .prompt_tokens = query.prompt_tokens,
                        .version_floor = query.version_floor,
+                       .version_ceiling = query.version_ceiling,
                        .restart_tokens = query.restart_tokens,
+                       .is_suspect = query.is_suspect,
                        .spares_caches = query.spares_caches});
 }
 
 void Dispatch::rescue() {
-  if (book_.now_ns < book_.stall_check_ns) return;
+  if (book_.is_paused || book_.now_ns < book_.stall_check_ns) return;
   book_.stall_check_ns = kNever;
   promises_.clear();
   look_over_workers();
@@ -250,16 +255,20 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.urgency = book_.is_tail(trajectory.job) ? 1 : lag;
   query.job = trajectory.job;
   query.published = static_cast<double>(book_.jobs[trajectory.job].published);
-  query.version_floor = static_cast<double>(has_starved ? book_.version_floor(trajectory.job)
-                                                        : book_.version_floor(trajectory));
+  const std::int64_t floor =
+      has_starved ? book_.version_floor(trajectory.job) : book_.version_floor(trajectory);
+  query.version_floor = static_cast<double>(std::max(floor, trajectory.accepted.min));
+  query.version_ceiling = static_cast<double>(trajectory.accepted.max);
+  query.is_suspect = trajectory.losses > 0;
   query.home = workers.find(trajectory.home.worker);
   query.avoid = avoided_slot(trajectory);
   // Limits on restarts and on exposure make turns wait. A starved turn is exempt from them.
   query.restart_tokens = !has_starved && trajectory.tries > 0 ? query.prompt_tokens : 0;
   query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
   query.is_urgent = lag > kUrgentLag;
-  query.may_wait =
-      !has_starved && static_cast<double>(oldest_versions_[trajectory.job]) < query.version_floor;
+  query.may_wait = !has_starved &&
+                   static_cast<double>(oldest_versions_[trajectory.job]) < query.version_floor &&
+                   trajectory.accepted.has(book_.jobs[trajectory.job].published);
   query.since_published_s =
       static_cast<double>(book_.now_ns - book_.jobs[trajectory.job].published_ns) / kNsPerS;
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
@@ -283,6 +292,7 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
 bool Dispatch::can_go_home(const Query& query) const noexcept {
   const WorkerColumns& columns = book_.workers.columns();
   return query.avoid != query.home && columns.version[*query.home] >= query.version_floor &&
+         columns.version[*query.home] <= query.version_ceiling &&
          columns.grant_tokens[*query.home] >= query.most_tokens;
 }
 
@@ -302,7 +312,8 @@ void Dispatch::keep_for(const Query& query) {
     const Worker& worker = book_.workers[slot];
     const bool could = worker.grant.is_live && worker.job == query.job &&
                        static_cast<double>(worker.grant.kv_tokens) >= query.most_tokens &&
-                       columns.version[slot] >= query.version_floor && query.avoid != slot &&
+                       columns.version[slot] >= query.version_floor &&
+                       columns.version[slot] <= query.version_ceiling && query.avoid != slot &&
                        std::find(kept_.begin(), kept_.end(), slot) == kept_.end();
     if (!could) continue;
     const bool is_better = !best || columns.room_tokens[slot] > columns.room_tokens[*best] ||

@@ -14,12 +14,12 @@ namespace rose::scheduler {
 
 // After place(), each queued turn waits for newer weights, or no worker can take it. A worker
 // cannot take a turn if the worker
-//   - has no grant, no room, or weights that are too old,
+//   - has no grant, no room, or weights that are too old or that the turn does not accept,
 //   - is avoided by the turn, or holds caches that the turn spares,
 //   - is kept for a starved turn,
 //   - or would exceed a limit on restarts, exposure or unfairness.
-// The only exception is room that starting turns freed when they gave up caches; the next step uses
-// that room.
+// While the scheduler is paused, no turn starts. The only other exception is room that starting
+// turns freed when they gave up caches; the next step uses that room.
 class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
@@ -55,7 +55,9 @@ class Dispatch {
     double most_tokens;
     double prompt_tokens;
     double version_floor;
+    double version_ceiling;
     double restart_tokens;
+    bool is_suspect;
     bool spares_caches;
   };
 

@@ -40,8 +40,8 @@ void EventRules::operator()(const WorkerJoined& event) {
 void EventRules::operator()(const GrantChanged& event) {
   WorkerTable& workers = book_.workers;
   const auto slot = workers.find(event.worker);
-  const bool has_meaning =
-      slot && is_count(event.grant_epoch) && is_count(event.kv_tokens) && event.ttl_ms >= 0;
+  const bool has_meaning = slot && !workers[*slot].is_draining && is_count(event.grant_epoch) &&
+                           is_count(event.kv_tokens) && event.ttl_ms >= 0;
   const bool is_new = has_meaning && workers.is_new_epoch(*slot, event.grant_epoch);
   const CapacityGrant grant = slot ? workers[*slot].grant : CapacityGrant{};
   const bool is_same = has_meaning && grant.is_live && grant.epoch == event.grant_epoch;
@@ -55,7 +55,7 @@ void EventRules::operator()(const GrantChanged& event) {
 
 void EventRules::operator()(const WorkerLost& event) {
   if (const auto slot = book_.workers.find(event.worker)) {
-    book_.lose(*slot);
+    book_.lose(*slot, event.is_crash);
   } else {
     ++book_.counters.stale_events;
   }
@@ -85,6 +85,7 @@ void EventRules::operator()(const VersionCommitted& event) {
   if (is_newer && event.version == job.published) {
     book_.workers.observe_commit(*slot, book_.now_ns - job.published_ns);
   }
+  book_.recall_misfits(*slot);
   book_.has_changed = true;
 }
 
@@ -104,6 +105,9 @@ void EventRules::operator()(const TurnProgress& event) {
     return;
   }
   book_.note_progress(*trajectory);
+  const Versions& accepted = trajectory->accepted;
+  const bool fits = accepted.has(event.version_min) && accepted.has(event.version_max);
+  if (!fits && !accepted.has_all()) return refuse(*trajectory, event);
   deliver_news(*trajectory, event);
   const bool is_whole = trajectory->state == TrajectoryState::kRecalled &&
                         trajectory->awaited_tokens != kTokensUnknown &&
@@ -121,9 +125,13 @@ void EventRules::operator()(const TurnEnded& event) {
   // the worker must stop before the turn goes elsewhere; a worker that is done ignores the Stop.
   const bool may_still_run =
       trajectory->state == TrajectoryState::kRunning && trajectory->tries > 1;
-  if (may_still_run) book_.stop(*trajectory);
+  if (may_still_run && event.end != TurnEnd::kRefused) book_.stop(*trajectory);
   if (event.end == TurnEnd::kFailed) {
     book_.fail(*trajectory);
+  } else if (event.end == TurnEnd::kRefused) {
+    book_.drop(*trajectory, DropReason::kRefused);
+  } else if (trajectory->run.has_misfit) {
+    book_.requeue(*trajectory);  // the rest of its tokens is refused
   } else if (std::min(event.tokens, trajectory->max_new_tokens) > trajectory->known_tokens) {
     book_.await_rest(*trajectory, event.end, std::min(event.tokens, trajectory->max_new_tokens));
   } else {
@@ -155,6 +163,39 @@ void EventRules::operator()(const JobJoined& event) {
   book_.has_changed = true;  // its new limits may allow workers with older weights
 }
 
+void EventRules::operator()(const WorkerMeasured& event) {
+  if (const auto slot = book_.workers.find(event.worker)) {
+    book_.risk.measure(book_.workers, *slot, event);
+    book_.has_changed = true;
+  } else {
+    ++book_.counters.stale_events;
+  }
+}
+
+void EventRules::operator()(const WorkerDrained& event) {
+  if (const auto slot = book_.workers.find(event.worker)) {
+    book_.drain(*slot);
+  } else {
+    ++book_.counters.stale_events;
+  }
+}
+
+void EventRules::operator()(const TurnCut& event) {
+  Trajectory* const trajectory = book_.trajectories.find(event.trajectory);
+  const bool has_turn =
+      trajectory != nullptr && trajectory->turn == event.turn &&
+      (is_on_worker(trajectory->state) || trajectory->state == TrajectoryState::kQueued);
+  if (has_turn && event.tokens <= trajectory->known_tokens) {
+    book_.cut(*trajectory, event.tokens);
+  } else {
+    ++book_.counters.stale_events;
+  }
+}
+
+void EventRules::operator()(const Paused& event) { book_.pause(event.is_recalling); }
+
+void EventRules::operator()(const Resumed&) { book_.resume(); }
+
 template <typename E>
 Trajectory* EventRules::find_turn(const E& event) noexcept {
   Trajectory* const trajectory = book_.trajectories.find(event.trajectory);
@@ -177,6 +218,19 @@ void EventRules::deliver_news(Trajectory& trajectory, const TurnProgress& event)
   if (event.version_min >= 0) {
     trajectory.version_min = std::min(trajectory.version_min, event.version_min);
   }
+}
+
+void EventRules::refuse(Trajectory& trajectory, const TurnProgress& event) {
+  book_.counters.tokens_ignored += event.tokens;
+  trajectory.run.has_misfit = true;
+  // The tokens show which weights the worker has, so that the turn does not come back to it.
+  const std::int64_t version =
+      event.version_max > trajectory.accepted.max ? event.version_max : event.version_min;
+  if (trajectory.run.is_held && is_count(version)) {
+    book_.workers.set_version(trajectory.run.slot, version);
+    book_.recall_misfits(trajectory.run.slot);
+  }
+  if (trajectory.state == TrajectoryState::kRunning) book_.recall(trajectory);
 }
 
 void EventRules::conclude(Trajectory& trajectory, TurnEnd end) {

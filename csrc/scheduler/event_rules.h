@@ -32,6 +32,11 @@ class EventRules {
   void operator()(const TrajectoryEnded& event);
   void operator()(const Consumed& event);
   void operator()(const JobJoined& event);
+  void operator()(const WorkerMeasured& event);
+  void operator()(const WorkerDrained& event);
+  void operator()(const TurnCut& event);
+  void operator()(const Paused& event);
+  void operator()(const Resumed& event);
 
  private:
   // Returns the trajectory that the event reports on, or null if the event is not accepted.
@@ -40,6 +45,8 @@ class EventRules {
   // Prefetches the trajectories of the events from index `begin` on.
   void prefetch(std::span<const Event> events, std::size_t begin) const noexcept;
   void deliver_news(Trajectory& trajectory, const TurnProgress& event);
+  // Tokens of versions that the turn does not accept were reported, and are not delivered.
+  void refuse(Trajectory& trajectory, const TurnProgress& event);
   void conclude(Trajectory& trajectory, TurnEnd end);
   // Recalls turns until the others fit the grant, and returns the number of recalls. Turns with the
   // least lag go first, then those that are cheapest to recompute, then the youngest trajectories.

@@ -16,8 +16,9 @@ namespace rose::scheduler {
 
 // The jobs on one device. The start of a turn adds the turn's maximum tokens, divided by the job's
 // weight, to the job's counter. A job is backlogged while it has a waiting turn that the empty
-// device could run, unless that turn waits for newer weights. A job whose counter is more than
-// `lead` above that of a backlogged job is barred: none of its turns starts here.
+// device could run, unless that turn waits for newer weights or accepts only some versions. A job
+// whose counter is more than `lead` above that of a backlogged job is barred: none of its turns
+// starts here.
 //
 // Bound: in any interval in which jobs j and k are both backlogged,
 //   | served_j / w_j - served_k / w_k | <= 2 lead + need_j / w_j + need_k / w_k

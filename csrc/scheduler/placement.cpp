@@ -18,6 +18,7 @@ constexpr double kStickyRatioMax = 1.5;
 // would starve otherwise. A single prompt may always restart.
 bool can_restart(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
   const double under_way = workers.restart_tokens[slot];
+  if (query.is_suspect) return under_way <= 0;
   if (query.restart_tokens <= 0 || under_way <= 0) return true;
   const double cached = query.home == slot ? query.hit_tokens : 0;
   return under_way + query.restart_tokens - cached <= query.burst_tokens;
@@ -58,6 +59,7 @@ bool can_take_but_for_version(const WorkerColumns& workers, std::size_t slot,
 bool can_take_but_for_bars(const WorkerColumns& workers, std::size_t slot,
                            const Query& query) noexcept {
   return workers.version[slot] >= query.version_floor &&
+         workers.version[slot] <= query.version_ceiling &&
          can_take_but_for_version(workers, slot, query);
 }
 

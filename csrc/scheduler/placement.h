@@ -17,16 +17,20 @@ namespace rose::scheduler {
 
 // A turn that needs a worker.
 struct Query : CostQuery {
-  std::size_t job{0};                  // only this job's workers may run the turn
-  double need_tokens{0};               // reservation at the start
-  double most_tokens{0};               // largest possible reservation; the worker must fit it
-  bool prefers_dedicated{false};       // any dedicated worker is better than a borrowed one
-  double version_floor{0};             // oldest allowed version of the worker
+  std::size_t job{0};             // only this job's workers may run the turn
+  double need_tokens{0};          // reservation at the start
+  double most_tokens{0};          // largest possible reservation; the worker must fit it
+  bool prefers_dedicated{false};  // any dedicated worker is better than a borrowed one
+  double version_floor{0};        // oldest allowed version of the worker
+  double version_ceiling{static_cast<double>(kCountMax)};  // newest allowed version of the worker
   std::optional<std::size_t> home{};   // slot of the worker that has, or had, the cache
   double hit_tokens{0};                // prompt tokens cached at home; the home is warm if > 0
   std::optional<std::size_t> avoid{};  // slot that may not run the turn now
   double restart_tokens{0};            // tokens of the prompt if the turn ran before, else 0
   double burst_tokens{0};              // token limit of a worker's concurrent restarted prompts
+  // If true, the turn may have killed its last worker. It restarts on a worker only while no other
+  // prompt does, so that two such turns are never lost together.
+  bool is_suspect{false};
   bool is_urgent{false};
   // If true, the turn takes only room that no cache uses, except at its warm home.
   bool spares_caches{false};

@@ -100,11 +100,19 @@ void Risk::go_on(WorkerTable& workers, std::size_t slot, const Share& was, Nanos
   show(workers, slot);
 }
 
-void Risk::end(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
+void Risk::measure(WorkerTable& workers, std::size_t slot, const WorkerMeasured& event) {
+  const Worker& worker = workers[slot];
+  const bool counts = worker.grant.is_live;
+  if (counts) exposures.remove(worker.job, worker.domain, speed_of(worker));
+  workers.measure(slot, event);
+  if (counts) exposures.add(worker.job, worker.domain, speed_of(worker));
+}
+
+void Risk::end(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns, bool is_revoked) {
   const Worker& worker = workers[slot];
   exposures.remove(worker.job, worker.domain, speed_of(worker));
   if (worker.kind != WorkerKind::kBorrowed) return;
-  revoke(workers, slot, now_ns);
+  if (is_revoked) revoke(workers, slot, now_ns);
   hazards_.end(worker.number);
 }
 

@@ -26,8 +26,10 @@ class Risk {
   void begin(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
   // The grant was renewed or resized; `was` is the device's share before.
   void go_on(WorkerTable& workers, std::size_t slot, const Share& was, Nanoseconds now_ns);
-  // The live grant is about to end.
-  void end(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
+  // The live grant is about to end, by a revocation or because the worker is drained.
+  void end(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns, bool is_revoked = true);
+  // Changes the rates of a worker.
+  void measure(WorkerTable& workers, std::size_t slot, const WorkerMeasured& event);
   // Writes the hazards of changed domains to the columns.
   void settle(WorkerTable& workers);
 

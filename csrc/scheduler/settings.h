@@ -31,6 +31,7 @@ struct Settings {
   Nanoseconds recall_grace_ns{0};
   Nanoseconds retry_ns{0};
   std::int64_t attempts_max{3};
+  std::int64_t losses_max{2};
   Nanoseconds stall_ns{0};
   Nanoseconds wait_max_ns{0};
   double tail_seats{1};
@@ -68,9 +69,9 @@ struct Settings {
   template <typename Image>
   void image(Image& image) {
     image(max_staleness, batch_trajectories, worker_lag_max, recall_grace_ns, retry_ns,
-          attempts_max, stall_ns, wait_max_ns, tail_seats, urgent_time_weight, urgent_risk_weight,
-          staleness_s_per_version, leave_home_margin_s, hazard_per_s, hazard_prior_s,
-          hazard_window_s, hold_min_ns, hold_max_ns, flap_window_ns, exposure_max_s,
+          attempts_max, losses_max, stall_ns, wait_max_ns, tail_seats, urgent_time_weight,
+          urgent_risk_weight, staleness_s_per_version, leave_home_margin_s, hazard_per_s,
+          hazard_prior_s, hazard_window_s, hold_min_ns, hold_max_ns, flap_window_ns, exposure_max_s,
           urgent_share_max, burst_prefill_tokens, fair_lead_tokens, requeue_s, turn_tokens_prior,
           turns_prior, token_s_prior, tool_s_prior, job_weight, turn_window, version_window,
           reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, displaced_share,

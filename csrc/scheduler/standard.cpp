@@ -34,6 +34,7 @@ constexpr std::array kKnobs{
     Knob{"recall_grace_ms", &Settings::recall_grace_ns, kNsOfMs},
     Knob{"retry_ms", &Settings::retry_ns, kNsOfMs},
     Knob{"attempts_max", &Settings::attempts_max, kCount, 1},
+    Knob{"losses_max", &Settings::losses_max, kCount, 1},
     Knob{"stall_ms", &Settings::stall_ns, kNsOfMs, kAboveZero},
     Knob{"wait_max_ms", &Settings::wait_max_ns, kNsOfMs, kAboveZero},
     Knob{"tail_seats", &Settings::tail_seats},

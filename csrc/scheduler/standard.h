@@ -38,6 +38,9 @@ inline constexpr Settings kStandard{
     .retry_ns = 500 * kMs,
     // After this many failures of a turn, its trajectory is dropped.
     .attempts_max = 3,
+    // A turn whose worker was lost this many times in a row, each time before the turn had a token
+    // there, may be what kills its workers; its trajectory is dropped.
+    .losses_max = 2,
     // A borrowed worker counts as stalled after this time without progress, in addition to the time
     // for its prompts. The paper waits two seconds. In the drawn scenarios, two seconds were too
     // short for prompts that waited for other prompts, and ten seconds cost nothing.

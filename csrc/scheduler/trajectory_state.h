@@ -42,7 +42,7 @@ constexpr bool is_move(TrajectoryState from, TrajectoryState to) noexcept {
     case kEnv:
       return to == kQueued || to == kDone;
     case kQueued:
-      return to == kRunning || to == kDropped;
+      return to == kRunning || to == kEnv || to == kDropped;
     case kRunning:
       return to == kEnv || to == kQueued || to == kRecalled || to == kDropped;
     case kRecalled:

@@ -35,12 +35,13 @@ struct Run {
   double foreseen_wait_s{0};    // predicted time to that token, by the worker's figures
   double foreseen_token_s{0};   // predicted time per token, by the worker's figures
   bool is_held{false};          // whether it counts against the worker's seats and tokens
+  bool has_misfit{false};       // whether it has reported tokens of a version outside the range
 
   template <typename Image>
   void image(Image& image) {
     image(slot, worker, kind, grant_epoch, version, prefill_tokens, stall_at_ns, reserved_tokens,
           restart_tokens, domain, exposed, started_ns, first_token, foreseen_wait_s,
-          foreseen_token_s, is_held);
+          foreseen_token_s, is_held, has_misfit);
   }
 };
 
@@ -103,6 +104,8 @@ struct Trajectory {
   std::int64_t known_tokens{0};     // delivered
   std::int64_t tries{0};            // starts of the turn
   std::int64_t attempts{0};         // failed starts
+  std::int64_t losses{0};           // workers lost in a row, each before a token of the turn
+  Versions accepted;                // versions that may generate its tokens
   std::int64_t computed_tokens{0};  // longest context computed on any worker
 
   LengthForecast forecast;  // made when the turn was queued
@@ -130,8 +133,8 @@ struct Trajectory {
   void image(Image& image) {
     image(id, group, ticket, place_in_line, job, state, started_ns, version_min, said_tokens,
           life_number, life_s, turn_ns, turn, context_tokens, max_new_tokens, known_tokens, tries,
-          attempts, computed_tokens, forecast, queue_key, queued_ns, was_displaced, run, home,
-          avoided, recalled_until_ns, awaited_tokens, awaited_end);
+          attempts, losses, accepted, computed_tokens, forecast, queue_key, queued_ns,
+          was_displaced, run, home, avoided, recalled_until_ns, awaited_tokens, awaited_end);
   }
 };
 
@@ -160,6 +163,11 @@ class TrajectoryTable {
   template <typename Image>
   void image(Image& image) {
     image(by_id_, counts_);
+  }
+  template <typename Predicate>
+  std::int64_t count_if(const Predicate& is_so) const {
+    return std::count_if(by_id_.begin(), by_id_.end(),
+                         [&](const auto& entry) { return is_so(entry.second); });
   }
   template <typename Predicate>
   bool all(const Predicate& is_so) const {

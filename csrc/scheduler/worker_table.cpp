@@ -40,23 +40,30 @@ void WorkerTable::join(const WorkerJoined& event, std::size_t job, std::size_t d
   worker.device = event.device;
   worker.seats = event.seats;
   worker.version = event.version;
-  worker.prefill_tokens_per_s =
-      std::llround(std::clamp(event.prefill_tokens_per_s, 1.0, kPrefillMaxPerS));
   columns_.number[slot] = event.worker;
   columns_.kind[slot] = event.kind;
   columns_.job[slot] = job;
   columns_.domain[slot] = domain;
   columns_.is_barred[slot] = 0;
-  columns_.prefill_s_per_token[slot] = 1 / event.prefill_tokens_per_s;
-  columns_.step_s[slot] = event.decode_step_ms / kMsPerS;
-  columns_.step_s_per_sequence[slot] = event.decode_ms_per_sequence / kMsPerS;
   columns_.step_s_per_context_token[slot] = event.decode_ms_per_context_token / kMsPerS;
-  columns_.slowness[slot] = 1;
   columns_.commit_s[slot] = 0;
   columns_.hazard_per_s[slot] = event.kind == WorkerKind::kBorrowed ? hazard_per_s_ : 0;
+  measure(slot, {event.worker, event.prefill_tokens_per_s, event.decode_step_ms,
+                 event.decode_ms_per_sequence});
   slots_[event.worker] = slot;
   settle(slot);
   refresh(slot);
+}
+
+void WorkerTable::measure(std::size_t slot, const WorkerMeasured& event) noexcept {
+  workers_[slot].prefill_tokens_per_s =
+      std::llround(std::clamp(event.prefill_tokens_per_s, 1.0, kPrefillMaxPerS));
+  workers_[slot].pace = {};
+  columns_.prefill_s_per_token[slot] = 1 / event.prefill_tokens_per_s;
+  columns_.step_s[slot] = event.decode_step_ms / kMsPerS;
+  columns_.step_s_per_sequence[slot] = event.decode_ms_per_sequence / kMsPerS;
+  columns_.slowness[slot] = 1;
+  note_change(slot);
 }
 
 void WorkerTable::leave(std::size_t slot) noexcept {

@@ -64,6 +64,7 @@ struct Worker {
   std::int64_t prefill_tokens_per_s{0};
   Nanoseconds held_off_until_ns{0};
   bool is_held_off{false};  // starts nothing until held_off_until_ns
+  bool is_draining{false};  // gets no more grants
   Pace pace;
   Caches caches;
   std::vector<TrajectoryId> held;  // in start order
@@ -72,8 +73,8 @@ struct Worker {
   template <typename Image>
   void image(Image& image) {
     image(number, kind, domain, job, device, seats, version, grant, used_tokens, backlog_tokens,
-          restart_tokens, prefill_tokens_per_s, held_off_until_ns, is_held_off, pace, caches, held,
-          peers);
+          restart_tokens, prefill_tokens_per_s, held_off_until_ns, is_held_off, is_draining, pace,
+          caches, held, peers);
   }
 };
 
@@ -171,6 +172,9 @@ class WorkerTable {
 
   // `job`, `domain`: indices.
   void join(const WorkerJoined& event, std::size_t job = 0, std::size_t domain = 0);
+  // New rates; the pace starts anew, since it corrects the old ones.
+  void measure(std::size_t slot, const WorkerMeasured& event) noexcept;
+  void drain(std::size_t slot) noexcept { workers_[slot].is_draining = true; }
   // The worker must hold no turns.
   void leave(std::size_t slot) noexcept;
   // For a new epoch no turn may be held. The same epoch renews and resizes the grant.

@@ -1,36 +1,31 @@
-"""The HTTP application of the rollout service: FastAPI routes over `RolloutService`."""
+"""The HTTP application of the rollout service.
 
-import asyncio
-import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any, Final, TypeVar
+Requests that generate tokens are answered by plain ASGI (`generating`), all others by FastAPI.
+"""
+
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response, StreamingResponse
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from rose import __version__
-from rose.adapters.answers import Answer
-from rose.adapters.bodies import (
-    ChatBody,
-    CompletionBody,
-    GenerateBody,
-    SglangBody,
-)
+from rose.adapters import bodies
 from rose.adapters.control import add_control, add_status
-from rose.adapters.guard import Guard, error_body, headers_of, status_of
+from rose.adapters.events_route import EngineEvents, add_engine
+from rose.adapters.generating import PATHS, Generating
+from rose.adapters.guard import Guard
+from rose.adapters.http_errors import Refused, body_of, error_body, headers_of, status_of
 from rose.adapters.json_answer import Json
-from rose.adapters.sequences import SequenceInFlight
-from rose.adapters.service import Generation, RolloutService
+from rose.adapters.service import RolloutService
+from rose.adapters.sglang_routes import add_sglang_routes
 from rose.adapters.text import Tokenizer
-from rose.adapters.token_answers import sglang_tokens, vllm_tokens
+from rose.adapters.text_routes import add_text_routes
 from rose.adapters.weight_updates import WeightSource, WeightUpdates
-from rose.clock import unix_s
 from rose.errors import RoseError
 
-T = TypeVar("T")
 # Error responses of the routes, for the OpenAPI schema.
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     400: {"description": "The request breaks a rule; the message names the rule."},
@@ -42,26 +37,18 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
         "of workers by version."
     },
     413: {"description": "The body is too large."},
+    415: {"description": "The body is compressed."},
     429: {"description": "Too many sequences are in flight; retry after Retry-After seconds."},
-    501: {"description": "The service has no source of weights."},
-    503: {"description": "The service has no workers, or is closing."},
+    501: {"description": "The service cannot do this, and says what it can do instead."},
+    503: {"description": "The service has no workers, or stops."},
     504: {"description": "A time limit was reached."},
 }
-
-
-class _Stream(StreamingResponse):
-    """A streamed answer. At its end the generation is closed, even if the client never reads."""
-
-    def __init__(self, answer: Answer[Any]) -> None:
-        super().__init__(answer.events(), media_type="text/event-stream")
-        self._generation = answer.generation
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Stream until the answer is complete or the client disconnects."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._generation.close()
+_SUMMARIES: Final = {
+    "/v1/completions": "Complete prompts of token ids, or of text if there is a tokenizer.",
+    "/v1/chat/completions": "Answer a conversation, by the chat template of the tokenizer.",
+    "/inference/v1/generate": "Complete a prompt of token ids, as SkyRL, prime-rl and TRL do.",
+    "/generate": "Complete prompts of token ids or text, as slime, miles and AReaL do.",
+}
 
 
 def rollout_app(
@@ -72,7 +59,8 @@ def rollout_app(
     tokenizer: Tokenizer | None = None,
     token: str | None = None,
     weights: WeightSource | None = None,
-) -> Callable[..., Awaitable[None]]:
+    engine: EngineEvents | None = None,
+) -> Guard:
     """Return the ASGI application of an open service.
 
     Args:
@@ -83,133 +71,76 @@ def rollout_app(
         token: bearer token that clients must send; None: no token is needed.
         weights: function that makes workers commit the versions which clients send over HTTP; None:
             versions come from `rose.publish` only.
+        engine: state of the engine whose only service this is; None: the service has no engine of
+            its own.
     """
+    service.tokenizer = service.tokenizer or tokenizer
     app = FastAPI(
         title="rose rollout service", version=__version__, responses=_ERRORS, docs_url=None
     )
+    generating = Generating(service, model, tokenizer)
     _add_errors(app, service)
-    _add_completions(app, service, model, tokenizer)
-    _add_token_routes(app, service, model, tokenizer)
     add_status(app, service, model, dtype, has_source=weights is not None)
+    add_text_routes(app, service, tokenizer)
     add_control(app, service, WeightUpdates(service, weights))
-    return Guard(app, service=service, token=token)
+    add_sglang_routes(app, service, generating, model)
+    if engine is not None:
+        add_engine(app, engine)
+    _describe(app)
+    fast = dict.fromkeys(PATHS, generating)
+    return Guard(app, fast, service=service, token=token, fail=generating.fail)
 
 
 def _add_errors(app: FastAPI, service: RolloutService) -> None:
-    def answer(status: int, message: str, there: dict[int, int] | None = None) -> Response:
-        return Json(error_body(status, message, there), status, headers_of(status))
+    """Answer the errors of FastAPI's routes in the format of all others."""
 
     async def invalid(_: Request, error: Exception) -> Response:
         found = error.errors() if isinstance(error, RequestValidationError) else []
-        return answer(400, "; ".join(map(_sentence, found[:3])) or "the body must be JSON")
+        message = "; ".join(map(_sentence, found[:3])) or "the body must be JSON"
+        return Json(error_body(400, message), 400)
 
     async def http(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         message = str(getattr(error, "detail", error))
-        made = answer(status, message)
+        made = Json(error_body(status, message), status, headers_of(status))
         made.headers.update(getattr(error, "headers", None) or {})
         return made
 
-    async def refused(_: Request, error: Exception) -> Response:
-        status = status_of(error) if isinstance(error, RoseError) else 500
-        return answer(status, str(error), service.versions() if status == 409 else None)
+    async def raised(_: Request, error: Exception) -> Response:
+        status = status_of(error)
+        there = service.versions() if status == 409 else None
+        return Json(body_of(error, there), status, headers_of(status))
 
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(RoseError, refused)
+    for kind in (RoseError, Refused, Exception):
+        app.add_exception_handler(kind, raised)
 
 
 def _sentence(error: Any) -> str:
     """Return one error of pydantic as `place: rule`."""
+    if error["type"] == "json_invalid":
+        return f"the body must be JSON: {error.get('ctx', {}).get('error', 'it is malformed')}"
     place = ".".join(str(part) for part in error["loc"] if part != "body") or "the body"
     return f"{place}: {error['msg'].removeprefix('Value error, ')}"
 
 
-def _add_completions(
-    app: FastAPI, service: RolloutService, model: str, tokenizer: Tokenizer | None
-) -> None:
-    def begin(body: CompletionBody | ChatBody, max_tokens: int | None) -> Generation:
-        _check_model(body.model, model)
-        prompts = body.prompts(tokenizer)
-        asks = body.asks(prompts, max_tokens, body.weight_version, service, tokenizer)
-        return service.generate(asks)
+def _describe(app: FastAPI) -> None:
+    """Add the routes that FastAPI does not know to the OpenAPI schema."""
 
-    async def reply(answer: Answer[Any], request: Request) -> Response:
-        if answer.body.stream:
-            return _Stream(answer)
-        async with answer.generation:
-            return Json(await _unless_gone(answer.whole(), request))
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            kinds, parts = bodies.schema()
+            made.setdefault("components", {}).setdefault("schemas", {}).update(parts)
+            errors = {str(status): one for status, one in _ERRORS.items()}
+            answers = {"200": {"description": "The tokens, or a stream of them."}, **errors}
+            for path, kind in PATHS.items():
+                content = {"application/json": {"schema": kinds[kind.__name__]}}
+                body = {"required": True, "content": content}
+                route = {"summary": _SUMMARIES[path], "requestBody": body, "responses": answers}
+                made["paths"][path] = {"post": route}
+            app.openapi_schema = made
+        return app.openapi_schema
 
-    @app.post("/v1/completions")
-    async def completions(body: CompletionBody, request: Request) -> Response:
-        """Complete prompts of token ids, or of text if the service has a tokenizer."""
-        generation = begin(body, body.max_tokens)
-        identity = f"cmpl-{uuid.uuid4().hex}"
-        return await reply(Answer(body, generation, model, unix_s(), identity, tokenizer), request)
-
-    @app.post("/v1/chat/completions")
-    async def chat(body: ChatBody, request: Request) -> Response:
-        """Answer a conversation. The service must have a tokenizer with a chat template."""
-        generation = begin(body, body.max_completion_tokens or body.max_tokens)
-        identity = f"chatcmpl-{uuid.uuid4().hex}"
-        return await reply(Answer(body, generation, model, unix_s(), identity, tokenizer), request)
-
-
-def _check_model(asked: str | None, model: str) -> None:
-    if asked not in (None, "", model):
-        raise HTTPException(404, f"model must be '{model}', got '{asked}'")
-
-
-def _add_token_routes(
-    app: FastAPI, service: RolloutService, model: str, tokenizer: Tokenizer | None
-) -> None:
-    async def finished(
-        prompt: list[int],
-        max_tokens: int | None,
-        body: GenerateBody | SglangBody,
-        request: Request,
-    ) -> list[SequenceInFlight]:
-        sampling, wanted = body.sampling_params, body.weight_version
-        asks = sampling.asks([prompt], max_tokens, wanted, service, tokenizer)
-        async with service.generate(asks) as generation:
-            return await _unless_gone(generation.finished(), request)
-
-    @app.post("/inference/v1/generate")
-    async def inference(body: GenerateBody, request: Request) -> Response:
-        """Complete a prompt of token ids, in the vLLM format that SkyRL, prime-rl and TRL use."""
-        _check_model(body.model, model)
-        limit = body.sampling_params.max_tokens
-        sequences = await finished(body.token_ids, limit, body, request)
-        return Json(vllm_tokens(body, sequences))
-
-    @app.post("/generate")
-    async def generate(body: SglangBody, request: Request) -> Response:
-        """Complete a prompt of token ids, in the SGLang format that slime and miles use."""
-        limit = body.sampling_params.max_new_tokens
-        sequences = await finished(body.input_ids, limit, body, request)
-        return Json(sglang_tokens(body, sequences, tokenizer))
-
-
-async def _unless_gone(work: Awaitable[T], request: Request) -> T:
-    """Wait for `work` and return its result; cancel it if the client disconnects.
-
-    Raises:
-        HTTPException: the client has disconnected, so nobody reads the answer.
-    """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise HTTPException(499, "the client has disconnected")
-        return working.result()
-    finally:
-        for one in (working, watching):
-            one.cancel()
-            with suppress(asyncio.CancelledError, RoseError):
-                await one
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,324 +1,202 @@
-"""Bodies of HTTP requests.
+"""Bodies of the requests that generate tokens, in the formats of vLLM, OpenAI and SGLang."""
 
-Unknown fields are refused, except in `UpdateBody`. Workers sample from the full distribution. So a
-field that would change the distribution, such as `top_p`, may only have its neutral value. The same
-holds for fields of features that workers do not have, such as `tools`.
-"""
+from typing import Annotated, Any, Final
 
-from typing import Annotated, Any, Final, Literal
+import msgspec
+from msgspec import Meta, Struct, field
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BaseModel,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
+from rose.scheduler.checks import COUNT_MAX
+from rose.scheduler.versions import VersionRange
 
-from rose.adapters.sequences import Ask, seed_of
-from rose.adapters.service import RolloutService
-from rose.adapters.text import Tokenizer, encoded, templated
-from rose.adapters.versions import VersionRange
-from rose.errors import InvalidArgument
-from rose.scheduler.coerce import COUNT_MAX
-from rose.scheduler.turns import Sampling
-
-# Defaults of `max_tokens` in vLLM and OpenAI, and of `max_new_tokens` in SGLang.
-_TOKENS_DEFAULT: Final = 16
-_TOKENS_DEFAULT_SGLANG: Final = 128
-_SEED_MAX: Final = 1 << 64
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Some = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
+# msgspec's schema of a number without bounds is complete; a seed may be any whole number.
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+# vLLM and OpenAI return at most this many alternatives for a token.
+Alternatives = Annotated[int, Meta(ge=0, le=20)]
+_IDS: Final = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TEXTS: Final = {"type": "array", "items": {"type": "string"}}
+# One prompt of ids or text, or several. Only the first level is checked on parsing: the union of
+# four lists is not a type of msgspec.
+Prompts = Annotated[
+    str | list[Any],
+    Meta(
+        extra_json_schema={
+            "anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]
+        }
+    ),
+]
 
 
-def _neutral(*values: Any) -> Any:
-    """Return the type of a field whose value must be null or one of `values`."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value not in values:
-            shown = " or ".join(map(repr, values)) or "null"
-            raise ValueError(f"must be {shown}: workers support no other value")
-        return value
-
-    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": [*values, None]})]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
-
-
-class WantedVersions(_Body):
+class WantedVersions(Struct, kw_only=True, forbid_unknown_fields=True):
     """Versions of weights that may generate a request's tokens."""
 
-    at_least: Count | None = Field(
-        default=None, validation_alias=AliasChoices("min", "min_version")
-    )
-    exact: Count | None = Field(
-        default=None, validation_alias=AliasChoices("exact", "exact_version")
-    )
+    least: Count | None = field(name="min", default=None)
+    min_version: Count | None = None
+    only: Count | None = field(name="exact", default=None)
+    exact_version: Count | None = None
 
     def range(self) -> VersionRange:
         """Return the range in the service's own type."""
-        return VersionRange(self.at_least, self.exact)
+        return VersionRange(
+            self.min_version if self.least is None else self.least,
+            self.exact_version if self.only is None else self.only,
+        )
 
 
-class StreamOptions(_Body):
+class StreamOptions(Struct, kw_only=True):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: _neutral(False) = None  # type: ignore[valid-type]
+    continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(_Body):
-    """Sampling fields that all formats have in common."""
+class SamplingFields(Struct, kw_only=True):
+    """Sampling fields that all formats have in common; null has the meaning of the default."""
 
-    temperature: Annotated[float, Field(ge=0, le=1000)] | None = 1.0
-    n: Annotated[int, Field(ge=1, le=1 << 16)] | None = 1
-    seed: Annotated[int, Field(ge=-_SEED_MAX, le=_SEED_MAX)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: _Share | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    logit_bias: dict[str, float] | None = None
+    n: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
     stop_token_ids: list[Count] | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    # Accepted but not used, since they do not change the tokens.
-    include_stop_str_in_output: bool = False
-    spaces_between_special_tokens: bool = True
-    # Only neutral values are accepted.
-    top_p: _neutral(1) = 1  # type: ignore[valid-type]
-    top_k: _neutral(0, -1) = 0  # type: ignore[valid-type]
-    min_p: _neutral(0) = 0  # type: ignore[valid-type]
-    repetition_penalty: _neutral(1) = 1  # type: ignore[valid-type]
-    presence_penalty: _neutral(0) = 0  # type: ignore[valid-type]
-    frequency_penalty: _neutral(0) = 0  # type: ignore[valid-type]
-    min_tokens: _neutral(0) = 0  # type: ignore[valid-type]
-    logit_bias: _neutral({}) = None  # type: ignore[valid-type]
-    stop: _neutral([]) = None  # type: ignore[valid-type]
-    structured_outputs: _neutral() = None  # type: ignore[valid-type]
-    prompt_logprobs: _neutral() = None  # type: ignore[valid-type]
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Count | None = None
+    structured_outputs: dict[str, Any] | None = None
+    prompt_logprobs: Alternatives | None = None
 
-    def asks(
-        self,
-        prompts: list[list[int]],
-        max_tokens: int | None,
-        wanted: WantedVersions | None,
-        service: RolloutService,
-        tokenizer: Tokenizer | None,
-    ) -> list[Ask]:
-        """Return the sequences of the request, in order of their prompts.
-
-        Args:
-            prompts: token ids of each prompt.
-            max_tokens: largest number of tokens to generate per sequence; None: all that fit into
-                the context.
-            wanted: versions that may generate the tokens; None: any version.
-            service: service that runs the sequences.
-            tokenizer: tokenizer whose end-of-sequence token ends a sequence, or None.
-
-        Raises:
-            InvalidArgument: there are too many sequences.
-        """
-        count, limit = (self.n or 1), service.limits.choices
-        if len(prompts) * count > limit:
-            raise InvalidArgument(
-                f"a request must have 1 to {limit} sequences, got {len(prompts) * count}"
-            )
-        versions = VersionRange() if wanted is None else wanted.range()
-        stops = tuple(self.stop_token_ids or ())
-        if not self.ignore_eos and tokenizer is not None and tokenizer.eos_token_id is not None:
-            stops += (int(tokenizer.eos_token_id),)
-        temperature = 1.0 if self.temperature is None else self.temperature
-        asks: list[Ask] = []
-        for prompt in prompts:
-            left = service.limits.context_tokens - len(prompt)
-            sampling = Sampling(max_tokens or max(1, left), temperature, stops)
-            for _ in range(count):
-                seed = seed_of(self.seed, len(asks), service.draw)
-                asks.append(Ask(tuple(prompt), sampling, seed, versions))
-        return asks
+    @property
+    def count(self) -> int:
+        """Number of sequences per prompt."""
+        return self.n or 1
 
 
-class Sampled(SamplingFields):
-    """Fields that completions and chat completions have in common."""
+class Request(Struct, kw_only=True):
+    """Fields of a request whose sampling fields are a part of their own."""
 
     model: str | None = None
-    stream: bool | None = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     weight_version: WantedVersions | None = None
-    return_weight_versions: bool | None = False
-    return_token_ids: bool | None = False
-    return_tokens_as_token_ids: bool | None = False
-    # Accepted but not used, since they do not change the tokens.
-    user: str | None = None
+    session_id: str | int | None = None
     request_id: str | None = None
-    metadata: dict[str, str] | None = None
+    job: Count | None = None
     cache_salt: str | None = None
-    priority: int | None = None
 
 
-class CompletionBody(Sampled):
+class Sampled(SamplingFields, kw_only=True):
+    """Fields that completions and chat completions have in common."""
+
+    # As in `Request`: a struct of msgspec cannot inherit fields from two others.
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    weight_version: WantedVersions | None = None
+    session_id: str | int | None = None
+    request_id: str | None = None
+    job: Count | None = None
+    cache_salt: str | None = None
+    return_weight_versions: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class CompletionBody(Sampled, kw_only=True):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[Count] | list[list[Count]]
-    max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = _TOKENS_DEFAULT
-    logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
-    echo: _neutral(False) = False  # type: ignore[valid-type]
-    best_of: _neutral(1) = None  # type: ignore[valid-type]
-    suffix: _neutral("") = None  # type: ignore[valid-type]
-    add_special_tokens: bool = True
-
-    def prompts(self, tokenizer: Tokenizer | None) -> list[list[int]]:
-        """Return the token ids of each prompt.
-
-        Raises:
-            InvalidArgument: the prompt is empty, or it is text and there is no tokenizer.
-        """
-        prompt: Any = self.prompt
-        if not prompt:
-            raise InvalidArgument("prompt must have at least one token")
-        several = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
-        return [encoded(tokenizer, one) if isinstance(one, str) else one for one in several]
+    prompt: Prompts
+    max_tokens: Count | None = 16  # as in OpenAI's API; null: all that fit
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
 
 
-class TextPart(_Body):
-    """A part of a message; only parts with text are accepted."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Body):
-    """A message of a conversation."""
-
-    role: str
-    content: str | list[TextPart] | None = ""
-    name: str | None = None
-    tool_call_id: str | None = None
-
-    def plain(self) -> dict[str, str]:
-        """Return the message in the format of chat templates."""
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
-        names = {"name": self.name, "tool_call_id": self.tool_call_id}
-        given = {key: value for key, value in names.items() if value is not None}
-        return {"role": self.role, "content": content, **given}
-
-
-class ChatBody(Sampled):
+class ChatBody(Sampled, kw_only=True):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = None
-    logprobs: bool | None = False
-    top_logprobs: _neutral(0) = None  # type: ignore[valid-type]
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_tokens: Some | None = None
+    max_completion_tokens: Some | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: _neutral([]) = None  # type: ignore[valid-type]
-    tool_choice: _neutral("none") = None  # type: ignore[valid-type]
-    response_format: _neutral({"type": "text"}) = None  # type: ignore[valid-type]
-
-    def prompts(self, tokenizer: Tokenizer | None) -> list[list[int]]:
-        """Return the token ids of the conversation.
-
-        Raises:
-            InvalidArgument: as in `templated`.
-        """
-        options = {
-            **(self.chat_template_kwargs or {}),
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": self.continue_final_message,
-        }
-        return [templated(tokenizer, [one.plain() for one in self.messages], options)]
+    reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
-class TokenSampling(SamplingFields):
+class TokenSampling(SamplingFields, kw_only=True):
     """Sampling parameters of `/inference/v1/generate`."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = _TOKENS_DEFAULT
-    # With 0 and with 1 the answer has only the logprob of the sampled token.
-    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
-    # Accepted but not used.
-    detokenize: bool = True
-    output_kind: int | None = None
+    max_tokens: Some | None = 16
+    logprobs: Alternatives | None = None
 
 
-class GenerateBody(_Body):
+class GenerateBody(Request, kw_only=True):
     """Body of `/inference/v1/generate`: token ids in and out."""
 
-    token_ids: list[Count]
-    sampling_params: TokenSampling = TokenSampling()
-    model: str | None = None
-    weight_version: WantedVersions | None = None
-    stream: _neutral(False) = False  # type: ignore[valid-type]
-    features: _neutral() = None  # type: ignore[valid-type]
-    # Accepted but not used.
-    request_id: str | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
+    token_ids: Annotated[list[Count], Meta(min_length=1)]
+    sampling_params: TokenSampling = field(default_factory=TokenSampling)
 
 
-class SglangSampling(SamplingFields):
+class SglangSampling(SamplingFields, kw_only=True):
     """Sampling parameters of `/generate`."""
 
-    max_new_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = _TOKENS_DEFAULT_SGLANG
-    sampling_seed: Annotated[int, Field(ge=-_SEED_MAX, le=_SEED_MAX)] | None = None
-    no_stop_trim: bool = True  # a stop token is always part of the output
+    max_new_tokens: Some | None = 128
+    min_new_tokens: Count | None = None
+    sampling_seed: int | None = None
+    no_stop_trim: bool | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
-    @model_validator(mode="after")
-    def _one_seed(self) -> "SglangSampling":
-        if self.seed is None:
-            self.seed = self.sampling_seed
-        return self
+    def __post_init__(self) -> None:
+        """Give fields of SGLang the names that all formats have in common."""
+        self.seed = self.sampling_seed if self.seed is None else self.seed
+        self.min_tokens = self.min_new_tokens if self.min_tokens is None else self.min_tokens
+        self.include_stop_str_in_output = self.no_stop_trim
+        given = {"json": self.json_schema, "regex": self.regex, "grammar": self.ebnf}
+        grammars = {name: text for name, text in given.items() if text is not None}
+        self.structured_outputs = self.structured_outputs or grammars or None
 
 
-class SglangBody(_Body):
-    """Body of `/generate`: one prompt of token ids, in the format of SGLang."""
+class SglangBody(Request, kw_only=True):
+    """Body of `/generate`, in the format of SGLang: prompts of token ids or text."""
 
-    input_ids: list[Count]
-    sampling_params: SglangSampling = SglangSampling()
-    weight_version: WantedVersions | None = None
-    return_logprob: bool = False
-    stream: _neutral(False) = False  # type: ignore[valid-type]
-    return_routed_experts: _neutral(False) = False  # type: ignore[valid-type]
-    return_indexer_topk: _neutral(False) = False  # type: ignore[valid-type]
-    top_logprobs_num: _neutral(0) = 0  # type: ignore[valid-type]
-    # Accepted but not used.
+    input_ids: list[Any] | None = None
+    text: str | list[str] | None = None
+    sampling_params: SglangSampling = field(default_factory=SglangSampling)
     rid: str | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1)] | None = None
+    top_logprobs_num: Alternatives | None = None
+    return_text_in_logprobs: bool | None = None
 
 
-class InitBody(_Body):
-    """Body of `/init_weight_transfer_engine`."""
-
-    init_info: dict[str, Any] = {}
+Body = CompletionBody | ChatBody | GenerateBody | SglangBody
 
 
-class StartBody(_Body):
-    """Body of `/start_weight_update`."""
-
-    is_checkpoint_format: bool = True
-
-
-class UpdateBody(BaseModel):
-    """Body of `/update_weights`.
-
-    The content of `update_info` and all other fields are passed to the weight source.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    update_info: dict[str, Any] = {}
+def sampling_fields(body: Body) -> SamplingFields:
+    """Return the part of a body that has the sampling fields."""
+    return body if isinstance(body, Sampled) else body.sampling_params
 
 
-class FinishBody(_Body):
-    """Body of `/finish_weight_update`."""
-
-    weight_version: Count | None = None
-
-
-class VersionBody(_Body):
-    """Body of `/publish_weight_version`."""
-
-    version: Count
+def schema() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON schema of each body by its name, and the schemas that these refer to."""
+    kinds = (CompletionBody, ChatBody, GenerateBody, SglangBody)
+    made, parts = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for kind in (GenerateBody, SglangBody):  # null stands for the defaults
+        fields = parts[kind.__name__]["properties"]
+        fields["sampling_params"] = {"anyOf": [fields["sampling_params"], {"type": "null"}]}
+    return {kind.__name__: one for kind, one in zip(kinds, made, strict=True)}, parts

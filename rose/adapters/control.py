@@ -3,15 +3,17 @@
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Query
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
 from rose import __version__
-from rose.adapters.bodies import FinishBody, InitBody, StartBody, UpdateBody, VersionBody
-from rose.adapters.guard import error_body, headers_of
+from rose.adapters.control_bodies import FinishBody, InitBody, StartBody, UpdateBody, VersionBody
+from rose.adapters.http_errors import error_body, headers_of
 from rose.adapters.json_answer import Json
-from rose.adapters.service import PauseMode, RolloutService
+from rose.adapters.pauses import PauseMode
+from rose.adapters.service import RolloutService
+from rose.adapters.text_routes import context_tokens
 from rose.adapters.weight_updates import WeightUpdates
 from rose.clock import unix_s
 from rose.errors import InvalidArgument
@@ -31,12 +33,18 @@ def add_status(
     registry.register(service.metrics())
 
     @app.get("/ping", include_in_schema=False)
+    @app.get("/health_generate", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """Answer 200 if a worker is registered, else 503."""
         if service.worker_count():
             return Json({"status": "ok"})
         return Json(error_body(503, "no worker is registered"), 503, headers_of(503))
+
+    @app.get("/liveness")
+    async def liveness() -> dict[str, str]:
+        """Answer 200 while the process runs, with or without workers."""
+        return {"status": "alive"}
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -46,7 +54,7 @@ def add_status(
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """Return the model that the service serves."""
-        limit = service.limits.context_tokens
+        limit = context_tokens(service)
         one = {"id": model, "object": "model", "created": started, "owned_by": "rose"}
         return {"object": "list", "data": [{**one, "root": model, "max_model_len": limit}]}
 
@@ -58,7 +66,7 @@ def add_status(
                 "model_config": {
                     "model": model,
                     "dtype": f"torch.{dtype}",
-                    "max_model_len": service.limits.context_tokens,
+                    "max_model_len": context_tokens(service),
                     "logprobs_mode": "processed_logprobs",
                 },
                 "parallel_config": {"data_parallel_size": 1, "tensor_parallel_size": 1},
@@ -74,7 +82,7 @@ def add_status(
             },
         }
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return the scheduler's counts as text for Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -163,5 +171,5 @@ def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -
             raise InvalidArgument(
                 f"version must be at least {service.published}, got {body.version}"
             )
-        service.publish(body.version)
+        await service.publish(body.version)
         return _versions(service)

@@ -1,87 +1,38 @@
-"""Checks before every route: the bearer token, and the size and arrival time of the body."""
+"""Checks before every route: the bearer token, and the size and arrival time of the body.
+
+The guard also answers for the application when it fails, and when the service stops.
+"""
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final
 
-from rose.adapters.json_answer import Json
-from rose.adapters.service import Overloaded, RolloutService
-from rose.adapters.versions import VersionConflict
-from rose.errors import DeadlineExceeded, InternalError, InvalidArgument, RoseError
-from rose.scheduler.coerce import printable
+from rose.adapters.exchange import App, Exchange, Message, Receive, Scope, Send, header
+from rose.adapters.http_errors import (
+    CLIENT_GONE,
+    Refused,
+    body_of,
+    headers_of,
+    status_of,
+)
+from rose.adapters.service import RolloutService
+from rose.scheduler.watching import ErrorGuard
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-RETRY_AFTER_S: Final = 1
+_LOG: Final = logging.getLogger(__name__)
 # Health checks carry no token.
-_OPEN_PATHS: Final = frozenset({"/health", "/ping"})
+_OPEN_PATHS: Final = frozenset({"/health", "/ping", "/liveness", "/health_generate"})
 # Open requests allowed for each sequence in `ServiceLimits.sequences`. More than one, because a
 # request that will be refused is also open for a moment.
 _REQUESTS_PER_SEQUENCE: Final = 2
-_KINDS: Final = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    409: "version_conflict",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-}
+# A refused body is read up to this size before the answer: a connection that is closed with unread
+# data resets, and the client never sees the answer.
+_DRAINED_BYTES: Final = 256 << 20
+_POLL_S: Final = 0.01
 
-
-def status_of(error: RoseError) -> int:
-    """Return the HTTP status of an error."""
-    match error:
-        case InvalidArgument():
-            return 400
-        case VersionConflict():
-            return 409
-        case Overloaded():
-            return 429
-        case DeadlineExceeded():
-            return 504
-        case InternalError():
-            return 500
-    return 503
-
-
-def error_body(status: int, message: str, there: dict[int, int] | None = None) -> dict[str, Any]:
-    """Return the body of an error in the format of OpenAI.
-
-    Args:
-        status: HTTP status.
-        message: one sentence for the user.
-        there: number of workers by version of their weights, if the error is about versions.
-    """
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    error: dict[str, Any] = {
-        "message": printable("message", message),
-        "type": kind,
-        "param": None,
-        "code": status,
-    }
-    if there is not None:
-        error["versions"] = {str(version): count for version, count in there.items()}
-    return {"error": error}
-
-
-def headers_of(status: int) -> dict[str, str]:
-    """Return the headers that an error needs besides the usual ones."""
-    if status in {409, 429, 503}:
-        return {"retry-after": str(RETRY_AFTER_S)}
-    return {"www-authenticate": "Bearer"} if status == 401 else {}
-
-
-class _Refused(Exception):
-    """The refusal of a request before it reaches a route."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+Fast = Callable[[Exchange], Awaitable[None]]
 
 
 class Guard:
@@ -89,15 +40,26 @@ class Guard:
 
     Args:
         app: application that receives the accepted requests.
+        fast: routes that answer POST requests of their paths without `app`.
         service: service whose limits apply.
         token: bearer token that clients must send; None: no token is needed.
+        fail: function that ends the running requests with an error.
     """
 
-    def __init__(self, app: App, *, service: RolloutService, token: str | None) -> None:
-        self._app = app
+    def __init__(
+        self,
+        app: App,
+        fast: Mapping[str, Fast],
+        *,
+        service: RolloutService,
+        token: str | None,
+        fail: Callable[[], None],
+    ) -> None:
+        self._app, self._fast, self._service, self._fail = app, fast, service, fail
         self._limits = service.limits
         self._token = None if token is None else token.encode()
         self._requests = 0
+        self._is_stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request to the application, or refuse it."""
@@ -105,51 +67,126 @@ class Guard:
             await self._app(scope, receive, send)
             return
         self._requests += 1
+        exchange = Exchange(scope, b"", receive, send)
+        guard = ErrorGuard()
+        try:
+            with guard:
+                await self._pass(exchange, receive, send)
+        except asyncio.CancelledError:
+            # The server cancels what still runs at the end of its time.
+            if exchange.is_started:
+                raise
+            await _refuse(exchange, Refused(503, "the service stops: send the request again"))
+        finally:
+            self._requests -= 1
+        if guard.error is not None:
+            await self._answer_for(exchange, guard.error)
+
+    async def stop(self, wait_s: float) -> None:
+        """Refuse new requests, and return when the open ones have ended.
+
+        Args:
+            wait_s: time after which the open ones end with an error.
+        """
+        self._is_stopping = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait_s
+        while self._requests and loop.time() < end:
+            await asyncio.sleep(_POLL_S)
+        self._fail()
+
+    async def _pass(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        scope = exchange.scope
         try:
             self._check(scope)
             body = await self._body(scope, receive)
-        except _Refused as refused:
-            # A refused body is not read to its end, so the connection cannot be used again.
-            headers = {"connection": "close", **headers_of(refused.status)}
-            answer = Json(error_body(refused.status, str(refused)), refused.status, headers)
-            await answer(scope, receive, send)
-        else:
-            if body is not None:
-                await self._app(scope, _replayed(body, receive), send)
-        finally:
-            self._requests -= 1
+        except Refused as refused:
+            if refused.status != 408 and not header(scope, b"expect"):
+                await _drain(receive, self._limits.body_s)
+            await _refuse(exchange, refused)
+            return
+        if body is None:
+            return
+        exchange.body = body
+        if (route := self._fast.get(scope["path"])) is not None:
+            if scope["method"] != "POST":
+                raise Refused(405, f"the method must be POST, got {scope['method']}")
+            await route(exchange)
+            return
+
+        async def started(message: Message) -> None:
+            exchange.is_started = True
+            await send(message)
+
+        is_head = scope["method"] == "HEAD"
+        passed = {**scope, "method": "GET"} if is_head else scope
+        await self._app(
+            passed, _replayed(body, receive), _headless(started) if is_head else started
+        )
+
+    async def _answer_for(self, exchange: Exchange, error: Exception) -> None:
+        """Answer a request whose route has raised."""
+        status = status_of(error)
+        if status == 500:
+            _LOG.error("a request to %s failed", exchange.scope["path"], exc_info=error)
+        if exchange.is_started or status == CLIENT_GONE:
+            return
+        there = self._service.versions() if status == 409 else None
+        await exchange.answer(body_of(error, there), status, **headers_of(status))
 
     def _check(self, scope: Scope) -> None:
         # Readers that disagree about which of the two applies see different requests.
-        if _header(scope, b"transfer-encoding") and _header(scope, b"content-length"):
-            raise _Refused(400, "a request must not have both Content-Length and Transfer-Encoding")
+        if header(scope, b"transfer-encoding") and header(scope, b"content-length"):
+            raise Refused(400, "a request must not have both Content-Length and Transfer-Encoding")
+        if self._is_stopping:
+            raise Refused(503, "the service stops: send the request again")
         if scope["path"] in _OPEN_PATHS:
             return
         if self._token is not None:
-            shown = _header(scope, b"authorization").split(b" ", 1)
+            shown = header(scope, b"authorization").split(b" ", 1)
             is_bearer = len(shown) == 2 and shown[0].lower() == b"bearer"
             if not is_bearer or not hmac.compare_digest(shown[1].strip(), self._token):
-                raise _Refused(401, "the request must carry the service's bearer token")
+                raise Refused(401, "the request must carry the service's bearer token")
         most = _REQUESTS_PER_SEQUENCE * self._limits.sequences
         if self._requests > most:
-            raise _Refused(
+            raise Refused(
                 429, f"at most {most} requests may be open, got {self._requests}: retry later"
             )
+        encoding = header(scope, b"content-encoding")
+        if encoding not in {b"", b"identity"}:
+            shown_text = encoding.decode("latin-1")
+            raise Refused(415, f"a body must not be compressed, got Content-Encoding {shown_text}")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body; None if the client has disconnected."""
         most = self._limits.body_bytes
-        length = _header(scope, b"content-length")
+        length = header(scope, b"content-length")
         if length.isdigit() and int(length[:20]) > most:
-            raise _Refused(413, f"a body must have at most {most} bytes, got {length.decode()}")
+            raise Refused(413, f"a body must have at most {most} bytes, got {length.decode()}")
+        if not length and scope["method"] in {"GET", "HEAD"}:
+            return b""
+        here, is_late = asyncio.current_task(), False
+
+        def late() -> None:
+            nonlocal is_late
+            is_late = here is not None and here.cancel()
+
+        # `asyncio.wait_for` would make a task for each request.
+        timer = asyncio.get_running_loop().call_later(self._limits.body_s, late)
         try:
-            return await asyncio.wait_for(_read(receive, most), self._limits.body_s)
-        except asyncio.TimeoutError:
-            raise _Refused(408, f"the body must arrive within {self._limits.body_s} s") from None
+            return await _read(receive, most)
+        except asyncio.CancelledError:
+            if not is_late:
+                raise
+        finally:
+            timer.cancel()
+        raise Refused(408, f"the body must arrive within {self._limits.body_s} s")
 
 
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((bytes(value) for key, value in scope["headers"] if key == name), b"")
+async def _refuse(exchange: Exchange, refused: Refused) -> None:
+    # The body may not be read to its end, so the connection cannot be used again.
+    headers = {"connection": "close", **headers_of(refused.status)}
+    await exchange.answer(body_of(refused), refused.status, **headers)
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:
@@ -161,9 +198,24 @@ async def _read(receive: Receive, most: int) -> bytes | None:
         parts.append(message.get("body", b""))
         count += len(parts[-1])
         if count > most:
-            raise _Refused(413, f"a body must have at most {most} bytes, got {count} and more")
+            raise Refused(413, f"a body must have at most {most} bytes, got {count} and more")
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def _drain(receive: Receive, limit_s: float) -> None:
+    """Read the rest of a refused body, within limits."""
+
+    async def rest() -> None:
+        count = 0
+        while count < _DRAINED_BYTES:
+            message = await receive()
+            count += len(message.get("body", b""))
+            if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                return
+
+    with suppress(asyncio.TimeoutError):  # a slow client may miss the answer
+        await asyncio.wait_for(rest(), limit_s)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -177,3 +229,14 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
+
+
+def _headless(send: Send) -> Send:
+    """Return a function that sends an answer without its body, for HEAD."""
+
+    async def only_head(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return only_head

@@ -2,58 +2,29 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import h11
 import uvicorn
 from typing_extensions import override
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rose.adapters.connections import connections_of, raise_descriptors
+from rose.adapters.guard import Guard
 from rose.addresses import reachable, spelled
 from rose.errors import InvalidArgument, Unavailable
 
 _BACKLOG: Final = 2048
-_HEAD_S: Final = 10.0  # time for the head of a request to arrive
-_CLOSE_S: Final = 5  # time for open requests to end when the server closes
+# Clients and proxies keep connections in pools for 60 s and more, and fail if one is closed.
+_KEEP_ALIVE_S: Final = 90
+_DRAIN_S: Final = 5.0  # time for open requests to end when the server closes
+_CLOSE_S: Final = 2  # time for their answers to be sent
 _STARTED_POLL_S: Final = 0.005
 
-Tls = tuple[Path, Path]
-
-
-class _Protocol(H11Protocol):
-    """A connection that closes when the head of a request takes too long to arrive."""
-
-    _late: asyncio.TimerHandle | None = None
-
-    @override
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._expect_head()
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._expect_head()
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_head()
-        super().connection_lost(exc)
-
-    def _expect_head(self) -> None:
-        """Start the time limit if a head is missing or incomplete; end it if a head is there."""
-        if self.conn.their_state is not h11.IDLE:
-            self._forget_head()
-        elif self._late is None:
-            self._late = self.loop.call_later(_HEAD_S, self.transport.close)
-
-    def _forget_head(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+# A certificate, its key and, if clients must present certificates, the authority that signs these.
+Tls = tuple[Path, Path] | tuple[Path, Path, Path]
 
 
 class _Server(uvicorn.Server):
@@ -72,16 +43,21 @@ async def listening(
 ) -> AsyncIterator[str]:
     """Serve an application, and yield its URL.
 
+    At the end, requests of an application of `rollout_app` may end for some seconds. Then they end
+    with an error, and the server closes.
+
     Args:
         app: application of `rollout_app`.
         address: HOST:PORT; port 0 picks a free port. Without `tls` the host must be on loopback.
-        tls: PEM files of a certificate and its key.
+        tls: PEM files of a certificate, its key and an authority that signs clients' certificates.
+            Without an authority, clients need no certificate.
 
     Raises:
         InvalidArgument: the address is malformed, or is not on loopback while `tls` is None; or the
             files of `tls` cannot be used.
         Unavailable: the address is in use.
     """
+    most = raise_descriptors()
     host, port = reachable(address, is_encrypted=tls is not None)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -91,16 +67,19 @@ async def listening(
     with bound:
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=connections_of(most),
             ws="none",
             lifespan="off",
             log_level="warning",
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_S,
             ssl_certfile=None if tls is None else tls[0],
             ssl_keyfile=None if tls is None else tls[1],
+            ssl_ca_certs=None if tls is None or len(tls) < 3 else str(tls[2]),
+            ssl_cert_reqs=ssl.CERT_NONE if tls is None or len(tls) < 3 else ssl.CERT_REQUIRED,
         )
         try:
             config.load()
@@ -114,5 +93,7 @@ async def listening(
             scheme = "http" if tls is None else "https"
             yield f"{scheme}://{spelled(*bound.getsockname()[:2])}"
         finally:
+            if isinstance(app, Guard):
+                await app.stop(_DRAIN_S)
             server.should_exit = True
             await serving

@@ -1,78 +1,48 @@
 """The core of the rollout service: it generates the sequences of requests on its workers.
 
-Each sequence is a trajectory of one turn. A revoked turn resumes at its next token on another
-worker, and the client does not notice.
+Each sequence is a turn of a trajectory, and linked requests are turns of one trajectory. A revoked
+turn resumes at its next token on another worker, and the client does not notice.
 """
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final
 
 from typing_extensions import Self
 
-from rose.adapters.board import Board
-from rose.adapters.gate import GatedWorker
-from rose.adapters.sequences import Ask, SequenceInFlight
-from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, Unavailable
-from rose.scheduler.coerce import COUNT_MAX
+from rose.adapters.conversations import Prompt
+from rose.adapters.fleet_limits import FleetLimits
+from rose.adapters.generation import Generation, Request
+from rose.adapters.keyed import KeyedRequests, digest_of
+from rose.adapters.limits import (
+    ContextTooLong,
+    Overloaded,
+    ServiceLimits,
+    check_ask,
+    check_count,
+    context_of,
+)
+from rose.adapters.pauses import PauseMode, Pauses
+from rose.adapters.sequences import Ask
+from rose.adapters.text import Tokenizer
+from rose.adapters.turns import Turns
+from rose.adapters.watch import ServiceWatch
+from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.metrics import SchedulerMetrics
 from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.turns import Capabilities
+from rose.scheduler.versions import VersionRange
 from rose.scheduler.worker import Worker, WorkerEvent
 
-# The scheduler starts at most this many trajectories per version, for training. Here each request
-# states the versions that it accepts, so this limit is set beyond reach.
-_SETTINGS: Final = SchedulerSettings(batch_trajectories=1 << 20)
-
-
-class Overloaded(Unavailable):
-    """The number of sequences in flight is at its limit."""
-
-
-class PauseMode(Enum):
-    """Treatment of sequences in flight during a pause.
-
-    KEEP: running turns are recalled, and continue after the pause.
-    WAIT: running turns run to their end.
-    ABORT: sequences end with their tokens so far.
-    """
-
-    KEEP = "keep"
-    WAIT = "wait"
-    ABORT = "abort"
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceLimits:
-    """Limits of the rollout service.
-
-    Args:
-        sequences: largest number of sequences in flight; further requests are refused.
-        choices: largest number of sequences in one request.
-        context_tokens: largest number of tokens of a prompt and its output together.
-        request_s: longest time in seconds from a request's start to its last token.
-        pause_s: longest time in seconds for workers to return their turns when the service pauses;
-            with `PauseMode.WAIT` the limit is `request_s`.
-        body_bytes: largest size of a request's body, in bytes.
-        body_s: longest time in seconds for a request's body to arrive.
-    """
-
-    sequences: int = 4096
-    choices: int = 256
-    context_tokens: int = 131_072
-    request_s: float = 3600.0
-    pause_s: float = 30.0
-    body_bytes: int = 8 << 20
-    body_s: float = 30.0
-
-
 _LIMITS: Final = ServiceLimits()
+# Without settings, only requests state which versions they accept. The numbers are the largest that
+# the core takes together.
+_LAG_MAX: Final = 10**9
+_SETTINGS: Final = SchedulerSettings(
+    max_staleness=1 << 20, batch_trajectories=1 << 20, worker_lag_max=_LAG_MAX
+)
 
 
 class RolloutService:
@@ -87,24 +57,44 @@ class RolloutService:
 
     Args:
         limits: limits of the service.
+        settings: settings of the scheduler, such as a limit of staleness; the default has no limit.
+        tokenizer: tokenizer for text and stop texts; None: requests with stop texts are refused.
+        eos_token_ids: end tokens of the model, besides those that the workers report.
     """
 
-    def __init__(self, limits: ServiceLimits = _LIMITS) -> None:
+    def __init__(
+        self,
+        limits: ServiceLimits = _LIMITS,
+        *,
+        settings: SchedulerSettings = _SETTINGS,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
         self.limits = limits
-        self._ended = asyncio.Event()
-        self._board = Board(self._ended.set)
-        self._scheduler = ElasticRolloutScheduler(_SETTINGS, watches=(self._board,))
-        self._is_open = False
-        self.is_paused = False  # whether turns are queued
-        self._next = 0
-        self._ending: set[asyncio.Task[None]] = set()
-        self._generations: set[Generation] = set()
-        self.draw = random.Random()
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.tokenizer = tokenizer
+        self._watch = ServiceWatch(self._workers_changed)
+        self.facts: Callable[[], FleetLimits] = self._watch.limits
         self.published = 0
+        self._scheduler = ElasticRolloutScheduler(settings, watches=(self._watch,))
+        self._turns = Turns(
+            self._scheduler,
+            self._watch,
+            limits,
+            later=self._later,
+            is_limited=settings is not _SETTINGS,
+        )
+        self._keyed = KeyedRequests(count_max=limits.sequences, answer_s=limits.answer_s)
+        self._pauses = Pauses(self._scheduler, self._later)
+        self._requests: set[Request] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._is_open = False
+        self._alone: asyncio.TimerHandle | None = None  # runs while no worker is registered
 
     async def __aenter__(self) -> Self:
         await self._scheduler.__aenter__()
         self._is_open = True
+        self._turns.open()
         return self
 
     async def __aexit__(
@@ -113,14 +103,28 @@ class RolloutService:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End every generation, and recall every turn."""
+        """End every request and conversation, and recall every turn."""
         self._is_open = False
-        for generation in tuple(self._generations):
-            generation.fail(Unavailable("the rollout service was closed"))
-            generation.close()
-        if self._ending:
+        if self._alone is not None:
+            self._alone.cancel()
+        self._pauses.close()
+        for request in tuple(self._requests):
+            request.fail(Unavailable("the rollout service was closed"))
+        self._turns.close()
+        while self._ending:
             await asyncio.wait(self._ending)
         await self._scheduler.__aexit__(kind, error, traceback)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Tokenizer for text and stop texts; its end token ends every sequence."""
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        if tokenizer is not None and tokenizer.eos_token_id is not None:
+            self.eos_token_ids = (*self.eos_token_ids, int(tokenizer.eos_token_id))
 
     # ---- workers --------------------------------------------------------------------------------
 
@@ -128,158 +132,225 @@ class RolloutService:
         """Accept a worker's event, without waiting. Any thread may call this."""
         self._scheduler.receive(event)
 
-    async def register(self, worker: Worker, capabilities: Capabilities) -> None:
+    async def register(
+        self, worker: Worker, capabilities: Capabilities, limits: FleetLimits | None = None
+    ) -> None:
         """Add a worker. It gets turns once it reports a capacity grant.
 
         Args:
             worker: worker that reports its events to `receive`.
             capabilities: capabilities of the worker.
+            limits: what the worker can do; None: only what every worker can.
 
         Raises:
             InvalidArgument: another worker has the same number.
             Unavailable: the service is closed.
         """
-        gate = GatedWorker(
-            worker,
-            fits=self._board.fits,
-            report=self.receive,
-            is_closed=self.is_paused,
-        )
-        if worker.number in self._board.gates:
-            raise InvalidArgument(f"worker {worker.number} is registered already")
-        self._board.gates[worker.number] = gate
-        try:
-            await self._scheduler.register(gate, capabilities)
-        except RoseError:
-            self._board.gates.pop(worker.number, None)
-            raise
+        await self._scheduler.register(worker, capabilities)
+        self._watch.limit(worker.number, limits)
 
     def versions(self) -> dict[int, int]:
         """Return the number of workers by version of their weights."""
-        return self._board.versions()
+        return self._watch.versions()
 
     def metrics(self) -> SchedulerMetrics:
-        """Return a Prometheus collector; a sequence is a trajectory of one turn."""
+        """Return a Prometheus collector; a sequence is a turn."""
         return SchedulerMetrics(self._scheduler)
+
+    @property
+    def scheduler(self) -> ElasticRolloutScheduler:
+        """Scheduler that places the turns."""
+        return self._scheduler
 
     def worker_count(self) -> int:
         """Return the number of registered workers."""
-        return len(self._board.workers)
+        return len(self._watch.workers)
 
     def sequence_count(self) -> int:
         """Return the number of sequences in flight."""
-        return len(self._board.sequences)
+        return self._turns.count
+
+    def conversation_count(self) -> int:
+        """Return the number of conversations, with those that wait for their next turn."""
+        return len(self._turns.conversations)
 
     def resumed_count(self) -> int:
         """Return the number of finished sequences that were interrupted and resumed."""
         return self._scheduler.counts().resumed
 
-    def publish(self, version: int) -> None:
+    async def publish(self, version: int, *, job: int = 0) -> None:
         """Record a version that the trainer has published. An older version is ignored.
-
-        The scheduler's core does not get the version, because it would then give no turns to
-        workers with old weights. In this service each request states the versions it accepts.
 
         Raises:
             InvalidArgument: the version is out of range.
         """
-        if not 0 <= version <= COUNT_MAX:
-            raise InvalidArgument(f"version must be from 0 to {COUNT_MAX}, got {version}")
+        # Workers that lag further behind would get no turns.
+        most = self._watch.newest() + _LAG_MAX
+        if version > most:
+            raise InvalidArgument(f"version must be at most {most}, got {version}")
+        await self._scheduler.publish(version, job=job)
         self.published = max(self.published, version)
+
+    def _workers_changed(self) -> None:
+        if self._watch.workers:
+            if self._alone is not None:
+                self._alone.cancel()
+                self._alone = None
+        elif self._requests:
+            self._wait_for_workers()
+
+    def _wait_for_workers(self) -> None:
+        if self._alone is None and self._is_open:
+            wait_s = self.limits.worker_wait_s
+            self._alone = asyncio.get_running_loop().call_later(wait_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._alone = None
+        error = Unavailable(
+            f"no worker is registered, and none came within {self.limits.worker_wait_s} s"
+        )
+        for request in tuple(self._requests):
+            request.fail(error)
 
     # ---- pauses ---------------------------------------------------------------------------------
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop generation, and return once no worker generates. New turns wait for `resume`.
+    @property
+    def is_paused(self) -> bool:
+        """True if a pause holds, so that turns are queued."""
+        return len(self._pauses) > 0
+
+    async def pause(
+        self, mode: PauseMode, *, owner: str | None = None, lease_s: float = 600.0
+    ) -> str:
+        """Stop generation, and return once no worker generates. New turns wait.
+
+        Several pauses may hold at once; turns run again when the last one has ended.
 
         Args:
             mode: treatment of sequences in flight.
+            owner: name of the client that pauses; an owner has one pause.
+            lease_s: time in seconds after which the pause ends by itself.
+
+        Returns:
+            The name of the pause, for `resume`.
 
         Raises:
-            DeadlineExceeded: a worker still generates; the service stays paused.
+            DeadlineExceeded: a worker still generates; the pause holds.
+            PauseOvertaken: the pause was ended before the workers were quiet.
         """
-        self.is_paused = True
         if mode is PauseMode.ABORT:
-            for sequence in tuple(self._board.sequences.values()):
-                sequence.abort()
-        for gate in tuple(self._board.gates.values()):
-            gate.close(is_recalling=mode is not PauseMode.WAIT)
-        patience_s = self.limits.request_s if mode is PauseMode.WAIT else self.limits.pause_s
-        try:
-            await asyncio.wait_for(self._until_quiet(), patience_s)
-        except asyncio.TimeoutError:
-            raise DeadlineExceeded(
-                f"workers must return their turns within {patience_s} s; the service stays paused"
-            ) from None
+            for request in tuple(self._requests):
+                for sequence in request.sequences:
+                    sequence.abort()
+        is_waiting = mode is PauseMode.WAIT
+        return await self._pauses.begin(
+            owner,
+            is_recalling=not is_waiting,
+            lease_s=lease_s,
+            patience_s=self.limits.request_s if is_waiting else self.limits.pause_s,
+        )
 
-    async def resume(self) -> None:
-        """End the pause and start all queued turns. Without a pause this does nothing."""
-        self.is_paused = False
-        for gate in tuple(self._board.gates.values()):
-            gate.open()
+    async def resume(self, owner: str | None = None) -> None:
+        """End the pauses of an owner, or the pause with this name; None: those without an owner.
 
-    async def _until_quiet(self) -> None:
-        while any(gate.running for gate in self._board.gates.values()):
-            self._ended.clear()
-            await self._ended.wait()
+        Turns run again if no pause is left. Without such a pause this does nothing.
+        """
+        await self._pauses.end(owner)
 
-    # ---- sequences ------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------
 
-    def generate(self, asks: Sequence[Ask]) -> "Generation":
+    def generate(
+        self,
+        asks: Sequence[Ask],
+        *,
+        session: str | None = None,
+        request: str | None = None,
+        job: int = 0,
+    ) -> Generation:
         """Begin to generate sequences.
 
+        Args:
+            asks: the sequences.
+            session: name of the conversation that a single sequence continues; None: it continues
+                the conversation whose last prompt it extends, if there is one.
+            request: key of the request. A repeated request with this key returns the same running
+                or finished sequences, and a client that leaves may come back within a grace time.
+            job: number of the training job.
+
         Raises:
-            InvalidArgument: the number of sequences is 0 or too large, or a context is too long.
+            InvalidArgument: the request is beyond a limit of the service or of the workers.
+            KeyReused: the key was used for another request.
             Overloaded: too many sequences are in flight.
             Unavailable: the service is closed.
-            VersionConflict: no worker has weights that the sequences accept.
+            VersionConflict: the versions that the sequences accept can never come.
         """
         if not self._is_open:
             raise Unavailable("the rollout service is not open")
-        limits, there = self.limits, self._board.versions()
-        if not 1 <= len(asks) <= limits.choices:
-            raise InvalidArgument(
-                f"a request must have 1 to {limits.choices} sequences, got {len(asks)}"
-            )
-        for ask in asks:
-            count = len(ask.prompt) + ask.sampling.max_new_tokens
-            if not ask.prompt or count > limits.context_tokens:
-                raise InvalidArgument(
-                    f"a prompt must have at least 1 token, and prompt and max_tokens together at "
-                    f"most {limits.context_tokens}, got {len(ask.prompt)} and "
-                    f"{ask.sampling.max_new_tokens}"
-                )
-            if not ask.versions.is_any and not any(map(ask.versions.fits, there)):
-                raise ask.versions.conflict(there)
-        if self.sequence_count() + len(asks) > limits.sequences:
+        check_count(len(asks), self.limits)
+        prompts = _prompts(asks)
+        digest = b""
+        if request is not None:
+            digest = digest_of(asks, [one.tokens for one in prompts])
+            there = self._keyed.find(request, digest)
+            if there is not None:
+                return Generation(there, self._left)
+        self._check_job(job)
+        fleet = self.facts()
+        for ask, prompt in zip(asks, prompts, strict=True):
+            check_ask(ask, prompt, self.limits, fleet, has_tokenizer=self._tokenizer is not None)
+            self._check_versions(ask.versions)
+        if self.sequence_count() + len(asks) > self.limits.sequences:
             raise Overloaded(
-                f"{self.sequence_count()} of {limits.sequences} sequences are in flight, "
+                f"{self.sequence_count()} of {self.limits.sequences} sequences are in flight, "
                 f"and the request has {len(asks)}: retry later"
             )
-        generation = Generation(self, self._next, asks)
-        self._next += len(asks)
-        self._generations.add(generation)
-        self._board.sequences.update({one.number: one for one in generation.sequences})
-        return generation
+        made = Request(limit_s=self.limits.request_s, over=self._over)
+        self._requests.add(made)
+        if request is not None:
+            self._keyed.add(request, digest, made)
+        talks = self._turns.talks(prompts, session=session, job=job)
+        eos = (*self.eos_token_ids, *fleet.eos_token_ids)
+        self._turns.begin(made, asks, talks, fleet=fleet, eos=eos, tokenizer=self._tokenizer)
+        if not self._watch.workers:
+            self._wait_for_workers()
+        return Generation(made, self._left)
 
-    async def run(self, sequence: SequenceInFlight, group: int) -> None:
-        """Run one sequence to its end. Only `Generation` calls this."""
-        ask, number = sequence.ask, sequence.number
-        try:
-            await self._scheduler.start(number, group=group, seed=ask.seed)
-            result = await self._scheduler.generate(
-                number, turn=0, prompt=ask.prompt, sampling=ask.sampling
-            )
-        except RoseError as error:
-            sequence.fail(error)
+    def room(self, prompt_tokens: int) -> int:
+        """Return the largest number of tokens that may follow a prompt.
+
+        Raises:
+            ContextTooLong: the prompt leaves no room.
+        """
+        most = context_of(self.limits, self.facts())
+        if prompt_tokens >= most:
+            raise ContextTooLong(most, prompt_tokens, 1)
+        return most - prompt_tokens
+
+    def _check_job(self, job: int) -> None:
+        jobs = self._watch.jobs()
+        if jobs and job not in jobs:
+            raise InvalidArgument(f"job must be one that workers run, got {job}: {sorted(jobs)}")
+
+    def _check_versions(self, wanted: VersionRange) -> None:
+        """Refuse versions above the newest: nobody knows whether they will ever come."""
+        least = max(wanted.at_least or 0, wanted.exact or 0)
+        if least > max(self.published, self._watch.newest()):
+            raise wanted.conflict(self._watch.versions())
+
+    def _over(self, request: Request) -> None:
+        self._requests.discard(request)
+        self._keyed.over(request)
+
+    def _left(self, request: Request) -> None:
+        """Give up a request that no client waits for."""
+        if request.clients or request.is_over:
+            return
+        if request in self._keyed and self._is_open:
+            loop = asyncio.get_running_loop()
+            error = Unavailable("the client has left, and has not come back")
+            request.grace = loop.call_later(self.limits.grace_s, request.fail, error)
         else:
-            sequence.finish(result)
-
-    def retire(self, generation: "Generation") -> None:
-        """Finish or abort the trajectories of a generation. Only `Generation` calls this."""
-        self._generations.discard(generation)
-        for sequence in generation.sequences:
-            self._later(self._forget(sequence))
+            request.fail(Unavailable("the client has left"))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work to its end, even if the request that caused it is cancelled."""
@@ -287,88 +358,11 @@ class RolloutService:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _forget(self, sequence: SequenceInFlight) -> None:
-        try:
-            # An error means that the scheduler has ended, and all its trajectories with it.
-            with suppress(RoseError):
-                if sequence.is_done:
-                    await self._scheduler.finish(sequence.number)
-                    await self._scheduler.consumed(1)
-                else:
-                    await self._scheduler.abort(sequence.number)
-        finally:
-            self._board.sequences.pop(sequence.number, None)
 
-
-class Generation:
-    """The sequences of one request. At the end of a `with` block, unfinished sequences are aborted.
-
-    Args:
-        service: service that runs the sequences.
-        first: number of the first trajectory, which is also the number of their group.
-        asks: the requested sequences.
-    """
-
-    def __init__(self, service: RolloutService, first: int, asks: Sequence[Ask]) -> None:
-        self._service = service
-        self._changed = asyncio.Event()
-        self.sequences = [
-            SequenceInFlight(first + place, ask, self._changed.set)
-            for place, ask in enumerate(asks)
-        ]
-        loop = asyncio.get_running_loop()
-        limit_s = service.limits.request_s
-        late = DeadlineExceeded(f"a request must end within {limit_s} s")
-        self._alarm = loop.call_later(limit_s, self.fail, late)
-        self._tasks = [
-            loop.create_task(service.run(sequence, first)) for sequence in self.sequences
-        ]
-        self._is_closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def fail(self, error: RoseError) -> None:
-        """End all unfinished sequences with an error."""
-        for sequence in self.sequences:
-            sequence.fail(type(error)(*error.args))
-
-    def close(self) -> None:
-        """Abort all unfinished sequences, without waiting."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._alarm.cancel()
-            for task in self._tasks:
-                task.cancel()
-            self._service.retire(self)
-
-    async def finished(self) -> list[SequenceInFlight]:
-        """Wait until all sequences have ended, and return them.
-
-        Raises:
-            DeadlineExceeded: the request took longer than the limit.
-            RoseError: a sequence failed.
-        """
-        async for _ in self.changes():
-            pass
-        return self.sequences
-
-    async def changes(self) -> AsyncIterator[None]:
-        """Yield whenever sequences have new tokens, until all have ended.
-
-        Raises:
-            RoseError: as in `finished`.
-        """
-        is_over = False
-        while not is_over:
-            self._changed.clear()
-            for sequence in self.sequences:
-                if sequence.error is not None:
-                    raise sequence.error
-            is_over = all(sequence.is_over for sequence in self.sequences)
-            yield
-            if not is_over:
-                await self._changed.wait()
+def _prompts(asks: Sequence[Ask]) -> list[Prompt]:
+    """Return the prompts; equal neighbours share one object."""
+    prompts: list[Prompt] = []
+    for place, ask in enumerate(asks):
+        is_same = place > 0 and ask.prompt == asks[place - 1].prompt
+        prompts.append(prompts[-1] if is_same else Prompt(ask.prompt))
+    return prompts

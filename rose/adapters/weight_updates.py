@@ -6,7 +6,7 @@ from typing import Any
 
 from rose.adapters.service import RolloutService
 from rose.errors import InvalidArgument
-from rose.scheduler.coerce import COUNT_MAX
+from rose.scheduler.checks import COUNT_MAX
 
 # Function of (updates, version). It makes the workers fetch the weights that the updates describe,
 # and returns once all workers have committed the version.
@@ -68,5 +68,5 @@ class WeightUpdates:
                 )
             if self.source is not None:
                 await self.source(infos, wanted)
-            self._service.publish(wanted)
+            await self._service.publish(wanted)
         return wanted

@@ -34,6 +34,10 @@ _EXHAUSTED: Final = frozenset(
 # of a command is missing.
 _COMMANDS: Final = {
     "doctor": ("rose.cli.doctor:doctor", "Report which parts of rose are active here, and why."),
+    "engine": (
+        "rose.cli.engine:engine",
+        "Run one engine of transformers for rollouts, behind the routes of vLLM.",
+    ),
     "lending": (
         "rose.cli.lending:lending",
         "Set how much a device may lend: on, off, or a share of its pool.",
@@ -59,6 +63,10 @@ _COMMANDS: Final = {
         "rose.cli.vllm:vllm",
         "Run a vLLM server that lends its idle memory and compute, or one that borrows them.",
     ),
+    "workers": (
+        "rose.cli.workers:workers",
+        "Add, drain, remove and list the engines behind a rollout service.",
+    ),
     "verify": ("rose.cli.verify:verify", "Check again every certificate in a log."),
 }
 # The entry points by which other packages add commands; each names a table like the one above.
@@ -70,8 +78,10 @@ _REQUIREMENTS: Final = {
     **dict.fromkeys(("psutil", "torch", "transformers"), "rose-rl[transformers]"),
     **dict.fromkeys(("grpc", "msgspec"), "rose-rl[wire]"),
     "prometheus_client": "rose-rl[metrics]",
-    **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn"), "rose-rl[serve]"),
-    **dict.fromkeys(("jinja2", "matplotlib", "rose_lab", "yaml"), "rose-lab"),
+    **dict.fromkeys(
+        ("aiohttp", "fastapi", "pydantic", "starlette", "uvicorn", "yaml"), "rose-rl[serve]"
+    ),
+    **dict.fromkeys(("jinja2", "matplotlib", "rose_lab"), "rose-lab"),
 }
 
 

@@ -1,160 +1,160 @@
-"""`rose serve --rollouts WORKERS`: runs the rollout service in front of workers."""
+"""`rose serve`: runs the rollout service in front of engines, and starts engines if asked to."""
 
-import asyncio
-import json
-import signal
-from contextlib import ExitStack
-from functools import partial
+import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
+import uvloop
 
-from rose.adapters import RolloutService, ServiceLimits, TrialWorker, rollout_app
-from rose.adapters.listening import Tls, listening
-from rose.adapters.trial import commit_trial_weights
-from rose.adapters.weight_updates import WeightSource
-from rose.cli.runs import read_named
-from rose.config import quiet_grpc, read_environment
+from rose.cli.http_program import PATH, Door, read_token, with_ca
+from rose.cli.serve_fleet import Joining, Plan, Started, serve_plan
+from rose.config import read_environment
 from rose.errors import InvalidArgument
-from rose.scheduler.turns import capabilities_of
-from rose.scheduler.worker import WorkerKind
+from rose.node.fleet_file import Fleet, ServicePart, WeightsPart, read_fleet
 
-if TYPE_CHECKING:
-    from rose.adapters.text import Tokenizer
-
-_TRIAL: Final = "trial"
+TRIAL: Final = "trial"
 _TRIAL_WORKERS_MAX: Final = 64
-_LINE_BYTES_MAX: Final = 1 << 16
-_PATH: Final = click.Path(path_type=Path)
-_LIMITS: Final = ServiceLimits()
-
-
-async def join(
-    service: RolloutService, source: str, first: int, parts: ExitStack
-) -> list[TrialWorker]:
-    """Register the workers that one option `--rollouts` names.
-
-    Args:
-        service: service that the workers join.
-        source: `trial`, `trial:N`, or a file with the line of `python -m rose.node.worker`.
-        first: number of the first trial worker; further workers count up from this number.
-        parts: stack that closes the workers at its end.
-
-    Returns:
-        The trial workers; empty if `source` is a file.
-
-    Raises:
-        InvalidArgument: the source is invalid, or the number of a worker is taken.
-    """
-    name, _, count = source.partition(":")
-    if name != _TRIAL:
-        await _join_node(service, Path(source), parts)
-        return []
-    number = int(count) if count.isdecimal() else 0 if count else 1
-    if not 1 <= number <= _TRIAL_WORKERS_MAX:
-        raise InvalidArgument(f"trial workers must be 1 to {_TRIAL_WORKERS_MAX}, got {count}")
-    workers = [
-        parts.enter_context(TrialWorker(first + place, WorkerKind.BORROWED, service.receive))
-        for place in range(number)
-    ]
-    for worker in workers:
-        await service.register(worker, worker.capabilities)
-        worker.grant()
-    return workers
-
-
-async def _join_node(service: RolloutService, path: Path, parts: ExitStack) -> None:
-    quiet_grpc()
-    from rose.scheduler.remote import RemoteWorker  # noqa: PLC0415 (quiet_grpc must run first)
-
-    try:
-        document: Any = json.loads(read_named(path, _LINE_BYTES_MAX))
-        number, can = document["worker"], capabilities_of(document)
-        kind = WorkerKind(document["kind"])
-        address, token = str(document["address"]), str(document["token"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument(
-            f"{path} must hold the line that 'python -m rose.node.worker' writes: {error}"
-        ) from error
-    worker = RemoteWorker(address, token, number, kind, service.receive)
-    parts.callback(worker.close)
-    await service.register(worker, can)
+_DEFAULTS: Final = ServicePart()
 
 
 @click.command()
 @click.option(
     "--rollouts",
     "sources",
-    required=True,
     multiple=True,
-    metavar="WORKERS",
-    help="trial[:N], or a file with the line of `python -m rose.node.worker`. May be repeated.",
+    metavar="URL",
+    help="Engine of vLLM, SGLang or `rose engine`; or trial[:N]. May be repeated.",
 )
-@click.option("--listen", default="127.0.0.1:8000", metavar="ADDRESS")
-@click.option("--model", default="rose", help="Model name in requests.")
-@click.option("--dtype", default="bfloat16", help="Dtype of the weights.")
-@click.option("--tokenizer", type=_PATH, metavar="FOLDER", help="Tokenizer for text and chat.")
 @click.option(
-    "--tls", nargs=2, type=_PATH, metavar="CERT KEY", help="PEM files, to admit other machines."
+    "--start",
+    type=PATH,
+    metavar="FILE",
+    help="YAML file with the service and the engines to start; no other option goes with it.",
 )
-@click.option("--sequences", default=_LIMITS.sequences, help="Most sequences in flight.")
+@click.option("--listen", default=_DEFAULTS.listen, metavar="ADDRESS", help="HOST:PORT.")
+@click.option("--model", metavar="NAME", help="Model name in requests. Default: the engines' name.")
 @click.option(
-    "--context-tokens",
-    default=_LIMITS.context_tokens,
-    help="Most tokens of a prompt and its output.",
+    "--tokenizer",
+    type=PATH,
+    metavar="FOLDER",
+    help="Tokenizer for text and chat. Default: the engines' model, if it is on this machine.",
 )
-def serve(
-    *,
-    sources: tuple[str, ...],
-    listen: str,
-    model: str,
-    dtype: str,
-    tokenizer: Path | None,
-    tls: Tls | None,
-    sequences: int,
-    context_tokens: int,
-) -> None:
-    """Serve rollouts on workers, through the APIs of vLLM and OpenAI.
+@click.option(
+    "--tls", nargs=2, type=PATH, metavar="CERT KEY", help="PEM files, to admit other machines."
+)
+@click.option("--tls-ca", type=PATH, metavar="CA", help="PEM file: clients need a certificate.")
+@click.option(
+    "--rollouts-token", type=PATH, metavar="FILE", help="File with the bearer token of the engines."
+)
+@click.option(
+    "--rollouts-ca", type=PATH, metavar="CA", help="PEM file: authority of the engines. [system's]"
+)
+@click.option(
+    "--weights", metavar="HOST:PORT", help="Publisher that stock vLLM engines are told to follow."
+)
+@click.option(
+    "--weights-token", type=PATH, metavar="FILE", help="File with the token of the publisher."
+)
+@click.option("--sequences", default=_DEFAULTS.sequences, help="Most sequences in flight.")
+@click.option(
+    "--max-staleness",
+    type=click.IntRange(0),
+    help="Most versions by which a turn's weights may be behind the newest version.",
+)
+def serve(*, sources: tuple[str, ...], start: Path | None, **options: Any) -> None:
+    """Serve rollouts on engines, through the APIs of vLLM and OpenAI.
 
-    ROSE_TOKEN is the bearer token of clients. Without a token, every process on this machine may
-    send requests, and no other machine may.
+    ROSE_TOKEN is the bearer token of this service's clients, and nothing else. Without a token,
+    every process on this machine may send requests, and no other machine may. Tokens of engines and
+    publishers come from files. At SIGTERM running turns are recalled, and clients get a 503.
     """
+    logging.basicConfig(level=logging.WARNING, format="rose: %(message)s")
+    if start is not None:
+        _refuse_other_options()
+        plan = _plan_of(read_fleet(start))
+    elif sources:
+        plan = _chosen(sources, **options)
+    else:
+        raise InvalidArgument("rose serve needs --rollouts URL, or --start FILE")
+    uvloop.run(serve_plan(plan))
+
+
+def _refuse_other_options() -> None:
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name != "start" and source is click.core.ParameterSource.COMMANDLINE:
+            raise InvalidArgument(f"{parameter.opts[0]} must be in the file, next to the engines")
+
+
+def _chosen(
+    sources: tuple[str, ...],
+    *,
+    listen: str,
+    tls: tuple[Path, Path] | None,
+    tls_ca: Path | None,
+    rollouts_token: Path | None,
+    rollouts_ca: Path | None,
+    weights: str | None,
+    weights_token: Path | None,
+    **settings: Any,
+) -> Plan:
+    """Return what the options ask for."""
+    if (weights is None) != (weights_token is None):
+        raise InvalidArgument("--weights and --weights-token must be given together")
+    token = None if rollouts_token is None else read_token(rollouts_token)
+    return Plan(
+        door=Door(listen, with_ca(tls, tls_ca), read_environment().token),
+        trials=sum(_trials(one) for one in sources),
+        engines=tuple(Joining(one, token, rollouts_ca) for one in sources if not _trials(one)),
+        upstream=None
+        if weights is None or weights_token is None
+        else (weights, read_token(weights_token)),
+        **settings,
+    )
+
+
+def _trials(source: str) -> int:
+    """Return the number of trial workers that a source names; 0 if it is a URL."""
+    name, _, count = source.partition(":")
+    if name != TRIAL:
+        return 0
+    number = int(count) if count.isdecimal() else 0 if count else 1
+    if not 1 <= number <= _TRIAL_WORKERS_MAX:
+        raise InvalidArgument(f"trial workers must be 1 to {_TRIAL_WORKERS_MAX}, got {count}")
+    return number
+
+
+def _plan_of(fleet: Fleet) -> Plan:
+    """Return what a file asks for; all its files are read."""
+    service = fleet.file.service
     token = read_environment().token
-    if tls is not None and token is None:
-        raise InvalidArgument("--tls lets other machines in, so ROSE_TOKEN must be set")
-    limits = ServiceLimits(sequences=sequences, context_tokens=context_tokens)
-
-    async def run() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        async with RolloutService(limits) as service:
-            with ExitStack() as parts:
-                trials: list[TrialWorker] = []
-                for source in sources:
-                    trials += await join(service, source, len(trials), parts)
-                weights: WeightSource | None = (
-                    partial(commit_trial_weights, trials) if trials else None
-                )
-                app = rollout_app(
-                    service,
-                    model=model,
-                    dtype=dtype,
-                    tokenizer=_loaded(tokenizer),
-                    token=token,
-                    weights=weights,
-                )
-                async with listening(app, listen, tls=tls) as url:
-                    click.echo(f"listening: {url} workers={service.worker_count()}")
-                    await stop.wait()
-
-    asyncio.run(run())
+    if service.token_file is not None:
+        token = read_token(fleet.path(service.token_file))
+    tls = service.tls and (fleet.path(service.tls.certificate), fleet.path(service.tls.key))
+    authority = service.tls and service.tls.ca and fleet.path(service.tls.ca)
+    return Plan(
+        door=Door(service.listen, with_ca(tls or None, authority or None), token),
+        model=service.model,
+        tokenizer=None if service.tokenizer is None else fleet.path(service.tokenizer),
+        sequences=service.sequences,
+        max_staleness=service.max_staleness,
+        engines=tuple(_joining(fleet)),
+        upstream=_upstream(fleet, service.weights),
+        started=Started(fleet, fleet.path(service.logs)),
+    )
 
 
-def _loaded(folder: Path | None) -> "Tokenizer | None":
-    if folder is None:
+def _joining(fleet: Fleet) -> Iterator[Joining]:
+    for part in fleet.file.engines:
+        if part.url is not None:
+            token = None if part.token_file is None else read_token(fleet.path(part.token_file))
+            yield Joining(part.url, token, None if part.ca is None else fleet.path(part.ca))
+
+
+def _upstream(fleet: Fleet, weights: WeightsPart | None) -> tuple[str, str] | None:
+    if weights is None:
         return None
-    from rose.adapters.hugging_face import load_tokenizer  # noqa: PLC0415 (an extra)
-
-    return load_tokenizer(folder)
+    return weights.address, read_token(fleet.path(weights.token_file))

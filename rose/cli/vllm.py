@@ -160,6 +160,8 @@ def rollout(model: str, options: Sequence[str], attach: str) -> None:
         scheduler="rose.engines.vllm.rollout_engine:BorrowingScheduler",
         worker="rose.engines.vllm.rollout_engine:RolloutWorker",
         enforce_eager=True,
+        # Logprobs of the distribution that tokens are sampled from, which trainers need.
+        logprobs_mode="processed_logprobs",
         kv_cache_memory_bytes=len(ledger.records()) * ledger.slab_bytes,
     )
 

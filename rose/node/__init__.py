@@ -1,1 +1,1 @@
-"""Parts that run on one machine: worker processes, their servers, and lending by the broker."""
+"""Parts of the programs that run on one machine: engines, and the processes of a fleet."""

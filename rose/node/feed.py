@@ -12,7 +12,7 @@ from rose.transfer.source import Source
 
 
 def receive(
-    source: Source, weights: LiveWeights, worker: EngineWorker, *, version: int
+    source: Source, weights: LiveWeights, worker: EngineWorker, *, name: str, version: int
 ) -> WeightReceiver:
     """Start committing versions to `weights`, at the step boundaries of `worker`.
 
@@ -23,6 +23,7 @@ def receive(
         source: publisher or relay.
         weights: live weights of the worker's model.
         worker: worker that commits the versions.
+        name: name of the receiver, which no other receiver of the source may have.
         version: number of the present weights; the source identifies these by their digest.
 
     Returns:
@@ -51,7 +52,7 @@ def receive(
         weights,
         Subscription(weights.cut),
         source,
-        name=f"worker-{worker.number}",
+        name=name,
         held=Version("", 0, version),
         on_staged=on_staged,
     )

@@ -42,7 +42,8 @@ class Speed:
 class _Trial:
     """Concurrent requests, with the time of each token."""
 
-    def __init__(self, engine: Engine, clock: Clock, name: str) -> None:
+    def __init__(self, engine: Engine, clock: Clock, name: str, wait_s: float) -> None:
+        self._wait_s = wait_s
         self._engine = engine
         self._clock = clock
         self._name = name
@@ -61,9 +62,9 @@ class _Trial:
                 on_output=self._callback(times[number], left, failures),
             )
         for _ in range(requests):
-            if not left.acquire(timeout=_WAIT_S):
+            if not left.acquire(timeout=self._wait_s):
                 raise DeadlineExceeded(
-                    f"a request that measures the engine did not end within {_WAIT_S} s"
+                    f"a request that measures the engine did not end within {self._wait_s} s"
                 )
         if failures:
             raise Unavailable(f"a request that measures the engine failed: {failures[0]}")
@@ -87,13 +88,14 @@ def _prompt(name: str, tokens: int) -> list[int]:
     return [1 + (seed + index * (seed % 7 + 1)) % _IDS for index in range(tokens)]
 
 
-def measure(engine: Engine, clock: Clock, *, seats: int) -> Speed:
+def measure(engine: Engine, clock: Clock, *, seats: int, wait_s: float = _WAIT_S) -> Speed:
     """Measure a running, idle engine.
 
     Args:
         engine: engine that accepts prompts of `PREFILL_TOKENS` tokens and `seats` requests at once.
         clock: time source.
         seats: maximum sequences in a step.
+        wait_s: longest time for one request.
 
     Raises:
         DeadlineExceeded: the engine does not answer.
@@ -101,7 +103,7 @@ def measure(engine: Engine, clock: Clock, *, seats: int) -> Speed:
     """
 
     def trial(name: str, requests: int, prompt_tokens: int, new_tokens: int) -> list[list[int]]:
-        one = _Trial(engine, clock, f"measure-{name}")
+        one = _Trial(engine, clock, f"measure-{name}", wait_s)
         return one.run(requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     trial("warm", 1, PREFILL_TOKENS, 2)  # The first step includes one-time costs.

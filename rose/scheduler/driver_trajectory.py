@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
-from rose.errors import InternalError, InvalidArgument, check
+from rose.errors import InternalError, InvalidArgument
+from rose.scheduler.checks import Tokens, no_tokens
 from rose.scheduler.driver_events import Asked
 from rose.scheduler.events import Start
 from rose.scheduler.turns import Sampling, TrajectoryRecord, TurnResult
-from rose.scheduler.worker import TurnRequest
+from rose.scheduler.versions import ANY, VersionRange
+from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest
 
 # Limits of a slice of `SlowCopy`: the trajectory that reaches either limit is the last of its
 # slice. A slice takes about a third of a millisecond, which no caller notices.
@@ -35,6 +37,24 @@ _BUSY: Final = {
 }
 
 
+_OF_TURN: Final = ("tokens", "logprobs", "versions", "top_logprobs")
+_ROWS: Final = ("context", "turns", "workers", *_OF_TURN)
+
+
+def _shared(one: Tokens, other: Tokens) -> int:
+    """Return the number of leading tokens that two contexts share."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:  # They differ between the two places.
+        place = (low + high) // 2
+        if one[low:place] == other[low:place]:
+            low = place
+        else:
+            high = place
+    return low
+
+
 @dataclass(slots=True)
 class DriverTrajectory:
     """A trajectory that is not over.
@@ -54,6 +74,9 @@ class DriverTrajectory:
         workers: numbers of the workers that ran a part of the turn, in order.
         grant_epoch: grant epoch of the last request.
         error: error of the last failed attempt.
+        accepted: versions of weights that may generate its tokens.
+        cut: number of tokens with which it is complete; None if it was not cut.
+        top_logprobs, cached_tokens, stop_reason, extras: as in `TurnResult`.
     """
 
     number: int
@@ -61,7 +84,7 @@ class DriverTrajectory:
     job: int
     seed: int
     phase: Phase = Phase.WAITING
-    context: list[int] = field(default_factory=list)
+    context: Tokens = field(default_factory=no_tokens)
     turns: list[TurnResult] = field(default_factory=list)
     sampling: Sampling | None = None
     tokens: list[int] = field(default_factory=list)
@@ -70,36 +93,41 @@ class DriverTrajectory:
     workers: list[int] = field(default_factory=list)
     grant_epoch: int = 0
     error: str | None = None
+    accepted: VersionRange = ANY
+    cut: int | None = None
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    cached_tokens: int = 0
+    stop_reason: int | str | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> "DriverTrajectory":
         """Return a deep copy."""
-        rows = ("context", "turns", "tokens", "logprobs", "versions", "workers")
-        copies: dict[str, Any] = {name: list(getattr(self, name)) for name in rows}
-        return replace(self, **copies)
+        copies: dict[str, Any] = {name: getattr(self, name)[:] for name in _ROWS}
+        return replace(self, extras=dict(self.extras), **copies)
 
     def token_count(self) -> int:
         """Return about how many numbers a copy holds."""
         return len(self.context) + 3 * len(self.tokens)
 
-    def asked(self, turn: int, prompt: tuple[int, ...], sampling: Sampling) -> Asked | None:
+    def asked(
+        self, turn: int, prompt: Tokens, sampling: Sampling, versions: VersionRange
+    ) -> Asked | None:
         """Return the journal entry for a requested turn; None if the turn was requested before.
 
         Raises:
-            InvalidArgument: the turn was requested before with another prompt or sampling.
+            InvalidArgument: the turn was requested before with other arguments.
         """
         if turn < len(self.turns):
             return None
         if self.phase is Phase.SPEAKING and turn == len(self.turns):
-            if (self.context, self.sampling) == (list(prompt), sampling):
+            if (self.context, self.sampling, self.accepted) == (prompt, sampling, versions):
                 return None
             raise InvalidArgument(
-                f"trajectory {self.number}: turn {turn} was requested before with another prompt "
-                "or sampling"
+                f"trajectory {self.number}: turn {turn} was requested before with another prompt, "
+                "sampling or versions"
             )
-        pairs = enumerate(zip(self.context, prompt, strict=False))
-        same = min(len(self.context), len(prompt))
-        kept = next((place for place, (before, now) in pairs if before != now), same)
-        return Asked(self.number, turn, kept, prompt[kept:], sampling)
+        kept = _shared(self.context, prompt)
+        return Asked(self.number, turn, kept, prompt[kept:].tobytes(), sampling, versions)
 
     def ask(self, asked: Asked) -> None:
         """Request the next turn.
@@ -119,10 +147,11 @@ class DriverTrajectory:
             raise InvalidArgument(f"{where}: the prompt must have at least one token")
         self.phase = Phase.SPEAKING
         del self.context[asked.kept :]
-        self.context += asked.tail
+        self.context.frombytes(asked.tail)
         self.sampling = asked.sampling
-        for row in (self.tokens, self.logprobs, self.versions, self.workers):
-            row.clear()
+        self.accepted = asked.versions
+        self.workers.clear()
+        self._clear()
 
     def record(self) -> TrajectoryRecord:
         """Return the public state."""
@@ -145,14 +174,46 @@ class DriverTrajectory:
         """Worker that received the current turn last; None if no worker did."""
         return self.workers[-1] if self.phase is Phase.SPEAKING and self.workers else None
 
-    def append(
-        self, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]
-    ) -> None:
-        """Append tokens to the current turn."""
-        check(len(tokens) == len(logprobs) == len(versions), "a token lacks logprob or version")
-        self.tokens += tokens
-        self.logprobs += logprobs
-        self.versions += versions
+    def append(self, output: TurnOutput, skip: int, count: int) -> None:
+        """Append the `count` tokens of an output after the first `skip` to the current turn."""
+        if output.top_logprobs or self.top_logprobs:
+            self._append_top(output, skip, count)
+        if skip == 0 and count == len(output.tokens):
+            self.tokens += output.tokens
+            self.logprobs += output.logprobs
+            self.versions += output.versions
+            return
+        self.tokens += output.tokens[skip : skip + count]
+        self.logprobs += output.logprobs[skip : skip + count]
+        self.versions += output.versions[skip : skip + count]
+
+    def _append_top(self, output: TurnOutput, skip: int, count: int) -> None:
+        """Append the top logprobs of an output; tokens of a worker without any have none."""
+        self.top_logprobs += [()] * (len(self.tokens) - len(self.top_logprobs))
+        self.top_logprobs += output.top_logprobs[skip : skip + count] or ((),) * count
+
+    def note(self, output: TurnOutput) -> None:
+        """Take what an output says about the turn besides its tokens, if it answers the request.
+
+        A part of the turn that starts at a later token does not replace earlier extras, because
+        its engine takes the turn's first tokens for a part of the prompt.
+        """
+        if (output.worker, output.turn, output.grant_epoch) != (
+            self.worker,
+            len(self.turns),
+            self.grant_epoch,
+        ):
+            return
+        if output.end is TurnEnd.FAILED or output.end is TurnEnd.REFUSED:
+            self.error = output.error
+        if output.end is TurnEnd.FINISHED:
+            self.stop_reason = output.stop_reason
+        if len(self.workers) == 1:
+            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        if output.extras:
+            is_first = len(self.workers) == 1 or not self.tokens
+            pair = (self.extras, output.extras) if is_first else (output.extras, self.extras)
+            self.extras = {**pair[0], **pair[1]}
 
     def request(self, start: Start) -> TurnRequest:
         """Return the request for a worker, and record the worker."""
@@ -168,20 +229,24 @@ class DriverTrajectory:
             max_new_tokens=start.max_new_tokens,
             stop_tokens=sampling.stop_tokens,
             temperature=sampling.temperature,
-            seed=self.seed,
+            seed=self.seed if sampling.seed is None else sampling.seed,
+            options=sampling.options,
         )
 
     def has_ended(self) -> bool:
         """Return True if the current turn has its last token."""
-        return bool(self.tokens) and self.tokens[-1] in self._wanted().stop_tokens
+        sampling = self._wanted()
+        return (
+            len(self.tokens) > sampling.options.min_tokens
+            and self.tokens[-1] in sampling.stop_tokens
+        )
 
     def conclude(self) -> TurnResult:
         """Finish the current turn."""
         sampling = self._wanted()
-        stops = sampling.stop_tokens
-        ends = [place for place, token in enumerate(self.tokens) if token in stops]
-        # Tokens after a stop token were not requested.
-        count = ends[0] + 1 if ends else len(self.tokens)
+        count = len(self.tokens) if self.cut is None else min(self.cut, len(self.tokens))
+        end = self._end_before(count)
+        count = count if end is None else end
         result = TurnResult(
             trajectory=self.number,
             turn=len(self.turns),
@@ -189,15 +254,39 @@ class DriverTrajectory:
             logprobs=tuple(self.logprobs[:count]),
             versions=tuple(self.versions[:count]),
             workers=tuple(self.workers),
-            is_cut=not ends and count >= sampling.max_new_tokens,
+            is_cut=(
+                end is None
+                and self.cut is None
+                and self.stop_reason is None
+                and count >= sampling.max_new_tokens
+            ),
+            top_logprobs=tuple(self.top_logprobs[:count]),
+            cached_tokens=self.cached_tokens,
+            stop_reason=self.stop_reason if self.cut is None else None,
+            extras=self.extras,
         )
         self.phase = Phase.THINKING
-        self.context += result.tokens
+        self.context.extend(result.tokens)
         self.turns.append(result)
-        self.error = None
-        for row in (self.tokens, self.logprobs, self.versions):
-            row.clear()
+        self._clear()
         return result
+
+    def _end_before(self, count: int) -> int | None:
+        """Return the number of tokens up to the first stop token; later ones were not requested."""
+        sampling = self._wanted()
+        if not sampling.stop_tokens:
+            return None
+        stops = frozenset(sampling.stop_tokens)
+        places = range(sampling.options.min_tokens, count)
+        return next((place + 1 for place in places if self.tokens[place] in stops), None)
+
+    def _clear(self) -> None:
+        """Forget the output of the current turn."""
+        for name in _OF_TURN:
+            getattr(self, name).clear()
+        self.error = self.cut = self.stop_reason = None
+        self.cached_tokens = 0
+        self.extras = {}
 
     def _wanted(self) -> Sampling:
         if self.sampling is None:

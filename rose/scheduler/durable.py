@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
+from rose.scheduler.arrivals import PreRegistrationBuffer, validated
 from rose.scheduler.core import SchedulerCore
 from rose.scheduler.driver_events import DriverStep, Entry, Registered
 from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.state import Outcome, RolloutsState, SchedulerCheckpoint
-from rose.scheduler.validation import PreRegistrationBuffer, validated
 from rose.scheduler.watching import DriverWatch, Watches
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 from rose.units import NS_PER_S
@@ -150,12 +150,19 @@ class Durable:
         if valid is None:
             self.invalid_events += 1
             return
-        if not self.rollouts.is_here(valid.worker) and self._pre_registration.keep(valid):
-            return
-        if isinstance(valid, WorkerLost):
-            self.rollouts.stop_turns(valid.worker)
-        self.rollouts.take(valid)
-        self._note(valid)
+        is_kept = not self.rollouts.is_here(valid.worker) and self._pre_registration.keep(valid)
+        # The loss of a worker of an earlier process ends its turns, too.
+        is_absent = isinstance(valid, WorkerLost) and valid.worker in self.rollouts.absent()
+        if not is_kept or is_absent:
+            self._accept(valid)
+
+    def _accept(self, event: WorkerEvent) -> None:
+        if isinstance(event, WorkerLost):
+            if self.rollouts.is_here(event.worker):
+                self._pre_registration.lose(event.worker)
+            self.rollouts.stop_turns(event.worker)
+        self.rollouts.take(event)
+        self._note(event)
 
     def take(self, entry: Entry, worker: Worker | None = None) -> None:
         """Accept an entry of a caller.
@@ -166,14 +173,18 @@ class Durable:
 
         Raises:
             InvalidArgument: the entry contradicts earlier ones; nothing has changed.
+            Unavailable: the worker to register is lost already.
         """
         if isinstance(entry, WorkerLost):
-            self.receive(entry)
+            if self.rollouts.is_here(entry.worker):
+                self.receive(entry)
             return
         if isinstance(entry, Registered) and worker is not None:
+            self.rollouts.check_absent(entry.worker)
+            kept = self._pre_registration.take(entry.worker)
             self.rollouts.register(entry, worker)
             self._note(entry)
-            for event in self._pre_registration.take(entry.worker):
+            for event in kept:
                 self.rollouts.take(event)
                 self._note(event)
             return
@@ -197,8 +208,10 @@ class Durable:
         for refusal in refusals:
             self.receive(refusal)
         if now_ns >= self._rejoin_ns:
+            self._rejoin_ns = _NOW_MAX + 1  # Only workers of an earlier process can be absent.
             for number in self.rollouts.absent():
-                self.receive(WorkerLost(number, f"it did not rejoin within {REJOIN_S} s"))
+                why = f"it did not rejoin within {REJOIN_S} s"
+                self._accept(WorkerLost(number, why, is_crash=False))
         entries, self._entries = self._entries, []
         if self._store is not None:
             self._store.append(DriverStep(now_ns, tuple(entries)))

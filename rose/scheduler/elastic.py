@@ -14,16 +14,29 @@ from typing_extensions import Self
 
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
-from rose.scheduler.coerce import COUNT_MAX, checked, counts, one_of, whole
-from rose.scheduler.driver_events import Begun, Ended, Entry, Registered
+from rose.scheduler.checks import Count, checked, checked_as, one_of, tokens_of
+from rose.scheduler.driver_events import (
+    Begun,
+    Cut,
+    Drained,
+    Ended,
+    Entry,
+    JobAdded,
+    Measured,
+    PauseChanged,
+    Published,
+    Registered,
+    Used,
+)
 from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
-from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
 from rose.scheduler.inbox import Inbox
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.state import DriverCounts, SchedulerCheckpoint
+from rose.scheduler.stats import SchedulerStats
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryRecord, TurnResult
+from rose.scheduler.versions import ANY, VersionRange
 from rose.scheduler.waiters import ADMISSION, STEP, Waiters
 from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
@@ -40,7 +53,6 @@ TRAJECTORIES_MAX: Final = 100_000
 # Seconds between steps without events, and so the delay with which expired grants and stalls are
 # noticed. While every trajectory is in its environment, the delay is half a second.
 TICK_S: Final = 0.05
-_count: Final = whole(0, COUNT_MAX)
 
 
 class ElasticRolloutScheduler:
@@ -83,6 +95,7 @@ class ElasticRolloutScheduler:
         self._waiters = Waiters()
         self._inbox: Inbox | None = None
         self._task: asyncio.Task[None] | None = None
+        self._over: asyncio.Future[None] | None = None  # ends the task
         self._saving: asyncio.Task[None] | None = None
         self._is_closing = False
         self._error: RoseError | None = None
@@ -98,8 +111,9 @@ class ElasticRolloutScheduler:
         except RoseError:
             self._durable.close()
             raise
-        self._inbox = Inbox(loop, events_max=EVENTS_MAX)
-        self._task = loop.create_task(self._run(self._inbox), name="rose-scheduler")
+        self._over = loop.create_future()
+        self._inbox = Inbox(self._on_events, tick_s=TICK_S, events_max=EVENTS_MAX)
+        self._task = loop.create_task(self._run(self._inbox, self._over), name="rose-scheduler")
         self._task.add_done_callback(self._has_ended)
         return self
 
@@ -134,10 +148,12 @@ class ElasticRolloutScheduler:
 
     async def _end_tasks(self) -> asyncio.CancelledError | None:
         """Wait until nothing writes to the store; return a cancellation received meanwhile."""
-        inbox, task = self._inbox, self._task
-        if inbox is None or task is None:
+        inbox, task, over = self._inbox, self._task, self._over
+        if inbox is None or task is None or over is None:
             return None
         inbox.close()
+        if not over.done():
+            over.set_result(None)
         cancelled = await _outlast(task)
         if self._saving is not None:
             cancelled = await _outlast(self._saving) or cancelled
@@ -145,6 +161,8 @@ class ElasticRolloutScheduler:
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         """Wake all callers when the task ends early."""
+        if self._inbox is not None:
+            self._inbox.close()
         failure = None if task.cancelled() else task.exception()
         if failure is None and self._is_closing:
             return
@@ -176,14 +194,62 @@ class ElasticRolloutScheduler:
         Args:
             worker: worker whose events go to `receive`.
             capabilities: capabilities of the worker.
+
+        Raises:
+            InvalidArgument: the number is taken.
+            Unavailable: the worker has reported its own loss since the last call.
         """
-        entry = Registered(worker.number, worker.kind, capabilities)
+        entry = checked(Registered(worker.number, worker.kind, capabilities))
         self._receive_events().let_in(entry.worker)
         await self._send(entry, worker)
 
-    async def lose(self, worker: int, reason: str) -> None:
-        """Treat a worker as gone, as if it had reported its own loss."""
-        await self._send(checked(WorkerLost(worker, one_of("reason", reason, str))))
+    async def lose(self, worker: int, reason: str, *, is_crash: bool = True) -> None:
+        """Treat a worker as gone, as if it had reported its own loss with these fields."""
+        await self._send(checked(WorkerLost(worker, one_of("reason", reason, str), is_crash)))
+
+    async def measured(
+        self,
+        worker: int,
+        *,
+        prefill_tokens_per_s: float,
+        decode_step_ms: float,
+        decode_ms_per_sequence: float,
+    ) -> None:
+        """Change the rates of a worker; its turns continue. A worker that is lost is ignored."""
+        rates = prefill_tokens_per_s, decode_step_ms, decode_ms_per_sequence
+        await self._send(checked(Measured(worker, *rates)))
+
+    async def drain(self, worker: int) -> None:
+        """Give a worker no more turns, and return when the last one has left it.
+
+        Its turns continue elsewhere at their next token. The worker stays registered, without
+        turns, until `lose`.
+        """
+        drained = checked(Drained(worker))
+        await self._send(drained)
+        while self._rollouts.turns_on(drained.worker):
+            await self._wait(STEP)
+
+    # ---- pauses ---------------------------------------------------------------------------------
+
+    async def pause(self, is_recalling: bool) -> None:  # noqa: FBT001 (its only parameter)
+        """Start no turn until `resume`, even after a restart.
+
+        Args:
+            is_recalling: whether running turns are recalled, and continue after `resume` at their
+                next token. Otherwise they run to their end.
+        """
+        await self._send(PauseChanged(True, bool(is_recalling)))
+
+    async def resume(self) -> None:
+        """Start turns again."""
+        await self._send(PauseChanged(False))
+
+    async def quiet(self) -> None:
+        """Return when no turn is on a worker."""
+        await self._wait(STEP)  # Events that are accepted already may start or end turns.
+        while self._rollouts.turns_on(None):
+            await self._wait(STEP)
 
     # ---- trajectories ---------------------------------------------------------------------------
 
@@ -207,7 +273,7 @@ class ElasticRolloutScheduler:
             InvalidArgument: the number was used for another trajectory.
             TrajectoryDropped: the trajectory was given up.
         """
-        begun = Begun(trajectory, group, job, trajectory if seed is None else seed)
+        begun = checked(Begun(trajectory, group, job, trajectory if seed is None else seed))
         number = begun.trajectory
         trajectories = self._rollouts.state.trajectories
         while len(trajectories) >= TRAJECTORIES_MAX and number not in trajectories:
@@ -222,7 +288,13 @@ class ElasticRolloutScheduler:
         await self._wait(number, ADMISSION)
 
     async def generate(
-        self, trajectory: int, *, turn: int, prompt: Sequence[int], sampling: Sampling
+        self,
+        trajectory: int,
+        *,
+        turn: int,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        versions: VersionRange = ANY,
     ) -> TurnResult:
         """Run a turn, on any workers and in any number of parts, and return the complete result.
 
@@ -231,18 +303,25 @@ class ElasticRolloutScheduler:
             turn: index from 0 of the next turn, the running turn, or a finished turn.
             prompt: token ids of the whole context, including earlier turns.
             sampling: sampling of the turn.
+            versions: versions of weights that may generate the turn's tokens. The turn waits until
+                a worker has one of them.
 
         Raises:
             InvalidArgument: `turn` is not the next turn, or was requested differently before.
+            TurnRefused: a worker refused the turn as invalid; the trajectory was dropped.
+            VersionConflict: every worker has newer weights than `versions` accepts; the trajectory
+                was dropped.
+            TurnLost: its workers were lost one after another; the trajectory was dropped.
             TrajectoryDropped: the trajectory was dropped or given up.
         """
-        number, place = _count("trajectory", trajectory), _count("turn", turn)
-        ids = counts("prompt", prompt)
-        wanted = one_of("sampling", sampling, Sampling)
+        number, place = _number("trajectory", trajectory), _number("turn", turn)
+        ids = tokens_of("prompt", prompt)
+        one_of("versions", versions, VersionRange)
+        wanted: Sampling = one_of("sampling", sampling, Sampling)
 
         self._open_inbox()
         state = self._rollouts.trajectory(number)
-        asked = state.asked(place, ids, wanted)
+        asked = state.asked(place, ids, wanted, versions)
         if asked is not None:
             self._take(asked)
         elif place < len(state.turns):
@@ -250,17 +329,33 @@ class ElasticRolloutScheduler:
         result: TurnResult = await self._wait(number, place)
         return result
 
+    async def cut(self, trajectory: int, *, turn: int, tokens: int) -> None:
+        """Finish the current turn with its first `tokens` tokens, and stop its worker.
+
+        `generate` returns the turn with these tokens. A turn that has ended stays as it is.
+
+        Raises:
+            InvalidArgument: the turn is neither the current one nor finished, or has fewer tokens.
+        """
+        cut = checked(Cut(trajectory, turn, tokens))
+        self._receive_events()
+        state = self._rollouts.trajectory(cut.trajectory)
+        if cut.turn < len(state.turns):
+            return
+        self._durable.take(cut)
+        await self._wait(cut.trajectory, cut.turn)
+
     async def finish(self, trajectory: int) -> None:
         """End a trajectory and count it as finished, for the trainer's `consumed`.
 
         Raises:
             InvalidArgument: a turn is running, or the trajectory was never started.
         """
-        await self._end(Ended(trajectory, is_wanted=True))
+        await self._end(checked(Ended(trajectory, is_wanted=True)))
 
     async def abort(self, trajectory: int) -> None:
         """Give up a trajectory, in any phase; waiting callers get TrajectoryDropped."""
-        await self._end(Ended(trajectory, is_wanted=False))
+        await self._end(checked(Ended(trajectory, is_wanted=False)))
 
     async def _end(self, ended: Ended) -> None:
         self._open_inbox()
@@ -280,12 +375,12 @@ class ElasticRolloutScheduler:
             max_staleness: most versions between the start of a trajectory and its use, >= 0.
             weight: relative share of devices that several jobs share, > 0.
         """
-        joined = JobJoined(job, batch_trajectories, max_staleness, weight)
-        await self._send(checked(joined))
+        added = JobAdded(job, batch_trajectories, max_staleness, weight)
+        await self._send(checked(added))
 
     async def publish(self, version: int, *, job: int = 0) -> None:
         """Report a version that a job's trainer published; an older version is ignored."""
-        await self._send(checked(VersionPublished(version, job)))
+        await self._send(checked(Published(version, job)))
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
         """Report that a job's trainer has used or discarded finished trajectories.
@@ -299,7 +394,7 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: fewer trajectories are finished and not yet consumed.
         """
-        await self._send(checked(Consumed(trajectories, job)))
+        await self._send(checked(Used(trajectories, job)))
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now, and return when it is on disk.
@@ -379,13 +474,19 @@ class ElasticRolloutScheduler:
 
     # ---- the task -------------------------------------------------------------------------------
 
-    async def _run(self, inbox: Inbox) -> None:
-        is_last = False
-        while not is_last:
-            await inbox.wait(TICK_S)
-            is_last = self._is_closing
+    async def _run(self, inbox: Inbox, over: asyncio.Future[None]) -> None:
+        """Wait for the end; callbacks of the inbox do the work, since tasks cost more per event."""
+        await over
+        self._advance(inbox.take())
+
+    def _on_events(self) -> None:
+        inbox, over = self._inbox, self._over
+        if inbox is None or over is None or over.done():
+            return
+        try:
             self._advance(inbox.take())
-            await asyncio.sleep(0)  # Busy workers must not starve callers.
+        except BaseException as error:  # noqa: BLE001 (it ends the task)
+            over.set_exception(error)
 
     def _advance(self, events: Sequence[WorkerEvent]) -> None:
         """Process worker events, step the core, and wake callers with the outcomes."""
@@ -418,6 +519,11 @@ class ElasticRolloutScheduler:
         self._saving = None
         failure = None if saving.cancelled() else saving.exception()
         self.checkpoint_error = None if failure is None else sentence(failure)
+
+
+def _number(name: str, value: int) -> int:
+    number: int = checked_as(Count, name, value)
+    return number
 
 
 async def _outlast(task: asyncio.Task[None]) -> asyncio.CancelledError | None:

@@ -6,34 +6,43 @@ journal relies on that.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Final
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from rose.errors import InternalError, InvalidArgument, RoseError, check
+from rose.scheduler import events
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.driver_events import Asked, Begun, Ended, Entry, Registered
+from rose.scheduler.driver_events import (
+    Asked,
+    Begun,
+    Cut,
+    Drained,
+    Ended,
+    Entry,
+    JobAdded,
+    Measured,
+    PauseChanged,
+    Published,
+    Registered,
+    Used,
+)
 from rose.scheduler.driver_trajectory import DriverTrajectory, Phase, SlowCopy
 from rose.scheduler.events import (
     Action,
     Admit,
-    Consumed,
     Deliver,
     Drop,
     DropReason,
     Event,
-    JobJoined,
-    SchedulerStats,
     Start,
     Stop,
-    TrajectoryCreated,
-    TrajectoryEnded,
     TurnDone,
     TurnEnded,
     TurnProgress,
-    TurnReady,
-    VersionPublished,
 )
 from rose.scheduler.state import Gone, Outcome, RolloutsState
+from rose.scheduler.stats import SchedulerStats
 from rose.scheduler.watching import ErrorGuard, Watches, broken_worker
 from rose.scheduler.worker import (
     GrantChanged,
@@ -51,6 +60,7 @@ from rose.units import NS_PER_S
 # valid again.
 _DEAF_NS: Final = NS_PER_S
 _HEAR_NS: Final = 2 * NS_PER_S
+_RATES: Final = ("prefill_tokens_per_s", "decode_step_ms", "decode_ms_per_sequence")
 
 
 class Rollouts:
@@ -86,25 +96,43 @@ class Rollouts:
             InvalidArgument: the entry contradicts earlier ones; nothing has changed.
         """
         match entry:
+            case TurnOutput():
+                self._receive_output(entry)
             case Begun():
                 self._begin(entry)
             case Asked():
-                state = self.trajectory(entry.trajectory)
-                state.ask(entry)
-                context, limit = len(state.context), entry.sampling.max_new_tokens
-                self._events.append(TurnReady(entry.trajectory, entry.turn, context, limit))
+                self._ask(entry)
             case Ended():
                 self._end(entry)
+            case Cut():
+                self._cut(entry)
+            case WorkerLost() | GrantChanged() | VersionCommitted():
+                self._receive(entry)
             case Registered():
                 self._register(entry)
-            case VersionPublished():
-                self._publish(entry)
-            case JobJoined():
-                self._events.append(entry)
-            case Consumed():
+            case _:
+                self._take_setting(entry)
+
+    def _take_setting(self, entry: Entry) -> None:
+        """Accept an entry of the trainer or the operator."""
+        match entry:
+            case Published():
+                job = self.state.counts.job(entry.job)
+                job.published = max(job.published, entry.version)
+                self._events.append(events.VersionPublished(entry.version, entry.job))
+            case Used():
                 self._consume(entry)
-            case TurnOutput() | WorkerLost() | GrantChanged() | VersionCommitted():
-                self._receive(entry)
+            case JobAdded():
+                limits = entry.batch_trajectories, entry.max_staleness, entry.weight
+                self._events.append(events.JobJoined(entry.job, *limits))
+            case Measured():
+                self._measure(entry)
+            case Drained():
+                self._events.append(events.WorkerDrained(entry.worker))
+            case PauseChanged(is_paused=True):
+                self._events.append(events.Paused(entry.is_recalling))
+            case PauseChanged():
+                self._events.append(events.Resumed())
 
     def step(self, now_ns: int) -> list[Outcome]:
         """Step the core with the accepted entries, and return the outcomes, in order.
@@ -113,12 +141,12 @@ class Rollouts:
             InvalidArgument: the entries contradict each other.
             InternalError: a bug in the scheduler.
         """
-        events, self._events = self._events, []
+        news, self._events = self._events, []
         outputs, self._outputs = self._outputs, {}
         if now_ns - self.state.now_ns > _DEAF_NS:
             self._core.keep_grants(now_ns + _HEAR_NS)
         self.state.now_ns = now_ns
-        actions = self._core.step(events, now_ns)
+        actions = self._core.step(news, now_ns)
         while follow_ups := [event for one in actions for event in self._act(one, outputs)]:
             actions, outputs = self._core.step(follow_ups, now_ns), {}
         outcomes, self._outcomes = self._outcomes, []
@@ -130,7 +158,11 @@ class Rollouts:
 
     def is_idle(self) -> bool:
         """Return True if every trajectory is in its environment: then time changes only grants."""
-        return all(one.phase is Phase.THINKING for one in self.state.trajectories.values())
+        return self._core.is_idle and not self._events
+
+    def turns_on(self, worker: int | None) -> int:
+        """Return the number of turns on a worker, or on any worker, after the last step."""
+        return self._core.on_workers if worker is None else self._core.turns_on(worker)
 
     def begin_copy(self) -> SlowCopy:
         """Return an object that copies all trajectories in their present state, slice by slice.
@@ -159,10 +191,14 @@ class Rollouts:
         Raises:
             InvalidArgument: the number is taken; nothing has changed.
         """
-        if self.is_here(registered.worker):
-            raise InvalidArgument(f"worker {registered.worker} is registered already")
+        self.check_absent(registered.worker)
         self.take(registered)
         self._workers[registered.worker] = worker
+
+    def check_absent(self, worker: int) -> None:
+        """Raise InvalidArgument if the worker is registered."""
+        if self.is_here(worker):
+            raise InvalidArgument(f"worker {worker} is registered already")
 
     def is_here(self, worker: int) -> bool:
         """Return True if a worker is registered and not lost, after all accepted entries."""
@@ -190,7 +226,29 @@ class Rollouts:
             number, begun.group, begun.job, begun.seed
         )
         self.state.counts.begun += 1
-        self._events.append(TrajectoryCreated(number, begun.group, begun.job))
+        self._events.append(events.TrajectoryCreated(number, begun.group, begun.job))
+
+    def _ask(self, asked: Asked) -> None:
+        state = self.trajectory(asked.trajectory)
+        state.ask(asked)
+        tokens = len(state.context), asked.sampling.max_new_tokens
+        versions = asked.versions.low, asked.versions.high
+        self._events.append(events.TurnReady(asked.trajectory, asked.turn, *tokens, *versions))
+
+    def _cut(self, cut: Cut) -> None:
+        state = self.trajectory(cut.trajectory)
+        if state.phase is not Phase.SPEAKING or cut.turn != len(state.turns):
+            raise InvalidArgument(
+                f"trajectory {state.number}: turn {cut.turn} is not the current turn"
+            )
+        if cut.tokens > len(state.tokens):
+            raise InvalidArgument(
+                f"trajectory {state.number}: cannot cut turn {cut.turn} to {cut.tokens} tokens, "
+                f"because only {len(state.tokens)} were delivered"
+            )
+        # Its end may be among the accepted events; then the cut is left to `conclude`.
+        state.cut = cut.tokens
+        self._events.append(events.TurnCut(cut.trajectory, cut.turn, cut.tokens))
 
     def _end(self, ended: Ended) -> None:
         state = self.trajectory(ended.trajectory)
@@ -201,7 +259,7 @@ class Rollouts:
             )
         if state.phase is Phase.ENDING:
             return
-        self._events.append(TrajectoryEnded(trajectory=state.number))
+        self._events.append(events.TrajectoryEnded(state.number))
         if not is_thinking:
             state.phase = Phase.ENDING  # The core will drop it.
             return
@@ -211,24 +269,32 @@ class Rollouts:
             self.state.counts.job(state.job).finished += 1
             return
         self.state.counts.given_up += 1
-        self._events.append(Consumed(1, state.job))  # The trainer need not wait for it.
+        self._events.append(events.Consumed(1, state.job))  # The trainer need not wait for it.
         self._outcomes.append(Gone(state.number, DropReason.GIVEN_UP))
 
-    def _publish(self, published: VersionPublished) -> None:
-        job = self.state.counts.job(published.job)
-        job.published = max(job.published, published.version)
-        self._events.append(published)
-
-    def _consume(self, consumed: Consumed) -> None:
-        counts = self.state.counts.job(consumed.job)
+    def _consume(self, used: Used) -> None:
+        counts = self.state.counts.job(used.job)
         left = counts.finished - counts.consumed
-        if consumed.trajectories > left:
+        if used.trajectories > left:
             raise InvalidArgument(
-                f"cannot consume {consumed.trajectories} trajectories: only {left} finished ones "
-                "are left"
+                f"cannot consume {used.trajectories} trajectories: only {left} finished ones are "
+                "left"
             )
-        counts.consumed += consumed.trajectories
-        self._events.append(consumed)
+        counts.consumed += used.trajectories
+        self._events.append(events.Consumed(used.trajectories, used.job))
+
+    def _measure(self, measured: Measured) -> None:
+        before = self.state.workers.get(measured.worker)
+        if before is None:
+            return  # It was lost.
+        rates = {name: getattr(measured, name) for name in _RATES}
+        self._note_worker(before, **rates)
+        self._events.append(events.WorkerMeasured(measured.worker, *rates.values()))
+
+    def _note_worker(self, registered: Registered, **changes: Any) -> None:
+        capabilities = replace(registered.capabilities, **changes)
+        of = registered.worker, registered.kind
+        self.state.workers[registered.worker] = Registered(*of, capabilities)
 
     def _register(self, registered: Registered) -> None:
         number = registered.worker
@@ -236,59 +302,71 @@ class Rollouts:
             self._resume(registered)
         else:
             if number in self.state.workers:
-                self._lose(WorkerLost(number, "it registered again with other capabilities"))
+                why = "it registered again with other capabilities"
+                self._lose(WorkerLost(number, why, is_crash=False))
             self._events.append(registered.capabilities.joined(number, registered.kind))
         self.state.workers[number] = registered
 
     def _is_back(self, registered: Registered) -> bool:
-        """Return True if this worker was registered before, with the same kind and capabilities."""
+        """Return True if this worker was registered before, with the same kind and capabilities.
+
+        Its version and rates may have changed.
+        """
         before = self.state.workers.get(registered.worker)
         if before is None:
             return False
         now = registered.capabilities
-        was = replace(before.capabilities, version=now.version)
+        changes = {name: getattr(now, name) for name in ("version", *_RATES)}
+        was = replace(before.capabilities, **changes)
         return (before.kind, was) == (registered.kind, now)
 
     def _resume(self, registered: Registered) -> None:
         """Let the worker continue; its turns resume at their last tokens."""
-        version = registered.capabilities.version
-        self._events.append(VersionCommitted(registered.worker, version, True, 0.0))
+        now = registered.capabilities
+        self._events.append(events.VersionCommitted(registered.worker, now.version))
+        rates = (getattr(now, name) for name in _RATES)
+        self._events.append(events.WorkerMeasured(registered.worker, *rates))
         for state in self.state.trajectories.values():
             if state.worker == registered.worker:
                 where = state.number, len(state.turns), registered.worker, state.grant_epoch
                 self._events.append(TurnEnded(*where, TurnEnd.INTERRUPTED))
 
-    def _receive(self, event: TurnOutput | WorkerLost | GrantChanged | VersionCommitted) -> None:
+    def _receive(self, event: WorkerLost | GrantChanged | VersionCommitted) -> None:
         match event:
-            case TurnOutput():
-                self._receive_output(event)
             case WorkerLost():
                 self.state.workers.pop(event.worker, None)
                 self._lose(event)
-            case _:
-                self._events.append(event)
+            case GrantChanged():
+                grant = event.grant_epoch, event.kv_tokens, event.ttl_ms
+                self._events.append(events.GrantChanged(event.worker, *grant))
+            case VersionCommitted():
+                if before := self.state.workers.get(event.worker):
+                    self._note_worker(before, version=event.version)
+                self._events.append(events.VersionCommitted(event.worker, event.version))
 
     def _lose(self, lost: WorkerLost) -> None:
         self.watches.show(lambda watch: watch.end_all(lost.worker))
         self._workers.pop(lost.worker, None)
-        self._events.append(lost)
+        self._events.append(events.WorkerLost(lost.worker, lost.is_crash))
 
     def _receive_output(self, output: TurnOutput) -> None:
         where = output.trajectory, output.turn, output.worker, output.grant_epoch
-        count = len(output.tokens)
+        count, versions = len(output.tokens), output.versions
         if count:
             self._outputs[len(self._events)] = output
-            oldest = min(output.versions)
-            self._events.append(TurnProgress(*where, output.first_token, count, oldest))
-        if output.end is None:
-            return
-        self.watches.show(lambda watch: watch.end(output.trajectory, output.worker))
-        if output.end is TurnEnd.FAILED:
-            state = self.state.trajectories.get(output.trajectory)
-            if state is not None and state.worker == output.worker:
-                self._copy.keep(state)
-                state.error = output.error
-        self._events.append(TurnEnded(*where, output.end, output.first_token + count))
+            range_ = min(versions), max(versions)
+            self._events.append(TurnProgress(*where, output.first_token, count, *range_))
+        if output.end is not None or output.cached_tokens or output.extras:
+            self._note_output(output)
+        if output.end is not None:
+            self.watches.show(lambda watch: watch.end(output.trajectory, output.worker))
+            self._events.append(TurnEnded(*where, output.end, output.first_token + count))
+
+    def _note_output(self, output: TurnOutput) -> None:
+        state = self.state.trajectories.get(output.trajectory)
+        if state is not None and state.phase is Phase.SPEAKING:
+            self._copy.keep(state)
+            state.note(output)
 
     def _forget(self, state: DriverTrajectory) -> None:
         del self.state.trajectories[state.number]
@@ -299,11 +377,11 @@ class Rollouts:
     def _act(self, action: Action, outputs: dict[int, TurnOutput]) -> Iterable[Event]:
         """Carry out an action; return the events it causes, for the core's next step."""
         match action:
+            case Deliver():
+                self._deliver(action, outputs[action.event])
             case Admit():
                 self._known(action.trajectory).phase = Phase.THINKING
                 self._outcomes.append(action)
-            case Deliver():
-                self._deliver(action, outputs[action.event])
             case TurnDone():
                 return self._turn_done(action.trajectory)
             case Start():
@@ -311,18 +389,16 @@ class Rollouts:
             case Stop():
                 self._stop(action.trajectory, action.worker)
             case Drop():
-                self._drop(action.trajectory, action.reason)
+                self._drop(action.trajectory, DropReason[action.reason])
         return ()
 
     def _deliver(self, action: Deliver, output: TurnOutput) -> None:
-        state = self._known(action.trajectory)
-        taken = slice(action.skip, action.skip + action.tokens)
-        check(
-            output.first_token + action.skip == len(state.tokens),
-            f"trajectory {action.trajectory}: a token would be missing or appear twice",
-        )
-        state.append(output.tokens[taken], output.logprobs[taken], output.versions[taken])
-        self.watches.show(lambda watch: watch.add(action.trajectory, action.tokens))
+        number, skip, tokens = output.trajectory, action.skip, action.tokens
+        state = self._known(number)
+        if output.first_token + skip != len(state.tokens):
+            raise InternalError(f"trajectory {number}: a token would be missing or appear twice")
+        state.append(output, skip, tokens)
+        self.watches.show(lambda watch: watch.add(number, tokens))
 
     def _start(self, start: Start) -> Iterable[Event]:
         state = self._known(start.trajectory)
@@ -369,7 +445,7 @@ class Rollouts:
             self._forget(state)
             self.state.counts.given_up += 1
             self._outcomes.append(Gone(trajectory, DropReason.GIVEN_UP))
-            return (Consumed(1, state.job),)
+            return (events.Consumed(1, state.job),)
         result = state.conclude()
         self.state.counts.turns += 1
         self.state.counts.resumed += result.resumed > 0
@@ -383,7 +459,11 @@ class Rollouts:
             self.state.counts.given_up += 1
         else:
             self.state.counts.dropped += 1
-        self._outcomes.append(Gone(trajectory, reason, state.error))
+        error = state.error
+        if reason is DropReason.VERSION:
+            there = (one.capabilities.version for one in self.state.workers.values())
+            error = str(state.accepted.conflict(there))
+        self._outcomes.append(Gone(trajectory, reason, error))
 
     def _known(self, trajectory: int) -> DriverTrajectory:
         state = self.state.trajectories.get(trajectory)

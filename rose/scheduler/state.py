@@ -13,7 +13,14 @@ from rose.scheduler.turns import TurnResult
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A trajectory was dropped. `error` is the error of its last failed attempt."""
+    """A trajectory was dropped.
+
+    Args:
+        trajectory: number of the trajectory.
+        reason: reason of the drop.
+        error: for `FAILED` and `REFUSED`, the worker's error; for `VERSION`, the versions that the
+            turn accepts, and those of workers.
+    """
 
     trajectory: int
     reason: DropReason

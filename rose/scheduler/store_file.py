@@ -31,38 +31,20 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler.driver_events import Asked, Begun, DriverStep, Ended, Registered
+from rose.scheduler.checks import Tokens, no_tokens
+from rose.scheduler.driver_events import DriverStep
 from rose.scheduler.driver_trajectory import DriverTrajectory
-from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.state import SchedulerCheckpoint
-from rose.scheduler.wire import EVENTS
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
 # The layout of a body may change only together with this number.
-FORMAT: Final = 5
+FORMAT: Final = 6
 _CHECKPOINT: Final = b"rose-scheduler-checkpoint\n"
 _JOURNAL: Final = b"rose-scheduler-journal\n"
 _LENGTH: Final = struct.Struct("<Q")
 _SIZE: Final = struct.Struct("<I")
 _RECORD: Final = struct.Struct("<III")
 _SHA_BYTES: Final = 32
-
-_WORDS: Final[dict[str, type]] = {
-    "begun": Begun,
-    "asked": Asked,
-    "ended": Ended,
-    "registered": Registered,
-    "published": VersionPublished,
-    "consumed": Consumed,
-    "job": JobJoined,
-    **EVENTS,
-}
-_WORD_OF: Final = {kind: word for word, kind in _WORDS.items()}
-
-
-class _Step(msgspec.Struct, array_like=True):
-    now_ns: int
-    entries: list[tuple[str, msgspec.Raw]]
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -199,7 +181,7 @@ class FileStore:
             checkpoint = msgspec.msgpack.decode(head.body, type=SchedulerCheckpoint)
             ends = list(accumulate(head.sizes, initial=length))
             states = [
-                msgspec.msgpack.decode(body[at:end], type=DriverTrajectory)
+                msgspec.msgpack.decode(body[at:end], type=DriverTrajectory, dec_hook=_tokens)
                 for at, end in pairwise(ends)
             ]
             return replace(checkpoint, trajectories=states)
@@ -210,11 +192,7 @@ class FileStore:
 
     def append(self, step: DriverStep) -> None:
         """Write a step to the journal."""
-        entries = [
-            (_WORD_OF[type(entry)], msgspec.Raw(self._encoder.encode(entry)))
-            for entry in step.entries
-        ]
-        body = self._encoder.encode(_Step(step.now_ns, entries))
+        body = self._encoder.encode(step)
         size = _SIZE.pack(len(body))
         self._write(_RECORD.pack(len(body), zlib.crc32(size), zlib.crc32(body)) + body)
 
@@ -310,12 +288,28 @@ class FileStore:
         return self._path.with_name(f"{self._path.name}.journal-{sequence}")
 
 
+def _bytes(tokens: Any) -> bytes:
+    """Encode a context: msgspec has no arrays."""
+    encoded: bytes = tokens.tobytes()
+    return encoded
+
+
+def _tokens(_kind: type, body: Any) -> Tokens:
+    """Decode a context."""
+    try:
+        tokens = no_tokens()
+        tokens.frombytes(body)
+    except (TypeError, ValueError) as error:
+        raise msgspec.ValidationError(f"a context is damaged: {error}") from error
+    return tokens
+
+
 def _pieces_of(checkpoint: SchedulerCheckpoint) -> list[bytes]:
     """Return the head and the trajectories, encoded one by one.
 
     An encoder holds the GIL during a call, so each call must be short.
     """
-    encode = msgspec.msgpack.encode
+    encode = msgspec.msgpack.Encoder(enc_hook=_bytes).encode
     states = [encode(one) for one in checkpoint.trajectories]
     body = msgspec.Raw(encode(replace(checkpoint, trajectories=())))
     return [encode(_Head(FORMAT, body, [len(one) for one in states])), *states]
@@ -350,16 +344,7 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[DriverStep], int]:
 
 def _step_of(body: bytes, journal: Path, at: int) -> DriverStep:
     try:
-        step = msgspec.msgpack.decode(body, type=_Step)
-        for word, _ in step.entries:
-            if word not in _WORDS:
-                raise CorruptData(
-                    f"the journal '{journal}' has an unknown entry '{word[:40]}' at byte {at}"
-                )
-        entries: Iterator[Any] = (
-            msgspec.msgpack.decode(body, type=_WORDS[word]) for word, body in step.entries
-        )
-        return DriverStep(step.now_ns, tuple(entries))
+        return msgspec.msgpack.decode(body, type=DriverStep)
     except msgspec.DecodeError as error:
         raise CorruptData(
             f"the journal '{journal}' cannot be read at byte {at}: {error}"

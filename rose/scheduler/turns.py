@@ -1,24 +1,30 @@
 """The interface for frameworks: turns, and their trajectories."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
-from rose.errors import Unavailable
-from rose.scheduler.coerce import COUNT_MAX, Checked, Cost, Count, Counts, Some, real
+import msgspec
+
+from rose.errors import InvalidArgument, Unavailable
+from rose.scheduler.checks import Cost, Count, Rate, Seed, Some, TokenId, check_fields
 from rose.scheduler.events import WorkerJoined
 from rose.scheduler.worker import NO_OPTIONS, Options, WorkerKind
-
-# The limits of csrc/scheduler/batch_check.cpp, within which all computed times are finite.
-Rate: TypeAlias = Annotated[float, real(1e-6, COUNT_MAX)]
 
 
 class TrajectoryDropped(Unavailable):
     """A trajectory was dropped or given up; the scheduler goes on with the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling(Checked):
+class TurnLost(TrajectoryDropped):
+    """A turn's workers were lost one after another; the turn may be what ended them."""
+
+
+class TurnRefused(InvalidArgument):
+    """A worker refused a turn, because its request is invalid for every worker of the model."""
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """Sampling parameters of a turn.
 
     Args:
@@ -31,13 +37,16 @@ class Sampling(Checked):
 
     max_new_tokens: Some
     temperature: Cost = 1.0
-    stop_tokens: Counts = ()
-    seed: int | None = None
+    stop_tokens: tuple[TokenId, ...] = ()
+    seed: Seed | None = None
     options: Options = NO_OPTIONS
 
+    def __post_init__(self) -> None:
+        """Check the fields; raises InvalidArgument."""
+        check_fields(self)
 
-@dataclass(frozen=True, slots=True)
-class Capabilities(Checked):
+
+class Capabilities(msgspec.Struct, frozen=True, array_like=True):
     """Capabilities that a worker registers with.
 
     Args:
@@ -60,6 +69,10 @@ class Capabilities(Checked):
     job: Count = 0
     device: Count | None = None
 
+    def __post_init__(self) -> None:
+        """Check the fields; raises InvalidArgument."""
+        check_fields(self)
+
     def joined(self, number: int, kind: WorkerKind) -> WorkerJoined:
         """Return the event for the core."""
         rates = self.prefill_tokens_per_s, self.decode_step_ms, self.decode_ms_per_sequence
@@ -67,28 +80,7 @@ class Capabilities(Checked):
         return WorkerJoined(number, kind, *of)
 
 
-def capabilities_of(line: Mapping[str, Any]) -> Capabilities:
-    """Return the capabilities of a worker that runs as a program, in a failure domain of its own.
-
-    Args:
-        line: JSON object that `python -m rose.node.worker` prints when it is ready.
-
-    Raises:
-        KeyError: a field is missing.
-        InvalidArgument: a field is out of range.
-    """
-    return Capabilities(
-        seats=line["seats"],
-        prefill_tokens_per_s=line["prefill_tokens_per_s"],
-        decode_step_ms=line["decode_step_ms"],
-        decode_ms_per_sequence=line["decode_ms_per_sequence"],
-        version=line["version"],
-        domain=line["worker"],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TurnResult:
+class TurnResult(msgspec.Struct, frozen=True, array_like=True):
     """A finished turn.
 
     Args:
@@ -113,7 +105,7 @@ class TurnResult:
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     cached_tokens: int = 0
     stop_reason: int | str | None = None
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = {}
 
     @property
     def resumed(self) -> int:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from rose.errors import RoseError
-from rose.scheduler.events import Admit
+from rose.scheduler.events import Admit, DropReason
 from rose.scheduler.state import Gone, Outcome
-from rose.scheduler.turns import TrajectoryDropped, TurnResult
+from rose.scheduler.turns import TrajectoryDropped, TurnLost, TurnRefused, TurnResult
+from rose.scheduler.versions import VersionConflict
 
 # Turn number under which callers wait for admission.
 ADMISSION: Final = -1
@@ -43,10 +44,7 @@ class Waiters:
             case TurnResult():
                 self._resolve(outcome.trajectory, outcome.turn, outcome)
             case Gone():
-                error = "" if outcome.error is None else f" ({outcome.error})"
-                why = outcome.reason.value + error
-                dropped = TrajectoryDropped(f"trajectory {outcome.trajectory} was dropped: {why}")
-                _refuse(self._waiting.pop(outcome.trajectory, ()), dropped)
+                _refuse(self._waiting.pop(outcome.trajectory, ()), _error_of(outcome))
 
     def resolve_step(self) -> None:
         """Resolve the futures that wait for a step."""
@@ -62,6 +60,21 @@ class Waiters:
         for asked, future in self._waiting.get(trajectory, ()):
             if asked == turn and not future.done():
                 future.set_result(value)  # Its caller wakes, and removes it.
+
+
+def _error_of(gone: Gone) -> RoseError:
+    """Return the error for callers that wait for a dropped trajectory."""
+    error = "" if gone.error is None else f" ({gone.error})"
+    text = f"trajectory {gone.trajectory} was dropped: {gone.reason.value}{error}"
+    match gone.reason:
+        case DropReason.VERSION:
+            return VersionConflict(gone.error or text)
+        case DropReason.REFUSED:
+            return TurnRefused(gone.error or text)
+        case DropReason.LOST:
+            return TurnLost(text)
+        case _:
+            return TrajectoryDropped(text)
 
 
 def _refuse(waiting: Iterable[tuple[int, asyncio.Future[Any]]], error: RoseError) -> None:

@@ -82,11 +82,10 @@ class Watches:
 
     def show(self, it: Callable[[DriverWatch], None]) -> None:
         """Call each observer."""
-        for watch in tuple(self._watches):
-            guard = ErrorGuard()
-            with guard:
+        for watch in self._watches:
+            try:
                 it(watch)
-            if guard.error is not None:
-                self._watches.remove(watch)
+            except Exception as error:  # noqa: BLE001, PERF203 (foreign code)
+                self._watches = [one for one in self._watches if one is not watch]
                 kind = type(watch).__name__
-                _LOG.error("observer %s failed and was removed", kind, exc_info=guard.error)
+                _LOG.error("observer %s failed and was removed", kind, exc_info=error)

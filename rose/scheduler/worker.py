@@ -5,11 +5,13 @@ scheduler gets the report afterwards, with all tokens so far.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
-from rose.scheduler.coerce import Count, Counts, Real, Reals, Text, Truth
+import msgspec
+
+from rose.errors import InvalidArgument
+from rose.scheduler.checks import Count, Share, TokenId, can_be_stored, check_fields
 
 
 class WorkerKind(Enum):
@@ -28,8 +30,7 @@ class TurnEnd(Enum):
     REFUSED = "its request is invalid for every worker of this model"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True, array_like=True):
     """Sampling parameters of a turn beyond those of `Sampling`; the defaults change nothing.
 
     Args:
@@ -45,21 +46,26 @@ class Options:
             end, and an interrupted turn starts again.
     """
 
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    min_tokens: int = 0
+    top_p: Share = 1.0
+    top_k: Count = 0
+    min_p: Share = 0.0
+    min_tokens: Count = 0
     ignore_eos: bool = False
-    logprobs: int = 0
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: Count = 0
+    fields: Mapping[str, Any] = {}
     is_whole: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the fields; raises InvalidArgument."""
+        check_fields(self)
+        if self.fields and not can_be_stored(self.fields):
+            raise InvalidArgument("fields of Options must be plain values, as in JSON")
 
 
 NO_OPTIONS = Options()
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
+class TurnRequest(msgspec.Struct, frozen=True):
     """One turn, or the rest of one, for a worker.
 
     Args:
@@ -88,8 +94,7 @@ class TurnRequest:
     options: Options = NO_OPTIONS
 
 
-@dataclass(frozen=True, slots=True)
-class TurnOutput:
+class TurnOutput(msgspec.Struct, frozen=True, array_like=True, tag="output"):
     """The next tokens of a turn, and its end.
 
     Args:
@@ -116,15 +121,15 @@ class TurnOutput:
     turn: Count
     grant_epoch: Count
     first_token: Count
-    tokens: Counts
-    logprobs: Reals
-    versions: Counts
+    tokens: tuple[TokenId, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[Count, ...]
     end: TurnEnd | None = None
-    error: Text | None = None
+    error: str | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     cached_tokens: Count = 0
     stop_reason: int | str | None = None
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = {}
 
 
 def failed_output(request: TurnRequest, worker: int, error: str) -> TurnOutput:
@@ -133,8 +138,7 @@ def failed_output(request: TurnRequest, worker: int, error: str) -> TurnOutput:
     return TurnOutput(worker, *where, (), (), (), TurnEnd.FAILED, error)
 
 
-@dataclass(frozen=True, slots=True)
-class GrantChanged:
+class GrantChanged(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
     """A worker's capacity grant was made, resized, renewed or revoked.
 
     Args:
@@ -147,11 +151,10 @@ class GrantChanged:
     worker: Count
     grant_epoch: Count
     kv_tokens: Count
-    ttl_ms: Real
+    ttl_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class VersionCommitted:
+class VersionCommitted(msgspec.Struct, frozen=True, array_like=True, tag="version"):
     """A worker committed new weights, or rolled back.
 
     Args:
@@ -164,16 +167,23 @@ class VersionCommitted:
 
     worker: Count
     version: Count
-    is_match: Truth
-    pause_ms: Real
+    is_match: bool
+    pause_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
-    """A worker is gone, with everything that it had not reported."""
+class WorkerLost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
+    """A worker is gone, with everything that it had not reported.
+
+    Args:
+        worker: number of the worker.
+        reason: why it is gone.
+        is_crash: whether one of its turns may have ended it. A turn whose worker crashed twice in a
+            row before it had a token there is dropped.
+    """
 
     worker: Count
-    reason: Text
+    reason: str
+    is_crash: bool = True
 
 
 WorkerEvent: TypeAlias = TurnOutput | GrantChanged | VersionCommitted | WorkerLost

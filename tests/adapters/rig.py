@@ -21,7 +21,7 @@ KINDS = (WorkerKind.DEDICATED, WorkerKind.BORROWED)
 
 def truth(seed: int = 7, *, place: int = 0, prompt: int = 3, count: int = 6, version: int = 0):
     """Return what an undisturbed worker says."""
-    drawn = seed_of(seed, place, None)
+    drawn = seed_of(seed, place)
     return [trial_token(drawn, prompt + at, version) for at in range(count)]
 
 
@@ -53,9 +53,19 @@ class Rig:
         return await self.play(self.later(path, body))
 
     async def until_empty(self) -> None:
-        await until(lambda: self.service.sequence_count() == 0)
-        assert not self.service._scheduler.trajectories()
-        assert not self.service._generations
+        """Wait for the end of all sequences; nothing is left of them but idle conversations."""
+        service = self.service
+        await until(lambda: service.sequence_count() == 0)
+        assert not service._requests
+        assert not service._watch.sequences
+        await until(lambda: not service._ending)
+        for talk in service._turns.conversations:
+            assert not talk.is_busy
+            service._turns._close(talk, is_finished=True)
+        await until(lambda: not service._ending)
+        assert not service._scheduler.trajectories()
+        counts = service._scheduler.counts()
+        assert all(job.finished == job.consumed for job in counts.jobs.values())
 
 
 async def until(is_so: Callable[[], object]) -> None:
@@ -65,16 +75,19 @@ async def until(is_so: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def bare(
-    workers: int = 2, limits: ServiceLimits | None = None, step_s: float = 0.0
+    workers: int = 2,
+    limits: ServiceLimits | None = None,
+    step_s: float = 0.0,
+    **options: Any,
 ) -> AsyncIterator[Rig]:
     """A service without HTTP, which takes a while to set up."""
-    async with RolloutService(limits or ServiceLimits()) as service:
+    async with RolloutService(limits or ServiceLimits(), **options) as service:
         made = [
             TrialWorker(number, KINDS[number % 2], service.receive, step_s=step_s)
             for number in range(workers)
         ]
         for worker in made:
-            await service.register(worker, worker.capabilities)
+            await service.register(worker, worker.capabilities, worker.limits)
             worker.grant()
         try:
             yield Rig(service, made)

@@ -16,7 +16,7 @@ class Bytes:
 
     eos_token_id = 0
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
     def decode(self, ids, *, skip_special_tokens: bool = True) -> str:
@@ -35,7 +35,12 @@ async def test_completions_of_several_prompts_are_told_apart_and_say_their_versi
         body = {**BODY, "prompt": [PROMPT, [9]], "n": 2, "logprobs": 0}
         said = (await rig.ask("/v1/completions", {**body, "return_weight_versions": True})).json()
         assert said["object"] == "text_completion"
-        assert said["usage"] == {"prompt_tokens": 4, "completion_tokens": 24, "total_tokens": 28}
+        assert said["usage"] == {
+            "prompt_tokens": 4,
+            "completion_tokens": 24,
+            "total_tokens": 28,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         for place, choice in enumerate(said["choices"]):
             prompt = body["prompt"][place // 2]
             assert choice["index"] == place
@@ -75,7 +80,7 @@ async def test_a_stream_says_each_token_before_the_next_is_made() -> None:
         await until(lambda: rig.workers[0]._turns)
         for count in range(1, 4):
             rig.step()
-            await until(lambda count=count: exchange.body.count(b"token_ids") > 2 * count - 2)
+            await until(lambda count=count: exchange.body.count(b"token_ids") > count)
             assert not exchange.task.done() or count == 3
         await exchange.task
         assert exchange.body.endswith(b"data: [DONE]\n\n")
@@ -168,11 +173,11 @@ async def test_metrics_count_the_sequences_of_the_service() -> None:
         scraped = await rig.client.get("/metrics")
         assert scraped.headers["content-type"] == CONTENT_TYPE_LATEST
         samples = {
-            (one.name, one.labels.get("fate", "")): one.value
+            (one.name, one.labels.get("state", "")): one.value
             for family in text_string_to_metric_families(scraped.text)
             for one in family.samples
         }
-    assert samples["rose_scheduler_trajectories_total", "finished"] == 2
+    assert samples["rose_scheduler_num_trajectories", "environment"] == 2
     assert samples["rose_scheduler_tokens_delivered_total", ""] == 2 * BODY["max_tokens"]
 
 
@@ -289,8 +294,6 @@ async def test_token_ids_in_and_out_as_skyrl_and_prime_rl_ask_for_them() -> None
             assert choice["finish_reason"] == "length"
         answer = await rig.post("/inference/v1/generate", {**body, "model": "other"})
         assert answer.status_code == 404
-        answer = await rig.post("/inference/v1/generate", {**body, "stream": True})
-        assert answer.status_code == 400
 
 
 async def test_token_ids_in_and_out_with_versions_as_slime_and_miles_ask_for_them() -> None:

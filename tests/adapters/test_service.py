@@ -6,8 +6,8 @@ import pytest
 
 from rose.adapters import (
     Ask,
+    ContextTooLong,
     Overloaded,
-    PauseMode,
     ServiceLimits,
     TrialWorker,
     VersionConflict,
@@ -16,23 +16,27 @@ from rose.adapters import (
 from rose.adapters.trial import trial_token
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, Unavailable
 from rose.scheduler.turns import Sampling
-from rose.scheduler.worker import WorkerKind
 from tests.adapters.rig import bare, until
 
 ANY = VersionRange()
 
 
-def ask(count: int = 8, versions: VersionRange = ANY, stop: tuple[int, ...] = ()) -> Ask:
-    return Ask((1, 2, 3), Sampling(count, 1.0, stop), 5, versions)
+def ask(
+    count: int = 8,
+    versions: VersionRange = ANY,
+    stop: tuple[int, ...] = (),
+    prompt: tuple[int, ...] = (1, 2, 3),
+) -> Ask:
+    return Ask(prompt, Sampling(count, 1.0, stop), 5, versions)
 
 
-def said(count: int = 8, version: int = 0) -> list[int]:
-    return [trial_token(5, 3 + place, version) for place in range(count)]
+def said(count: int = 8, version: int = 0, start: int = 3) -> list[int]:
+    return [trial_token(5, start + place, version) for place in range(count)]
 
 
-def finishing(rig, asks):
+def finishing(rig, asks, **options):
     async def run():
-        async with rig.service.generate(asks) as generation:
+        async with rig.service.generate(asks, **options) as generation:
             return await generation.finished()
 
     return asyncio.create_task(run())
@@ -123,11 +127,36 @@ async def test_a_sequence_runs_only_on_weights_that_it_accepts(wanted, version) 
 @pytest.mark.parametrize(
     "wanted", [VersionRange(at_least=1), VersionRange(exact=2), VersionRange(at_least=0, exact=9)]
 )
-async def test_versions_that_nobody_has_are_refused_with_those_that_are_there(wanted) -> None:
+async def test_versions_that_nobody_published_are_refused_with_those_that_are_there(wanted) -> None:
     async with bare() as rig:
         with pytest.raises(VersionConflict, match="versions of workers: 0"):
             rig.service.generate([ask(versions=wanted)])
         assert rig.service.sequence_count() == 0
+
+
+async def test_versions_that_every_worker_has_passed_are_refused() -> None:
+    async with bare() as rig:
+        for worker in rig.workers:
+            worker.commit(3)
+        await until(lambda: rig.service.versions() == {3: 2})
+        for wanted in (VersionRange(exact=2), VersionRange(at_most=2)):
+            with pytest.raises(VersionConflict, match="versions of workers: 3"):
+                await rig.play(finishing(rig, [ask(versions=wanted)]))
+        await rig.until_empty()
+
+
+async def test_a_published_version_is_waited_for() -> None:
+    async with bare() as rig:
+        await rig.service.publish(2)
+        answer = finishing(rig, [ask(versions=VersionRange(at_least=2))])
+        for _ in range(20):
+            rig.step()
+            await asyncio.sleep(0.001)
+        assert not answer.done()
+        assert holder(rig) is None
+        rig.workers[1].commit(2)
+        (one,) = await rig.play(answer)
+        assert (set(one.versions), one.tokens) == ({2}, said(version=2))
 
 
 async def test_a_sequence_of_one_version_fails_when_its_worker_commits_another() -> None:
@@ -143,6 +172,17 @@ async def test_a_sequence_of_one_version_fails_when_its_worker_commits_another()
         assert set(other.versions) == {1}
 
 
+async def test_a_sequence_moves_to_a_worker_that_still_has_its_version() -> None:
+    async with bare(2) as rig:
+        answer = finishing(rig, [ask(40, VersionRange(exact=0))])
+        await until(lambda: holder(rig))
+        for _ in range(5):
+            rig.step()
+        holder(rig).commit(1)
+        (one,) = await rig.play(answer)
+        assert (set(one.versions), one.tokens) == ({0}, said(40))
+
+
 async def test_a_sequence_of_any_version_goes_on_through_a_commit() -> None:
     async with bare(1) as rig:
         answer = finishing(rig, [ask(8)])
@@ -153,96 +193,6 @@ async def test_a_sequence_of_any_version_goes_on_through_a_commit() -> None:
         (one,) = await rig.play(answer)
         assert one.versions == [0] * 3 + [1] * 5
         assert one.tokens == said(3) + said(8, 1)[3:]
-
-
-async def test_a_pause_that_keeps_stops_every_worker_and_changes_no_token() -> None:
-    async with bare() as rig:
-        answer = finishing(rig, [ask(12), ask(12)])
-        await until(lambda: holder(rig))
-        rig.step()
-        await rig.service.pause(PauseMode.KEEP)
-        assert holder(rig) is None
-        late = finishing(rig, [ask(3)])
-        for _ in range(20):
-            rig.step()
-            await asyncio.sleep(0.001)
-        assert holder(rig) is None
-        assert not answer.done()
-        await rig.service.resume()
-        assert [one.tokens for one in await rig.play(answer)] == [said(12)] * 2
-        assert (await rig.play(late))[0].tokens == said(3)
-
-
-async def test_a_pause_that_waits_lets_running_sequences_end() -> None:
-    async with bare(1) as rig:
-        answer = finishing(rig, [ask(6)])
-        await until(lambda: holder(rig))
-        pausing = asyncio.create_task(rig.service.pause(PauseMode.WAIT))
-        await rig.play(pausing)
-        assert (await answer)[0].tokens == said(6)
-        late = finishing(rig, [ask(2)])
-        await asyncio.sleep(0.01)
-        assert not late.done()
-        await rig.service.resume()
-        assert (await rig.play(late))[0].tokens == said(2)
-
-
-async def test_a_pause_that_aborts_ends_sequences_with_their_tokens() -> None:
-    async with bare(1) as rig:
-        answer = finishing(rig, [ask(30)])
-        await until(lambda: holder(rig))
-        rig.step()
-        await asyncio.sleep(0.01)
-        await rig.service.pause(PauseMode.ABORT)
-        (one,) = await answer
-        assert (one.tokens, one.finish_reason) == (said(1), "abort")
-        await rig.service.resume()
-        await rig.until_empty()
-
-
-async def test_a_worker_that_keeps_generating_does_not_hold_a_pause_for_ever() -> None:
-    async with bare(1, ServiceLimits(pause_s=0.05)) as rig:
-        answer = finishing(rig, [ask(30)])
-        await until(lambda: holder(rig))
-        rig.workers[0].stop_turn = lambda _: None
-        with pytest.raises(DeadlineExceeded, match=r"within 0.05 s"):
-            await rig.service.pause(PauseMode.KEEP)
-        del rig.workers[0].stop_turn
-        await rig.service.resume()
-        assert (await rig.play(answer))[0].tokens == said(30)
-
-
-async def test_a_worker_that_joins_during_a_pause_waits_too() -> None:
-    async with bare(0) as rig:
-        await rig.service.pause(PauseMode.KEEP)
-        worker = TrialWorker(7, WorkerKind.BORROWED, rig.service.receive, step_s=0)
-        rig.workers.append(worker)
-        await rig.service.register(worker, worker.capabilities)
-        worker.grant()
-        answer = finishing(rig, [ask(2)])
-        await asyncio.sleep(0.02)
-        assert not worker._turns
-        await rig.service.resume()
-        assert (await rig.play(answer))[0].tokens == said(2)
-
-
-async def test_a_worker_that_raises_as_a_pause_ends_is_lost_and_its_turns_go_on() -> None:
-    async with bare(1) as rig:
-        await rig.service.pause(PauseMode.KEEP)
-        answer = finishing(rig, [ask(3)])
-        await asyncio.sleep(0.02)
-
-        def start_turn(_) -> None:
-            raise ValueError("its engine is gone")
-
-        rig.workers[0].start_turn = start_turn
-        await rig.service.resume()
-        await until(lambda: rig.service.worker_count() == 0)
-        other = TrialWorker(5, WorkerKind.DEDICATED, rig.service.receive, step_s=0)
-        await rig.service.register(other, other.capabilities)
-        other.grant()
-        rig.workers[:] = [other]
-        assert (await rig.play(answer))[0].tokens == said(3)
 
 
 async def test_leaving_gives_up_what_is_not_finished_and_harms_no_other() -> None:
@@ -268,8 +218,12 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
     [
         ([], InvalidArgument, "must have 1 to 3 sequences, got 0"),
         ([ask()] * 4, InvalidArgument, "must have 1 to 3 sequences, got 4"),
-        ([ask(98)], InvalidArgument, "together at most 100, got 3 and 98"),
-        ([Ask((), Sampling(1), 0, ANY)], InvalidArgument, "got 0 and 1"),
+        (
+            [ask(98)],
+            ContextTooLong,
+            "maximum context length is 100 tokens, but the prompt has 3 and",
+        ),
+        ([Ask((), Sampling(1), 0, ANY)], InvalidArgument, "at least 1 token, got 0"),
         ([ask()] * 2, Overloaded, "3 of 4 sequences are in flight, and the request has 2"),
     ],
 )

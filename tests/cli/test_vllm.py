@@ -133,7 +133,7 @@ def test_a_borrower_may_have_the_pool_of_who_listens(started: Started, tmp_path:
         assert main(["vllm", "rollout", "model", "--attach", str(path)]) == 0
     assert started.defaults["kv_cache_memory_bytes"] == 16 * SLAB
     assert started.defaults["enforce_eager"] is True
-    assert started.settings == {"attach": str(path)}
+    assert started.settings == {"attach": str(path), "events": ""}
 
 
 def test_a_second_borrower_is_refused_before_it_starts(

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from rose._core import CloseReason
+from rose.engines.shut_out import ShutOut
 from rose.engines.transformers import Model, Sampling
 from rose.engines.transformers.rollout_processor import RolloutProcessor
-from rose.engines.transformers.shut_out import ShutOut
 from rose.events import Reason, Refusal
 from rose.scheduler.worker import TurnEnd
 from rose.units import NS_PER_MS, NS_PER_S

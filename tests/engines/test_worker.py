@@ -9,11 +9,20 @@ from rose.engines.transformers import (
     EngineConfig,
     EngineWorker,
     LiveWeights,
+    ModelFacts,
     Sampling,
     stock_engine,
 )
+from rose.engines.transformers.suspects import FAULTS_MAX
 from rose.errors import InvalidArgument, Unavailable
-from rose.scheduler.worker import TurnEnd, VersionCommitted, Worker, WorkerKind, WorkerLost
+from rose.scheduler.worker import (
+    Options,
+    TurnEnd,
+    VersionCommitted,
+    Worker,
+    WorkerKind,
+    WorkerLost,
+)
 from rose.transfer.receiving.commit import CommitState
 from tests.engines.policies import (
     TILE,
@@ -115,24 +124,97 @@ def test_turn_that_was_stopped_goes_on_at_its_token(dedicated) -> None:
     assert dedicated.engine.processor.cache.cache_allocators["full_attention"].block_table == {}
 
 
+REFUSED, FAILED = TurnEnd.REFUSED, TurnEnd.FAILED
+
+
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "end", "says"),
     [
-        ({"max_new_tokens": 0}, "at least 1"),
-        ({"prompt": ()}, "at least 1"),
-        ({"max_new_tokens": 4000}, "exceeds the"),
-        ({"temperature": -1.0}, "temperature"),
+        ({"max_new_tokens": 0}, REFUSED, "at least 1"),
+        ({"prompt": ()}, REFUSED, "at least 1"),
+        ({"prompt": (5, 128)}, REFUSED, "from 0 to 127, got 128"),
+        ({"prompt": (5, -1)}, REFUSED, "from 0 to 127, got -1"),
+        ({"prompt": (5, 2**40)}, REFUSED, "got 1099511627776"),
+        ({"max_new_tokens": 40_000}, REFUSED, "at most 32768 tokens together"),
+        ({"max_new_tokens": 4000}, FAILED, "exceeds the"),
+        ({"temperature": -1.0}, REFUSED, "temperature"),
+        ({"options": Options(top_p=0.0)}, REFUSED, "top_p"),
+        ({"options": Options(logprobs=21)}, REFUSED, "logprobs"),
+        ({"options": Options(fields={"presence_penalty": 1.0})}, REFUSED, "presence_penalty"),
+        (
+            {"options": Options(min_tokens=3), "stop_tokens": tuple(range(128))},
+            REFUSED,
+            "min_tokens needs a token",
+        ),
     ],
 )
-def test_turn_that_nobody_can_run_fails_with_a_sentence(dedicated, changes, says: str) -> None:
+def test_turn_that_nobody_can_run_ends_with_a_sentence(dedicated, changes, end, says) -> None:
     dedicated.worker.start_turn(replace(turn(3, PROMPTS[0], 5), **changes))
     dedicated.received.wait_ended(3)
     (output,) = dedicated.received.outputs(3)
-    assert output.end is TurnEnd.FAILED
+    assert output.end is end
     assert says in output.error
     dedicated.worker.start_turn(turn(3, PROMPTS[0], 5))
     dedicated.received.wait_ended(3, times=2)
     assert dedicated.received.ends(3)[1] is TurnEnd.FINISHED
+
+
+# ---- sampling ------------------------------------------------------------------------------------
+
+
+def test_turn_with_every_parameter_goes_on_at_its_token(dedicated) -> None:
+    """It is moved within `min_tokens`; the stop token comes only after them, here and there."""
+    options = Options(top_p=0.9, top_k=40, min_p=0.01, min_tokens=12, logprobs=3)
+    stops = tuple(range(64))  # About every second token stops the turn.
+    dedicated.worker.start_turn(turn(1, PROMPTS[1], 200, options=options, stop_tokens=stops))
+    dedicated.received.wait_ended(1)
+    whole = dedicated.received.tokens(1)
+    assert len(whole) > 12
+    assert [token in stops for token in whole] == [False] * (len(whole) - 1) + [True]
+    assert dedicated.received.outputs(1)[-1].stop_reason == whole[-1]
+    rest = turn(1, PROMPTS[1] + whole[:7], 193, options=options, stop_tokens=stops, first_token=7)
+    dedicated.worker.start_turn(rest)
+    dedicated.received.wait_ended(1, times=2)
+    assert dedicated.received.tokens(1) == whole + whole[7:]
+    outputs = dedicated.received.outputs(1)
+    top = [one for output in outputs for one in output.top_logprobs]
+    logprobs = [one for output in outputs for one in output.logprobs]
+    tokens = dedicated.received.tokens(1)
+    for token, logprob, likely in zip(tokens, logprobs, top, strict=True):
+        assert len(likely) == 3
+        assert [one for _, one in likely] == sorted((one for _, one in likely), reverse=True)
+        assert dict(likely).get(token, logprob) == logprob
+        assert logprob <= likely[0][1]
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_end_tokens_of_the_model_end_a_turn_unless_they_are_ignored(is_ignored: bool) -> None:
+    made = Dedicated()
+    truth = generate_alone(made.model, PROMPTS[0], 40, Sampling(1001, 1.0))
+    end = truth[10]
+    facts = replace(made.engine.facts, eos_tokens=(end, 3))
+    made.worker._facts = facts
+    made.start()
+    made.worker.start_turn(turn(1, PROMPTS[0], 40, options=Options(ignore_eos=is_ignored)))
+    made.received.wait_ended(1)
+    made.engine.stop()
+    assert made.received.tokens(1) == (truth if is_ignored else truth[: truth.index(end) + 1])
+    assert made.received.outputs(1)[-1].stop_reason is None
+
+
+def test_end_tokens_are_the_list_of_the_generation_config() -> None:
+    model = policy(seed=1)
+    assert engine_of(model).facts == ModelFacts(128, model.config.max_position_embeddings)
+    model.generation_config.eos_token_id = [2, 7, 9999]
+    assert engine_of(model).facts.eos_tokens == (2, 7)
+
+
+def test_tokens_of_a_cached_prefix_are_reported(dedicated) -> None:
+    for trajectory in (1, 2):
+        dedicated.worker.start_turn(turn(trajectory, PROMPTS[5] * 3, 5))
+        dedicated.received.wait_ended(trajectory)
+    first, second = (dedicated.received.outputs(one)[-1].cached_tokens for one in (1, 2))
+    assert (first, second) == (0, len(PROMPTS[5]) * 3 // 16 * 16)
 
 
 def test_turn_told_twice_runs_once_and_another_of_its_trajectory_fails(dedicated) -> None:
@@ -207,9 +289,7 @@ def test_stopped_engine_gives_every_token_back_and_the_worker_is_lost_once(dedic
         dedicated.worker.commit(TileCommit(dedicated.weights, dedicated.weights.row), 1)
 
 
-def test_loop_that_dies_fails_its_turns_and_the_worker_is_lost(
-    dedicated, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_whose_every_step_raises_is_lost(dedicated, monkeypatch: pytest.MonkeyPatch) -> None:
     dedicated.worker.start_turn(turn(1, PROMPTS[0], 1500))
     dedicated.received.wait_tokens(1, 5)
 
@@ -217,9 +297,14 @@ def test_loop_that_dies_fails_its_turns_and_the_worker_is_lost(
         raise RuntimeError("planted")
 
     monkeypatch.setattr(dedicated.engine.processor.model_runner, "compute_batch", fail)
-    dedicated.received.wait_for(lambda: dedicated.received.of(WorkerLost), "loss")
-    assert dedicated.received.ends(1) == [TurnEnd.FAILED]
+    dedicated.received.wait_ended(1)
     assert len(dedicated.received.tokens(1)) >= 5
+    for trajectory in range(2, FAULTS_MAX + 1):
+        dedicated.worker.start_turn(turn(trajectory, PROMPTS[0], 5))
+    dedicated.received.wait_for(lambda: dedicated.received.of(WorkerLost), "loss")
+    for trajectory in range(1, FAULTS_MAX + 1):
+        (end,) = dedicated.received.ends(trajectory)
+        assert end is TurnEnd.FAILED
     (lost,) = dedicated.received.of(WorkerLost)
     assert "planted" in lost.reason
 

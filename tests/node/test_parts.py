@@ -1,25 +1,17 @@
-"""What a worker's program is made of: options, its speed, its weights, its end."""
+"""What an engine's program is made of: its speed and its weights."""
 
-import os
 import queue
-import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import IO
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import Unavailable
 from rose.node import feed
-from rose.node.assembly import WorkerOptions
-from rose.node.ending import Ending
 from rose.node.speed import PREFILL_TOKENS, measure
-from rose.node.worker import main
 from rose.transfer import received
 from rose.transfer.digests import TileDigests
 from rose.transfer.tiles import Tiles
@@ -180,7 +172,7 @@ def test_staged_versions_are_committed_one_by_one_and_reported(monkeypatch) -> N
     monkeypatch.setattr(received, "Commit", Commit)
     worker, digests = CommittingWorker(), TileDigests({0: (1, 1)})
     weights = SimpleNamespace(digests=lambda: digests, cut=Tiles.of(4, 4), bits=None)
-    receiver = feed.receive("source", weights, worker, version=100)._receiver
+    receiver = feed.receive("source", weights, worker, name="x", version=100)._receiver
     assert len(worker.commits) == 1
     receiver.on_staged()  # Nothing more is handed out before the report.
     ((commit, version, on_done),) = worker.commits
@@ -194,80 +186,3 @@ def test_staged_versions_are_committed_one_by_one_and_reported(monkeypatch) -> N
     receiver.on_staged()
     assert receiver.reports == ["outcome of 101", "outcome of 102"]
     assert len(worker.commits) == 2
-
-
-# ---- the end -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, IO[bytes]]]:
-    """A stdin, and the end that whoever started the program holds."""
-    read, write = os.pipe()
-    with os.fdopen(read), os.fdopen(write, "wb", buffering=0) as held:
-        yield read, held
-
-
-def test_a_program_ends_when_its_stdin_closes(pipe) -> None:
-    read, held = pipe
-    with Ending(read) as ending:
-        held.close()
-        assert ending.wait(print) == "stdin was closed"
-
-
-def test_the_lines_of_stdin_are_heard_until_it_closes(pipe) -> None:
-    read, held = pipe
-    lines: list[str] = []
-
-    def heard(line: str) -> None:
-        lines.append(line)
-        if line == "last":
-            held.close()
-        elif line != "hello":
-            held.write(b"st\nunfinished")
-
-    with Ending(read) as ending:
-        held.write(b"hello\n\xff" + b"x" * 5000 + b"\nla")
-        assert ending.wait(heard) == "stdin was closed"
-    assert lines == ["hello", "\ufffd" + "x" * 5000, "last"]
-
-
-def test_a_program_ends_by_sigterm_which_is_given_back(pipe) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with Ending(pipe[0]) as ending:
-        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
-        timer.start()
-        assert ending.wait(print) == "got SIGTERM"
-        timer.join()
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_program_ends_for_the_first_reason_of_its_own(pipe) -> None:
-    with Ending(pipe[0]) as ending:
-        for number in range(100_000):  # More than a pipe holds: nobody may wait for room.
-            ending.report(f"reason {number}")
-        assert ending.wait(print) == "reason 0"
-
-
-# ---- options -------------------------------------------------------------------------------------
-
-ARGUMENTS = "--model tiny-policy --number 1 --kv-tokens 4096".split()
-
-
-def options_of(arguments: str) -> WorkerOptions:
-    context = main.make_context("worker", [*ARGUMENTS, *arguments.split()])
-    return WorkerOptions(**context.params)
-
-
-def test_options_are_read() -> None:
-    options = options_of("--seats 4 --seed 7")
-    assert (options.model, options.number, options.kv_tokens) == ("tiny-policy", 1, 4096)
-    assert (options.seats, options.seed, options.weights, options.version) == (4, 7, None, 0)
-    options = options_of("--weights 127.0.0.1:5 --version 9")
-    assert (options.weights, options.version) == ("127.0.0.1:5", 9)
-
-
-@pytest.mark.parametrize("wrong", ["--seats=0", "--kv-tokens=-1", "--version=-1", "--seed=x"])
-def test_a_wrong_option_ends_the_program_with_status_2(wrong: str) -> None:
-    ended = CliRunner().invoke(main, [*ARGUMENTS, wrong])
-    assert ended.exit_code == 2
-    assert wrong.partition("=")[0] in ended.output

@@ -19,13 +19,44 @@ def noise(seed: int, position: int, token: int) -> float:
 
 
 def choose(
-    logits: list[float], *, seed: int, position: int, temperature: float
-) -> tuple[int, float]:
-    """Return the token and the natural logarithm of its probability."""
+    logits: list[float],
+    *,
+    seed: int,
+    position: int,
+    temperature: float,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    withheld: tuple[int, ...] = (),
+) -> tuple[int, list[float]]:
+    """Return the token, and the natural logarithm of the probability of every token."""
+    left = [-math.inf if token in withheld else logit for token, logit in enumerate(logits)]
     if temperature == 0:
-        return max(range(len(logits)), key=lambda token: logits[token]), 0.0
-    scaled = [logit / temperature for logit in logits]
-    token = max(range(len(logits)), key=lambda token: scaled[token] + noise(seed, position, token))
-    top = max(scaled)
-    total = sum(math.exp(one - top) for one in scaled)
-    return token, scaled[token] - top - math.log(total)
+        token = max(range(len(left)), key=lambda token: left[token])
+        return token, log_softmax(left)
+    left = [logit / temperature for logit in left]
+    top = max(left)
+    if min_p:
+        left = [one if math.exp(one - top) >= min_p else -math.inf for one in left]
+    if top_k:
+        least = sorted(left, reverse=True)[min(top_k, len(left)) - 1]
+        left = [one if one >= least else -math.inf for one in left]
+    if top_p < 1:
+        mass, least = 0.0, top
+        for one in sorted(left, reverse=True):
+            if mass >= top_p:
+                break
+            mass, least = mass + math.exp(one - top) / total(left), one
+        left = [one if one >= least else -math.inf for one in left]
+    token = max(range(len(left)), key=lambda token: left[token] + noise(seed, position, token))
+    return token, log_softmax(left)
+
+
+def total(logits: list[float]) -> float:
+    top = max(logits)
+    return sum(math.exp(one - top) for one in logits)
+
+
+def log_softmax(logits: list[float]) -> list[float]:
+    top, logarithm = max(logits), math.log(total(logits))
+    return [one - top - logarithm for one in logits]

@@ -13,6 +13,7 @@ from rose.scheduler.events import (
     Deliver,
     Drop,
     Event,
+    GrantChanged,
     JobJoined,
     Start,
     Stop,
@@ -22,10 +23,12 @@ from rose.scheduler.events import (
     TurnEnded,
     TurnProgress,
     TurnReady,
+    VersionCommitted,
     VersionPublished,
     WorkerJoined,
+    WorkerLost,
 )
-from rose.scheduler.worker import GrantChanged, VersionCommitted, WorkerKind, WorkerLost
+from rose.scheduler.worker import WorkerKind
 from rose.units import NS_PER_MS
 from tests.scheduler.tuned import values_of
 

@@ -6,18 +6,30 @@ not answered; nobody but the files on the disk remembers anything for the schedu
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.driver_events import Begun, DriverStep, Ended, Entry, Registered
+from rose.scheduler.checks import tokens_of
+from rose.scheduler.driver_events import (
+    Begun,
+    DriverStep,
+    Ended,
+    Entry,
+    Published,
+    Registered,
+    Used,
+)
 from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
-from rose.scheduler.events import Admit, Consumed, VersionPublished
+from rose.scheduler.events import Admit
 from rose.scheduler.state import Gone, Outcome, SchedulerCheckpoint
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
+from rose.scheduler.versions import ANY
 from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import (
     GrantChanged,
@@ -40,6 +52,7 @@ SETTINGS = tuned(
     recall_grace_ms=60.0,
     retry_ms=80.0,
     attempts_max=1000,  # a trajectory that is dropped proves nothing about its tokens
+    losses_max=1000,
     stall_ms=200.0,
     wait_max_ms=300.0,
 )
@@ -125,7 +138,7 @@ class Caller:
         if self.turn < len(state.turns):
             self.receive(state.turns[self.turn])
             return self.entry(durable)
-        return state.asked(self.turn, self.prompt, SAMPLING)
+        return state.asked(self.turn, tokens_of("prompt", self.prompt), SAMPLING, ANY)
 
     def receive(self, result: TurnResult) -> None:
         assert result.turn == self.turn
@@ -377,13 +390,13 @@ class DriverWorld:
             under_way = self.durable.rollouts.state.trajectories.values()
             if left == 0 or any(state.record().is_admitted for state in under_way):
                 return
-        self.durable.take(Consumed(min(left, SETTINGS.batch_trajectories)))
+        self.durable.take(Used(min(left, SETTINGS.batch_trajectories)))
 
     def publish(self) -> None:
         counts = self.durable.rollouts.state.counts.job(0)
         version = counts.consumed // SETTINGS.batch_trajectories
         if version > counts.published:
-            self.durable.take(VersionPublished(version))
+            self.durable.take(Published(version))
 
     # ---- the end
 

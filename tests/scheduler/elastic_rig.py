@@ -4,11 +4,11 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from msgspec.structs import replace
 from typing_extensions import Self
 
 from rose.scheduler import PlacementPolicy, durable, elastic
@@ -28,7 +28,7 @@ from tests.scheduler.driver_world import (
 )
 from tests.scheduler.tuned import tuned
 
-HANG_S = 60.0
+HANG_S = 10.0
 LIMITS = {"TICK_S": 0.005, "CHECKPOINT_S": 3600.0, "REJOIN_S": 3600.0}
 CAN = replace(CAPABILITIES, seats=64)
 WIDE = tuned(SETTINGS, batch_trajectories=100_000, retry_ms=1.0, recall_grace_ms=5.0)

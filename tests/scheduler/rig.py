@@ -7,6 +7,7 @@ from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Action,
     Event,
+    GrantChanged,
     Start,
     Stop,
     TrajectoryCreated,
@@ -15,7 +16,7 @@ from rose.scheduler.events import (
     TurnReady,
     WorkerJoined,
 )
-from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerKind
+from rose.scheduler.worker import TurnEnd, WorkerKind
 from rose.units import NS_PER_MS
 from tests.scheduler.tuned import tuned
 
@@ -85,7 +86,16 @@ class Rig:
 
 def progress(start: Start, first: int, tokens: int, version: int = 0) -> TurnProgress:
     return TurnProgress(
-        *(start.trajectory, start.turn, start.worker, start.grant_epoch, first, tokens, version)
+        *(
+            start.trajectory,
+            start.turn,
+            start.worker,
+            start.grant_epoch,
+            first,
+            tokens,
+            version,
+            version,
+        )
     )
 
 

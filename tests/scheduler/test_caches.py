@@ -7,8 +7,9 @@ from rose.scheduler.events import (
     TrajectoryCreated,
     TrajectoryEnded,
     TurnReady,
+    VersionCommitted,
 )
-from rose.scheduler.worker import TurnEnd, VersionCommitted
+from rose.scheduler.worker import TurnEnd
 from tests.scheduler.rig import Rig, ended, progress
 
 KEPT = 600  # tokens of a cached context
@@ -54,7 +55,7 @@ def test_new_weights_end_all_caches() -> None:
     rig = rig_of()
     keep(rig, 1)
     assert not starts(rig.ready(2, context=780, max_new=20))
-    assert starts(rig.step(VersionCommitted(0, 1, True, 0.0))) == [(2, 0)]
+    assert starts(rig.step(VersionCommitted(0, 1))) == [(2, 0)]
 
 
 def test_a_starved_turn_that_only_waits_for_caches_blocks_no_other() -> None:

@@ -1,14 +1,17 @@
 """A turn waits for a worker that has yet to commit the newest version, if that pays."""
 
-from rose.scheduler.events import Start, VersionPublished
-from rose.scheduler.worker import VersionCommitted
+from rose.scheduler.events import (
+    Start,
+    VersionCommitted,
+    VersionPublished,
+)
 from tests.scheduler.rig import Rig
 
 TURNS = 6
 
 
 def committed(worker: int, version: int) -> VersionCommitted:
-    return VersionCommitted(worker=worker, version=version, is_match=True, pause_ms=0.0)
+    return VersionCommitted(worker, version)
 
 
 def pair() -> Rig:

@@ -1,15 +1,16 @@
 """What callers and workers say in wrong types harms nobody else, now or in the next life."""
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from rose.errors import InvalidArgument
+from rose.scheduler.arrivals import validated
+from rose.scheduler.checks import checked
 from rose.scheduler.driver_events import Begun, Ended, Registered
 from rose.scheduler.turns import Capabilities, Sampling
-from rose.scheduler.validation import validated
 from rose.scheduler.worker import (
     GrantChanged,
     TurnEnd,
@@ -135,7 +136,7 @@ def test_a_turn_that_ended_without_a_token_has_failed(end) -> None:
 def assert_exact(one: object, expected: object) -> None:
     """Equal in every field, and of Python's own types, or no journal could take it."""
     assert one == expected
-    for name in type(one).__slots__:
+    for name in one.__struct_fields__:
         mine, theirs = getattr(one, name), getattr(expected, name)
         assert type(mine) is type(theirs), name
         if isinstance(mine, tuple):
@@ -154,11 +155,11 @@ def test_what_numpy_counts_is_what_python_counts() -> None:
     assert isinstance(validated(WorkerLost(3, None)).reason, str)
     sampling = Sampling(i(5), f(0.5), [i(7)])
     assert_exact(sampling, Sampling(5, 0.5, (7,)))
-    assert_exact(Begun(i(1), i(2), i(3), i(4)), Begun(1, 2, 3, 4))
-    assert_exact(Ended(i(1), is_wanted=True), Ended(1, is_wanted=True))
+    assert_exact(checked(Begun(i(1), i(2), i(3), i(4))), Begun(1, 2, 3, 4))
+    assert_exact(checked(Ended(i(1), is_wanted=True)), Ended(1, is_wanted=True))
     can = Capabilities(i(4), f(1000), 5, device=i(3))
     assert_exact(can, Capabilities(4, 1000.0, 5.0, device=3))
-    assert_exact(Registered(i(4), DEDICATED, can), Registered(4, DEDICATED, can))
+    assert_exact(checked(Registered(i(4), DEDICATED, can)), Registered(4, DEDICATED, can))
 
 
 @pytest.mark.parametrize(
@@ -170,12 +171,12 @@ def test_what_numpy_counts_is_what_python_counts() -> None:
         lambda: Capabilities(4.0, 1000.0, 5.0),
         lambda: Capabilities(4, None, 5.0),
         lambda: Capabilities(4, 1000.0, 5.0, device="a"),
-        lambda: Registered(0.0, DEDICATED, CAN),
-        lambda: Registered(0, "dedicated", CAN),
-        lambda: Registered(0, DEDICATED, None),
-        lambda: Begun(1 << 70, 0, 0, 0),
-        lambda: Begun("x", 0, 0, 0),
-        lambda: Ended("x", is_wanted=True),
+        lambda: checked(Registered(0.0, DEDICATED, CAN)),
+        lambda: checked(Registered(0, "borrower", CAN)),
+        lambda: checked(Registered(0, DEDICATED, None)),
+        lambda: checked(Begun(1 << 70, 0, 0, 0)),
+        lambda: checked(Begun("x", 0, 0, 0)),
+        lambda: checked(Ended("x", is_wanted=True)),
     ],
 )
 def test_what_is_no_number_is_refused_where_it_is_made(make) -> None:

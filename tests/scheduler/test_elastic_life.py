@@ -333,10 +333,10 @@ def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
     run(program())
 
 
-def test_scheduler_and_broker_need_neither_msgspec_nor_grpc_nor_prometheus() -> None:
+def test_scheduler_and_broker_need_neither_torch_nor_grpc_nor_prometheus() -> None:
     program = (
         "import sys, rose.scheduler, rose_lab.broker; "
-        "heavy = {'msgspec', 'grpc', 'torch', 'prometheus_client', 'numpy', 'opentelemetry'}; "
+        "heavy = {'grpc', 'torch', 'prometheus_client', 'numpy', 'opentelemetry'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
     said = subprocess.run(

@@ -1,9 +1,9 @@
 """Tokens change hands once, whatever workers repeat, leave out or take with them."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerEvent, WorkerKind, WorkerLost
 from tests.lab.demo.rl.play import logprob_at, token_at, version_at

@@ -1,9 +1,9 @@
 """Workers that come, go and speak between two steps of the driver, in every order."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind, WorkerLost

@@ -6,8 +6,15 @@ from itertools import pairwise
 import hypothesis.strategies as st
 from hypothesis import given
 
-from rose.scheduler.events import Action, JobJoined, Start, TrajectoryCreated, TurnReady
-from rose.scheduler.worker import GrantChanged, TurnEnd
+from rose.scheduler.events import (
+    Action,
+    GrantChanged,
+    JobJoined,
+    Start,
+    TrajectoryCreated,
+    TurnReady,
+)
+from rose.scheduler.worker import TurnEnd
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended
 
 NEED_MAX = 120

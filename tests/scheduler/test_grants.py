@@ -1,7 +1,13 @@
 """Leases: granted, resized, run out, revoked, and what becomes of the turns under them."""
 
-from rose.scheduler.events import Deliver, Start, VersionPublished
-from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
+from rose.scheduler.events import (
+    Deliver,
+    GrantChanged,
+    Start,
+    VersionPublished,
+    WorkerLost,
+)
+from rose.scheduler.worker import TurnEnd
 from tests.scheduler.rig import BORROWED, Rig, ended, progress, stop_of
 
 
@@ -117,7 +123,7 @@ def test_recalled_turn_holds_its_room_until_the_worker_lets_go() -> None:
 def test_worker_that_joins_again_cannot_use_an_old_epoch() -> None:
     rig = Rig()
     rig.join(0, epoch=3)
-    rig.step(WorkerLost(0, "killed"))
+    rig.step(WorkerLost(0))
     rig.join(0, epoch=3)
     assert rig.ready(1) == []
     (start,) = rig.step(GrantChanged(0, 4, 100, 0.0))

@@ -15,7 +15,7 @@ from tests.scheduler.rig import SETTINGS
 from tests.scheduler.world import World
 
 HEADER = struct.Struct("<8sIIQ")
-VERSION = 3
+VERSION = 4
 
 
 def with_header(body: bytes) -> bytes:

@@ -7,15 +7,17 @@ from rose.scheduler.events import (
     Admit,
     Consumed,
     Event,
+    GrantChanged,
     JobJoined,
-    JobStats,
     Start,
     TrajectoryCreated,
     TrajectoryEnded,
     VersionPublished,
     WorkerJoined,
+    WorkerLost,
 )
-from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
+from rose.scheduler.stats import JobStats
+from rose.scheduler.worker import TurnEnd
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, progress, stop_of
 
 
@@ -116,7 +118,7 @@ def test_worker_that_leaves_a_device_takes_nothing_of_it_along() -> None:
     for number in range(2):
         rig.join(number, BORROWED, kv_tokens=60, job=number, device=5)
     rig.run(0, context=40, job=0)
-    rig.step(WorkerLost(0, "gone"))
+    rig.step(WorkerLost(0))
     assert rig.run(1, context=40, job=1).worker == 1
     rig.join(0, BORROWED, epoch=2, kv_tokens=60, job=0)  # again, on a device of its own
     assert rig.core.stats().used_kv_tokens == {0: 60, 1: 60}

@@ -9,7 +9,13 @@ from tests.scheduler.tuned import OWN, tuned
 STANDARD = SchedulerSettings().values()
 WHOLE = {
     *OWN,
-    *("attempts_max", "burst_prefill_tokens", "fair_lead_tokens", "mlfq_quantum_tokens"),
+    *(
+        "attempts_max",
+        "losses_max",
+        "burst_prefill_tokens",
+        "fair_lead_tokens",
+        "mlfq_quantum_tokens",
+    ),
     *("reserve_ahead_tokens", "turn_window", "version_window"),
 }
 

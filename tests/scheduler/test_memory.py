@@ -5,11 +5,12 @@ import pytest
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import (
     Admit,
+    GrantChanged,
     Start,
     TrajectoryCreated,
     TrajectoryEnded,
 )
-from rose.scheduler.worker import GrantChanged, TurnEnd
+from rose.scheduler.worker import TurnEnd
 from tests.scheduler.rig import Rig, ended, progress
 
 LEASE = 1000

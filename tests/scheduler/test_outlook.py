@@ -7,15 +7,17 @@ import pytest
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import (
     Consumed,
+    GrantChanged,
     Start,
     Stop,
     TrajectoryCreated,
     TrajectoryEnded,
-    TrajectoryFate,
     TurnReady,
+    VersionCommitted,
     VersionPublished,
 )
-from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted
+from rose.scheduler.stats import TrajectoryFate
+from rose.scheduler.worker import TurnEnd
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, progress
 
 LONG, SHORT = 1, 2  # groups
@@ -197,7 +199,7 @@ def test_turn_waits_for_weights_that_will_not_be_too_old_when_they_are_used() ->
     rig = second_in_line()
     rig.join(0, version=0)  # one behind: it would be two by then
     assert not rig.step(TurnReady(2, 0, 10, 20))
-    assert starts(rig.step(VersionCommitted(0, 1, True, 0.0))) == [2]
+    assert starts(rig.step(VersionCommitted(0, 1))) == [2]
 
 
 def test_turns_of_the_next_batch_may_run_one_version_behind() -> None:
@@ -223,7 +225,7 @@ def test_trajectories_consumed_too_late_are_stale_and_counted_by_length() -> Non
     for number, tokens in ((0, 3), (1, 100)):
         live_through(rig, number, tokens, group=0)
     rig.step(Consumed(1))
-    rig.step(VersionPublished(2), VersionCommitted(0, 2, True, 0.0), Consumed(1))
+    rig.step(VersionPublished(2), VersionCommitted(0, 2), Consumed(1))
     stats = rig.core.stats()
     assert stats.stale == 1
     assert stats.length_bias == pytest.approx(100 / 3)

@@ -34,6 +34,6 @@ def test_worker_whose_turns_take_longer_than_its_figures_say_is_left() -> None:
 def test_worker_that_joins_again_begins_with_its_figures() -> None:
     rig = pair(pace_rate=0.5)
     turn_on(rig, 1, took_ms=10 * FORESEEN_MS)
-    rig.step(WorkerLost(1, ""))
+    rig.step(WorkerLost(1))
     rig.join(1, step_ms=10.0, epoch=2)
     assert turn_on(rig, 2, took_ms=FORESEEN_MS) == 1

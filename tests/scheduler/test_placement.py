@@ -13,6 +13,7 @@ from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Admit,
     Event,
+    GrantChanged,
     Start,
     TrajectoryCreated,
     TrajectoryEnded,
@@ -20,10 +21,11 @@ from rose.scheduler.events import (
     TurnEnded,
     TurnProgress,
     TurnReady,
+    VersionCommitted,
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind
+from rose.scheduler.worker import TurnEnd, WorkerKind
 from rose.units import NS_PER_MS
 from tests.reference.outlook import PlainMean, PlainOutlook
 from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose, urgency
@@ -275,7 +277,7 @@ class Twins:
             return
         version = self.rng.randint(0, 3)
         event = TurnProgress(
-            *(number, plain.turn, worker.number, worker.epoch, plain.known, news, version)
+            *(number, plain.turn, worker.number, worker.epoch, plain.known, news, version, version)
         )
         assert len(self.step(event)) == 1
         plain.known += news
@@ -331,7 +333,7 @@ class Twins:
             worker.caches.clear()
         if before < version == self.published:
             worker.commit_s = (self.now_ms - self.published_ms) / 1000
-        assert not self.step(VersionCommitted(worker.number, worker.version, True, 0.0))
+        assert not self.step(VersionCommitted(worker.number, worker.version))
 
     def happen(self) -> None:
         self.now_ms += self.rng.randint(0, 40)

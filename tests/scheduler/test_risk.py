@@ -7,8 +7,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rose.scheduler.events import Action, Start, WorkerJoined
-from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
+from rose.scheduler.events import (
+    Action,
+    GrantChanged,
+    Start,
+    WorkerJoined,
+    WorkerLost,
+)
+from rose.scheduler.worker import TurnEnd
 from tests.reference.hazard import PlainRate, hazard_per_s
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, progress
 
@@ -84,7 +90,7 @@ def test_a_lost_or_expired_grant_counts_as_revoked() -> None:
     rig.join(2, BORROWED, domain=1)
     before = rig.core.stats().hazards_per_s[2]
     rig.step(after_ms=60)
-    rig.step(WorkerLost(1, "gone"))
+    rig.step(WorkerLost(1))
     rig.join(1, BORROWED, epoch=2)
     rig.step(GrantChanged(0, 2, 10_000, 0.0))
     shown = rig.core.stats().hazards_per_s

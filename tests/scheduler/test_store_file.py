@@ -12,9 +12,22 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.scheduler import PlacementPolicy, SchedulerSettings
-from rose.scheduler.driver_events import Asked, Begun, DriverStep, Ended, Registered
+from rose.scheduler.checks import tokens_of
+from rose.scheduler.driver_events import (
+    Asked,
+    Begun,
+    Cut,
+    Drained,
+    DriverStep,
+    Ended,
+    JobAdded,
+    Measured,
+    PauseChanged,
+    Published,
+    Registered,
+    Used,
+)
 from rose.scheduler.driver_trajectory import DriverTrajectory, Phase
-from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.state import (
     DriverCounts,
     JobCounts,
@@ -24,8 +37,10 @@ from rose.scheduler.state import (
 )
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
+from rose.scheduler.versions import VersionRange
 from rose.scheduler.worker import (
     GrantChanged,
+    Options,
     TurnEnd,
     TurnOutput,
     VersionCommitted,
@@ -34,17 +49,22 @@ from rose.scheduler.worker import (
 )
 
 HEAD = b"rose-scheduler-journal\n"
-SAMPLING = Sampling(5, 0.5, (7, 8))
+SAMPLING = Sampling(5, 0.5, (7, 8), 3, Options(0.5, fields={"stop": ["x"]}))
 CAN = Capabilities(4, 1000.0, 5.0, device=3)
 ENTRIES = [
     Begun(0, 1, 2, 3),
-    Asked(0, 0, 0, (1, 2, 3), SAMPLING),
+    Asked(0, 0, 0, tokens_of("prompt", (1, 2, 3)).tobytes(), SAMPLING, VersionRange(1, None, 3)),
     Ended(0, is_wanted=False),
     Registered(4, WorkerKind.BORROWED, CAN),
-    VersionPublished(3, 1),
-    Consumed(2, 1),
-    JobJoined(1, 8, 2, 0.5),
+    Published(3, 1),
+    Used(2, 1),
+    JobAdded(1, 8, 2, 0.5),
+    Cut(0, 0, 3),
+    Measured(4, 10.0, 2.0, 0.5),
+    Drained(4),
+    PauseChanged(True, True),
     TurnOutput(4, 0, 0, 2, 5, (9,), (-0.25,), (3,), TurnEnd.FAILED, "it broke"),
+    TurnOutput(4, 0, 0, 2, 5, (9,), (-0.25,), (3,), None, None, (((9, -0.25),),), 3, "x", {"a": 1}),
     GrantChanged(4, 2, 1000, 250.0),
     VersionCommitted(4, 3, True, 1.5),
     WorkerLost(4, "gone"),
@@ -53,7 +73,9 @@ STEPS = [DriverStep(10 * place, tuple(ENTRIES[: place + 1])) for place in range(
 
 
 def checkpoint(sequence: int) -> SchedulerCheckpoint:
-    state = DriverTrajectory(5, 1, 2, 3, phase=Phase.SPEAKING, context=[1, 2], sampling=SAMPLING)
+    state = DriverTrajectory(
+        5, 1, 2, 3, phase=Phase.SPEAKING, context=tokens_of("prompt", [1, 2]), sampling=SAMPLING
+    )
     state.turns.append(TurnResult(5, 0, (1,), (-0.5,), (0,), (4, 4), is_cut=True))
     return SchedulerCheckpoint(
         sequence=sequence,

@@ -16,6 +16,7 @@ from rose.scheduler.events import (
     Consumed,
     Deliver,
     Event,
+    GrantChanged,
     JobJoined,
     Start,
     Stop,
@@ -25,10 +26,12 @@ from rose.scheduler.events import (
     TurnEnded,
     TurnProgress,
     TurnReady,
+    VersionCommitted,
     VersionPublished,
     WorkerJoined,
+    WorkerLost,
 )
-from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+from rose.scheduler.worker import TurnEnd, WorkerKind
 from rose.units import NS_PER_MS
 from tests.scheduler.audit import Audit
 from tests.scheduler.tuned import tuned
@@ -39,6 +42,7 @@ SETTINGS = tuned(
     recall_grace_ms=60.0,
     retry_ms=80.0,
     attempts_max=1000,  # a trajectory that is dropped proves nothing about its tokens
+    losses_max=1000,
     stall_ms=200.0,
     wait_max_ms=300.0,
     cache_wait_ms=500.0,
@@ -218,7 +222,7 @@ class World:
         worker.is_up, worker.kv_tokens = False, 0
         worker.running.clear()
         worker.inbox.clear()
-        self.tell(WorkerLost(worker.number, "killed"))
+        self.tell(WorkerLost(worker.number))
 
     def shrink(self, worker: PoolWorker) -> None:
         worker.kv_tokens = self.rng.randint(1, worker.kv_max)
@@ -266,6 +270,7 @@ class World:
                     TurnProgress(
                         *(trajectory, run.turn, worker.number, run.epoch, run.said, news),
                         version_min=worker.version,
+                        version_max=worker.version,
                     )
                 )
                 run.said += news
@@ -289,7 +294,7 @@ class World:
         published = self.published[worker.job]
         if worker.version < published and odds() < 0.1:
             worker.version = published
-            self.report(VersionCommitted(worker.number, worker.version, True, 1.0))
+            self.report(VersionCommitted(worker.number, worker.version))
         self.take_orders(worker)
         if worker.kv_tokens == 0:
             if odds() < 0.1:

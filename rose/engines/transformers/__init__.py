@@ -13,6 +13,7 @@ from rose.engines.transformers.engine import (
     serving_engine,
     stock_engine,
 )
+from rose.engines.transformers.facts import ModelFacts
 from rose.engines.transformers.guard import check_version
 from rose.engines.transformers.live_weights import LiveWeights
 from rose.engines.transformers.models import PRESETS, load_model
@@ -28,6 +29,7 @@ __all__ = [
     "EngineWorker",
     "LiveWeights",
     "Model",
+    "ModelFacts",
     "Output",
     "Sampling",
     "check_version",

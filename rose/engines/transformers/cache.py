@@ -89,6 +89,7 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
     def __init__(self, **kwargs: Any) -> None:
         # Requests whose blocks must not be shared: they have KV of old weights, or are private.
         self._unshared: set[str] = set()
+        self.matched: dict[str, int] = {}  # tokens of a prompt that were found, by request id
         super().__init__(**kwargs)
 
     def renew(self, version: int) -> None:
@@ -112,6 +113,14 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         """Never share the blocks of this request, which will be submitted next."""
         self._unshared.add(request_id)
 
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        """Match a prompt with cached blocks as stock code does, and record the matched tokens."""
+        self.matched[request_id] = matched = self._match(request_id, prompt_ids)
+        return matched
+
+    def _match(self, request_id: str, prompt_ids: list[int]) -> int:
+        return int(super().search_prefix_match(request_id, prompt_ids))
+
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Free as stock code does. A request that is queued again gets new, sharable blocks."""
         super().free_blocks(request_id, no_cache=no_cache)
@@ -121,6 +130,11 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         """Offer completed blocks for reuse, unless they must not be shared."""
         if state.request_id not in self._unshared:
             super().mark_complete_blocks(state, complete_blocks)
+
+    @property
+    def is_append_only(self) -> bool:
+        """True if a token's KV is never overwritten: false for the ring of a sliding window."""
+        return all(allocator.supports_block_table for allocator in self.cache_allocators.values())
 
     @property
     def holds_tokens(self) -> int:
@@ -199,11 +213,6 @@ class SlabCache(VersionedCache):
             allocator.register_cache_tensor(
                 found, self.num_sectors * found, self.cache_tensor, self.pool
             )
-
-    @property
-    def is_append_only(self) -> bool:
-        """True if a token's KV is never overwritten: false for the ring of a sliding window."""
-        return all(allocator.supports_block_table for allocator in self.cache_allocators.values())
 
     # ---- room
 
@@ -285,14 +294,14 @@ class SlabCache(VersionedCache):
             self._unshared.update(allocator.block_table)
         self._ledger.renew(version)
 
-    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """Match a prompt with cached blocks as stock code does.
+    def _match(self, request_id: str, prompt_ids: list[int]) -> int:
+        """Match a prompt with cached blocks.
 
         For a borrower, references to the blocks are taken at once, because serving may take the
         slabs of unused blocks at any moment.
         """
         if self._ledger is None:
-            return int(super().search_prefix_match(request_id, prompt_ids))
+            return super()._match(request_id, prompt_ids)
         (allocator,) = self.cache_allocators.values()
         size = int(allocator.tokens_per_page)
         hashes: list[int] = []

@@ -12,7 +12,6 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 from transformers.generation.continuous_batching.initialization import (
     update_cb_config_after_cache_creation,
 )
-from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from rose.clock import BootClock, Clock
 from rose.engines.lane import KVLane
@@ -23,13 +22,14 @@ from rose.engines.transformers.cache import (
     block_geometry,
 )
 from rose.engines.transformers.commits import IN_FLIGHT, InFlight, OnCommitted
+from rose.engines.transformers.facts import ModelFacts
 from rose.engines.transformers.guard import check_version
 from rose.engines.transformers.outputs import CallbackRouter, LiveRequest, OnOutput
 from rose.engines.transformers.probes import Prober
 from rose.engines.transformers.processor import DeviceProcessor, ServingProcessor
 from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.engines.transformers.sampling import Sampling
-from rose.engines.transformers.scheduler import PreemptingScheduler
+from rose.engines.transformers.scheduler import PreemptingScheduler, UndoingScheduler
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.executor import RolloutLane, ServingLane
 from rose.memory import KVGeometry
@@ -96,6 +96,7 @@ class Engine:
         """Wrap a manager that has rose's processor and router."""
         self.manager = manager
         self.processor = processor
+        self.facts = ModelFacts.of(manager.model)
         self._router = router
         self._on_stop: list[Callable[[], None]] = []
         self.is_stopping = False
@@ -280,7 +281,7 @@ def _manager(model: PreTrainedModel, config: EngineConfig) -> ContinuousBatching
 def _engine(
     manager: ContinuousBatchingManager,
     cache: VersionedCache,
-    scheduler_class: type[FIFOScheduler],
+    scheduler_class: type[UndoingScheduler],
     processor_class: Callable[..., DeviceProcessor],
     config: EngineConfig,
 ) -> Engine:
@@ -365,7 +366,7 @@ def stock_engine(
     cache_blocks: int,
     processor: Callable[..., DeviceProcessor] = DeviceProcessor,
 ) -> Engine:
-    """Build an engine with transformers' own cache and scheduler, as a baseline.
+    """Build an engine with transformers' own cache and rules of scheduling, as a baseline.
 
     Args:
         model: causal language model.
@@ -376,7 +377,7 @@ def stock_engine(
     manager = _manager(model, config)
     manager.continuous_batching_config.num_blocks = cache_blocks
     cache = VersionedCache(**_cache_arguments(manager))
-    return _engine(manager, cache, FIFOScheduler, processor, config)
+    return _engine(manager, cache, UndoingScheduler, processor, config)
 
 
 def serving_engine(

@@ -4,10 +4,11 @@ Both loops run in the generation thread of a transformers manager, which calls, 
 `prepare_next_batch` → `_generation_step` → `update_batch`.
 """
 
+import logging
 import os
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from transformers.generation.continuous_batching.continuous_api import (
@@ -23,11 +24,29 @@ from rose.engines.transformers.commits import CommitQueue, InFlight
 from rose.engines.transformers.outputs import CallbackRouter
 from rose.engines.transformers.runner import DeviceRunner
 from rose.engines.transformers.sampling import SamplingRunner
-from rose.engines.transformers.scheduler import forget, requeue, youngest_first
+from rose.engines.transformers.scheduler import (
+    UndoingScheduler,
+    forget,
+    requeue,
+    youngest_first,
+)
+from rose.engines.transformers.suspects import Suspects
 from rose.executor import ServingLane, StepBatch
 
 if TYPE_CHECKING:  # A worker holds an engine, which holds its processor.
     from rose.engines.transformers.worker import EngineWorker
+
+_LOG: Final = logging.getLogger(__name__)
+# Exceptions of a step that one of its requests may have caused.
+_FAULTS: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no types in transformers
@@ -36,8 +55,13 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
     On a CPU the device is a fixed set of cores. On a GPU `cores` is None, and all of the thread's
     work is queued on `stream`, including input copies: work on the default stream would not be in
     order with the rest.
+
+    With a listener, a step that raises is undone, and its requests run again in smaller groups
+    until the request that makes a step raise is found; that request fails alone. Without a
+    listener, the exception ends the loop, as in stock code.
     """
 
+    scheduler: UndoingScheduler
     cache: VersionedCache
     output_router: CallbackRouter
 
@@ -69,6 +93,9 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
             do_sample=self.do_sample,
             return_logprobs=self.return_logprobs,
         )
+        self.output_router.matched = self.cache.matched
+        if isinstance(self.model_runner, SamplingRunner):
+            self.output_router.top_of = self.model_runner.top_of
         self.cores = cores
         self.stream = None if stream is None else stream_of(stream, kwargs["model_device"])
         if self.stream is not None:
@@ -78,6 +105,8 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
             self.stream.wait_stream(torch.cuda.current_stream(kwargs["model_device"]))
         self.busy_ns = 0
         self._step_began_ns = 0
+        self._suspects = Suspects()
+        self._fault: Exception | None = None
 
     def reset(self) -> None:
         """Reset on the processor's own stream, because a reset fills the input tensors of steps."""
@@ -117,7 +146,24 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         return False
 
     def _prepare(self) -> bool:
-        """Prepare as stock does; also prepare the sampling parameters of the batch."""
+        """Prepare as stock does, also the sampling parameters of the batch."""
+        if self.listener is None:
+            return self._prepare_batch()
+        scheduler = self.scheduler
+        self._suspects.keep(scheduler.active_requests.keys() | scheduler.waiting_requests.keys())
+        try:
+            with scheduler.only(self._suspects.group):
+                is_ready = self._prepare_batch()
+        except _FAULTS as error:
+            if not scheduler.scheduled:
+                raise
+            self._undo(error)
+            return False
+        if not is_ready:
+            self._suspects.release()
+        return is_ready
+
+    def _prepare_batch(self) -> bool:
         if not super().prepare_next_batch():
             return False
         if self.is_sampling:
@@ -131,16 +177,64 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
             self.offloading_manager.free_request_cpu_cache(state)
             self.output_router.take_away(state, "the request was cancelled")
 
+    def _generation_step(self, model: torch.nn.Module) -> None:
+        """Run the step; with a listener, keep an exception for `update_batch`."""
+        try:
+            self._run_step(model)
+        except _FAULTS as error:
+            if self.listener is None:
+                raise
+            self._fault = error
+
+    def _run_step(self, model: torch.nn.Module) -> None:
+        super()._generation_step(model)
+
     def update_batch(self) -> None:
         """Update as stock does, then let the listener report the step."""
         self._update()
         self._report_step()
 
     def _update(self) -> None:
-        """Update as stock does and count the step as busy time."""
-        super().update_batch()
+        """Update as stock does and count the step as busy time; undo a step that has raised."""
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            self._undo(fault)
+        else:
+            batch = self.inputs_and_outputs.requests_in_batch
+            super().update_batch()
+            self._suspects.passed([future.state.request_id for future in batch])
         self.busy_ns += self.clock.now_ns() - self._step_began_ns
         self.commits.step_ended()
+
+    def _undo(self, error: Exception) -> None:
+        """Undo a batch whose step has raised; end the request that is the cause, if it is known.
+
+        Raises:
+            Exception: `error`, because the device or the engine is at fault, not a request.
+        """
+        self.inputs_and_outputs.requests_in_batch = []
+        scheduled = [one.state for one in self.scheduler.scheduled]
+        names = [state.request_id for state in scheduled]
+        fresh = {state.request_id for state in scheduled if state.generated_len() == 0}
+        self.scheduler.roll_back()
+        guilty = self._suspects.raised(names, fresh)
+        _LOG.warning(
+            "a step with %d requests has raised %s: %s", len(names), type(error).__name__, error
+        )
+        if guilty is None:
+            return
+        if self._suspects.is_engine_at_fault or not self._does_device_work():
+            raise error
+        state = self.scheduler.drop(guilty)
+        if state is not None:
+            self.output_router.fail_and_deliver(state, error)
+
+    def _does_device_work(self) -> bool:
+        """Return whether the device still computes: after some errors a GPU's context is lost."""
+        try:
+            return float(torch.ones(1, device=self.model_device).sum()) == 1.0
+        except RuntimeError:
+            return False
 
     def _report_step(self) -> None:
         if self.listener is not None:

@@ -1,5 +1,6 @@
 """The borrower's loop: gated, abortable steps under quanta, and commits between them."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -10,17 +11,19 @@ import torch
 from transformers.generation.continuous_batching.requests import RequestState
 
 from rose.engines.launches import LaunchMeasurement
+from rose.engines.shut_out import ShutOut
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
-from rose.engines.transformers.shut_out import ShutOut
 from rose.engines.victims import Progress, order_of_loss
+from rose.engines.vllm.waiting import Waits
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor import Notice, Quantum, RolloutLane
 
 # Interval at which a borrower at a closed gate checks for stop and pause requests.
 _LOOK_UP_MS = 50.0
+_LOG = logging.getLogger(__name__)
 _LENDS_NO_MORE = "the device has stopped lending: it was closed, or rose gave everything back"
 
 
@@ -64,6 +67,7 @@ class RolloutProcessor(DeviceProcessor):
         self._in_flight: frozenset[str] = frozenset()
         self._was_aborted = False
         self._shut_out = ShutOut()
+        self.waits = Waits(self.clock, term=lambda: None, report=_LOG.warning)
         self._passes = 0
 
     # ---- the loop thread ------------------------------------------------------------------------
@@ -78,8 +82,11 @@ class RolloutProcessor(DeviceProcessor):
         self.deliver_evicted()
         if self.listener is not None and self.lane.is_closed:
             raise Unavailable(_LENDS_NO_MORE)
-        if self.is_shut_out and not self._has_work():
-            self._ask_to_run()
+        if not self._has_work():
+            if self.is_shut_out:
+                self._ask_to_run()
+            else:
+                self.waits.idle()
         return super().prepare_next_batch()
 
     @property
@@ -105,6 +112,7 @@ class RolloutProcessor(DeviceProcessor):
             self._passes = self.lane.passes
             self._shut_out.passed()
         self._shut_out.refused(self.clock.now_ns(), why)
+        self.waits.refused(why())
 
     def _ask_quantum(self) -> Quantum | None:
         """Empty slabs under revocation, then wait a short time for a quantum; None if refused.
@@ -124,6 +132,7 @@ class RolloutProcessor(DeviceProcessor):
                 return None
             case quantum:
                 self._shut_out.passed()
+                self.waits.stepped()
                 return quantum
 
     def _prepare(self) -> bool:
@@ -219,7 +228,7 @@ class RolloutProcessor(DeviceProcessor):
         self._pin = self.lane.pin(self.cache.blocks_of(sorted(self._in_flight)))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _generation_step(self, model: torch.nn.Module) -> None:
+    def _run_step(self, model: torch.nn.Module) -> None:
         is_ended = False
         try:
             self.lane.gate()  # Between the batch's preparation and the model.
@@ -264,7 +273,11 @@ class RolloutProcessor(DeviceProcessor):
             self.scheduler.roll_back()
             self.commits.step_ended()
         else:
+            is_sound = self._fault is None
             self._update()
+            if not is_sound:  # Its quantum is over, so nothing is moved.
+                self._evacuate(self.lane.leaving())
+                return
         self._in_flight = frozenset()
         self._unpin()
         leaving = self.lane.leaving()

@@ -14,6 +14,7 @@ from rose.engines.transformers.engine import Engine
 from rose.engines.transformers.grants import CapacityGrants
 from rose.engines.transformers.outputs import Output
 from rose.engines.transformers.rollout_processor import RolloutProcessor
+from rose.engines.transformers.sampling import Sampling
 from rose.engines.transformers.turns import Turn, checked_sampling
 from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler.worker import (
@@ -92,6 +93,7 @@ class EngineWorker:
         self._flush_ms = flush_ms
         self._scrub_ms = scrub_ms
         self._clock = processor.clock
+        self._facts = engine.facts
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids = itertools.count()
         # Only the loop thread uses the attributes below.
@@ -219,26 +221,37 @@ class EngineWorker:
             self._emit(turn.report(TurnEnd.INTERRUPTED))
             return
         try:
-            self._submit(turn)
+            sampling = checked_sampling(request, self._facts)
+        except InvalidArgument as error:
+            self._emit(turn.report(TurnEnd.REFUSED, str(error)))
+            return
+        try:
+            self._submit(turn, sampling)
         except (InvalidArgument, Unavailable) as error:
             self._emit(turn.report(TurnEnd.FAILED, str(error)))
         else:
             self._turns[request.trajectory] = turn
 
-    def _submit(self, turn: Turn) -> None:
+    def _submit(self, turn: Turn, sampling: Sampling) -> None:
         request = turn.request
         if request.trajectory in self._turns:
             raise InvalidArgument(
                 f"trajectory {request.trajectory} already has a turn on worker {self._number}"
             )
-        sampling = checked_sampling(request, tokens_max=self._capacity.tokens_max)
+        tokens, tokens_max = len(request.prompt) + request.max_new_tokens, self._capacity.tokens_max
+        if tokens > tokens_max:
+            raise InvalidArgument(
+                f"a turn of {tokens} tokens exceeds the {tokens_max} tokens that the worker can "
+                "hold"
+            )
+        ends = () if request.options.ignore_eos else self._facts.eos_tokens
         self._engine.submit(
             turn.request_id,
             list(request.prompt),
             max_new_tokens=request.max_new_tokens,
             on_output=partial(self._on_output, turn),
             sampling=sampling,
-            stop_tokens=request.stop_tokens,
+            stop_tokens=(*request.stop_tokens, *ends),
         )
 
     def _on_output(self, turn: Turn, output: Output) -> None:
@@ -265,7 +278,7 @@ class EngineWorker:
             if turn.is_over:
                 continue
             self._turns.pop(turn.request.trajectory, None)
-            self._emit(turn.report(*self._how_ended(turn)))
+            self._emit(turn.report(*self._how_ended(turn), ends=self._facts.eos_tokens))
 
     def _how_ended(self, turn: Turn) -> tuple[TurnEnd, str | None]:
         output = turn.output
@@ -322,6 +335,8 @@ class EngineWorker:
         elif self._grants.is_live:
             return
         size, now_ms = self._capacity.tokens_max, self._now_ms()
+        if size == 0:
+            return
         grants = self._grants
         change = grants.resize if grants.is_live else grants.open
         self._emit(change(size, now_ms=now_ms))

@@ -3,7 +3,9 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import torch
 from vllm.config import CompilationMode
@@ -16,12 +18,15 @@ from vllm.v1.worker.utils import bind_kv_cache_to_layers
 
 from rose.clock import BootClock
 from rose.engines.torch import gate_layers
+from rose.engines.vllm.granting import Granting
 from rose.engines.vllm.guard import check_version
 from rose.engines.vllm.join import join, joined
 from rose.engines.vllm.rollout_scheduler import RolloutScheduler
 from rose.engines.vllm.settings import RolloutSettings, check_config, read_settings
+from rose.engines.vllm.telling import Telling
 from rose.engines.vllm.tensors import geometry_of, pool_for_kv, views_of
-from rose.engines.vllm.waiting import Waits
+from rose.engines.vllm.waiting import LONG_NS, Waits
+from rose.engines.vllm.weights import RoseWeights
 from rose.errors import RetryLater, RoseError, StepAborted, Unavailable
 from rose.events import Reason
 from rose.executor import CoServing, Quantum, Refusal, RolloutLane
@@ -69,6 +74,8 @@ class BorrowedSide:
         self.aborted_steps = 0
         # Set by the scheduler; the worker calls it between the model and the sampler.
         self.on_forward_end: Callable[[SchedulerOutput], None] = lambda _plan: None
+        # Set by the scheduler; the worker calls it when the front process asks for a look.
+        self.on_look: Callable[[], None] = lambda: None
         self._ungate: Callable[[], None] = lambda: None
         self._model: Any = None
         self._layers: Any = None
@@ -78,6 +85,11 @@ class BorrowedSide:
         self.barred: RetryLater | None = None
         self._try_at_ns = 0
         self._attach(patience_ms=_PATIENCE_MS)
+        self._instance = uuid4().hex
+        self._version: dict[str, Any] = {"version": 0, "is_match": True, "pause_ms": 0.0}
+        self._telling = Telling(Path(settings.events), self.state, on_failure=_LOG.error)
+        self.granting = Granting(self.lane, self._clock, self._telling.tell)
+        self._telling.start()
 
     def _attach(self, *, patience_ms: float) -> None:
         device = CoServing.attach(self._settings.attach)
@@ -92,6 +104,38 @@ class BorrowedSide:
             raise
         self.device: AttachedDevice = device
         self.lane: RolloutLane = lane
+
+    def state(self) -> dict[str, Any]:
+        """Return the data of the events of `/rose/events`. Any thread may call it."""
+        return {
+            "grant": self.granting.event(),
+            "version": self._version,
+            "wait": self.waits.event(),
+            "kv_tokens": self.granting.tokens_max,
+            "instance": self._instance,
+            "is_whole": self.granting.is_whole,
+        }
+
+    def weights_loaded(self, engine: Any, *, since_ns: int) -> None:
+        """Report the version in the model, before a step runs with it.
+
+        Args:
+            engine: `RoseWeights` of the worker.
+            since_ns: time from which no step could run.
+        """
+        version = self._version["version"] if engine.loaded is None else engine.loaded["version"]
+        self._version = {
+            "version": version,
+            "is_match": not engine.is_half_loaded,
+            "pause_ms": (self._clock.now_ns() - since_ns) / NS_PER_MS,
+        }
+        self.granting.quarantine(is_on=engine.is_half_loaded)
+        self._telling.tell()
+
+    def close(self) -> None:
+        """Stop telling, and return the slabs."""
+        self._telling.close()
+        self.device.close()
 
     def _term(self) -> str | None:
         """Return the condition that serving's newest refused certificate violated."""
@@ -139,6 +183,7 @@ class BorrowedSide:
             raise
         bind_kv_cache_to_layers(views_of(self._config, self.lane.kv), self._layers)
         self.gate(self._model, self._layers)
+        self.granting.use(self.lane)
 
 
 class _Quanta:
@@ -232,12 +277,24 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
     def update_weights(self, update_info: Any) -> None:
         """Load weights as vLLM does; with rose's backend, stop at a gate before each tensor."""
         engine, quantum = self.weight_transfer_engine, _Quanta(self._side.lane)
-        if hasattr(engine, "between"):
+        is_ours = isinstance(engine, RoseWeights)
+        since_ns, before = BootClock().now_ns(), engine.loaded if is_ours else None
+        if is_ours:
             engine.between = quantum.next
         try:
             super().update_weights(update_info)
         finally:
             quantum.end()
+            if is_ours and (engine.loaded is not before or engine.is_half_loaded):
+                self._side.weights_loaded(engine, since_ns=since_ns)
+
+    def rose_look(self) -> None:
+        """Look whether the capacity grant can be restored, between two steps.
+
+        The server's front process calls this now and then while something is missing, since an idle
+        engine would not look by itself.
+        """
+        self._side.on_look()
 
     def rose_status(self) -> dict[str, Any]:
         """Return this engine's part of `/rose/status`."""
@@ -263,7 +320,7 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         super().shutdown()
         side = getattr(self, "_side", None)
         if side is not None:
-            side.device.close()
+            side.close()
 
 
 class BorrowingScheduler(RolloutScheduler):
@@ -274,11 +331,54 @@ class BorrowingScheduler(RolloutScheduler):
         self._side = joined(vllm_config, BorrowedSide)
         super().__init__(self._side.lane, vllm_config=vllm_config, **parts)
         self._side.on_forward_end = self.forward_ended
+        self._side.on_look = self.look
         # Borrowed blocks hold bits of serving's model, which can be NaN in this model's dtype.
         self.needs_kv_cache_zeroing = True
         self._quantum: Quantum | None = None
         self._pause = threading.Event()  # Never set, so each wait lasts for its timeout.
         self._had_no_plan = False
+
+    def _lend_from(self, lane: RolloutLane) -> None:
+        super()._lend_from(lane)
+        lane.on_look = self._parked
+        lane.on_room = self._room
+
+    def look(self) -> None:
+        """Attach again, or ask for a step without work, if there are no requests that do so."""
+        if self.lane.is_closed:
+            self._attach_again()
+        elif self._side.granting.is_shut_out and not self.has_unfinished_requests():
+            match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
+                case Quantum() as quantum:
+                    with quantum:
+                        self._side.granting.passed()
+        self._side.granting.look()
+
+    def _parked(self) -> None:
+        """Note that a step waits at its gate; called in the thread of the step."""
+
+        def why() -> Reason:
+            reason = self.lane.why_refused().reason
+            self._side.waits.refused(reason)
+            return reason
+
+        self._side.granting.refused(why)
+
+    def _room(self) -> None:
+        """Note that the lane is closed; called by the thread of revocations."""
+        if self.lane.is_closed:
+            self._side.granting.look()
+
+    def _evacuate(self, leaving: frozenset[int]) -> None:
+        before = self.preempted_tokens
+        super()._evacuate(leaving)
+        if self.preempted_tokens > before:
+            self._side.granting.squeezed()
+
+    def step_aborted(self, scheduler_output: SchedulerOutput) -> None:
+        """Undo a step that stopped at its gate, which serving's need for its slabs has caused."""
+        super().step_aborted(scheduler_output)
+        self._side.granting.squeezed()
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Wait (bounded) for a quantum, then plan a step; without a quantum the plan is empty."""
@@ -303,11 +403,15 @@ class BorrowingScheduler(RolloutScheduler):
         return output
 
     def _note_plan(self, *, is_planned: bool) -> None:
-        refusal, waits = self.lane.no_memory, self._side.waits
+        refusal, waits, granting = self.lane.no_memory, self._side.waits, self._side.granting
         if is_planned:
             waits.stepped()
+            granting.passed()
         elif refusal is not None and self.pause_state == PauseState.UNPAUSED:
             waits.refused(refusal.reason)
+            if waits.waited_ns > LONG_NS:
+                granting.starved()
+            granting.look()
         else:  # The requests wait for something else, such as the operator's `/resume`.
             waits.idle()
 
@@ -315,13 +419,15 @@ class BorrowingScheduler(RolloutScheduler):
         """Empty the slabs under revocation, then wait up to `_LOOK_UP_MS` for a quantum."""
         if self.lane.is_closed:
             self._side.waits.refused(Reason.CLOSED)
-            self._attach_again()
+            if not self._attach_again():
+                self._pause.wait(_ATTACH_AGAIN_S)
             return None
         with self._books:
             self._evacuate(self.lane.leaving())
         match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
             case Refusal(reason=reason):
                 self._side.waits.refused(reason)
+                self._side.granting.refused(lambda: reason)
                 self._had_no_plan = True  # While slabs are overdue, refusals come at once.
                 return None
             case quantum:
@@ -344,7 +450,7 @@ class BorrowingScheduler(RolloutScheduler):
         if quantum is not None:
             quantum.__exit__(None, None, None)
 
-    def _attach_again(self) -> None:
+    def _attach_again(self) -> bool:
         """Free all blocks of a closed device, and try to attach again; requests wait meanwhile."""
         with self._books:
             for request in reversed(self.running):
@@ -352,5 +458,5 @@ class BorrowingScheduler(RolloutScheduler):
             with suppress(RoseError):
                 self._side.attach_again()
                 self._use(self._side.lane)
-                return
-        self._pause.wait(_ATTACH_AGAIN_S)
+                return True
+        return False

@@ -68,9 +68,12 @@ class RolloutSettings:
 
     Args:
         attach: path of serving's socket.
+        events: folder in which front processes make the sockets that get the engine's state. The
+            start of the server sets it.
     """
 
     attach: str
+    events: str = ""
 
 
 def check_supported(version: str) -> None:

@@ -6,6 +6,7 @@ options, whatever their spelling and whether they come from a file, so rose need
 
 import json
 import sys
+import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -97,11 +98,23 @@ def _in_one_sentence() -> Iterator[None]:
         raise InvalidArgument(f"vLLM rejects the model or an option: {reason}") from refusal
 
 
+@contextmanager
+def _folder_for_events(settings: dict[str, Any]) -> Iterator[None]:
+    """Make the private folder of a borrower's `RolloutSettings.events`."""
+    if "events" not in settings:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="rose-", ignore_cleanup_errors=True) as folder:
+        settings["events"] = folder
+        yield
+
+
 def main() -> int:
     """Run `start`, and return 2 after one sentence if a check fails."""
     plan = json.loads(sys.argv.pop(1))
     try:
-        start(plan)
+        with _folder_for_events(plan["settings"]):
+            start(plan)
     except RoseError as error:
         sys.stderr.write(f"rose: {' '.join(str(error).split())}\n")
         return _EXIT_USAGE

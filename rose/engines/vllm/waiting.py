@@ -8,6 +8,9 @@ from rose.clock import Clock
 from rose.events import Reason
 from rose.units import NS_PER_S
 
+LONG_NS: Final = NS_PER_S
+"""Time after which a wait is reported as an event, and requests that wait for memory should move:
+longer than any pause between two quanta."""
 # A shorter wait is normal beside a serving engine that has requests.
 _REPORT_NS: Final = 10 * NS_PER_S
 # Factor on the time until the next report of the same wait.
@@ -88,6 +91,22 @@ class Waits:
     def idle(self) -> None:
         """End the wait, because there are no requests."""
         self._began_ns = None
+
+    @property
+    def waited_ns(self) -> int:
+        """Time since the first refusal of the present wait; 0 without a wait."""
+        return 0 if self._began_ns is None else self._clock.now_ns() - self._began_ns
+
+    def event(self) -> dict[str, Any]:
+        """Return the data of the event `wait`: the reason of a long wait. Any thread may call."""
+        waited_ns, reason = self.waited_ns, self._reason
+        if waited_ns < LONG_NS or reason is None:
+            return {"reason": None}
+        return {
+            "reason": reason.name.lower(),
+            "waited_s": round(waited_ns / NS_PER_S, 1),
+            "remedy": _REMEDIES.get(reason),
+        }
 
     def status(self) -> dict[str, Any]:
         """Return the fields of `/rose/status`.

@@ -81,7 +81,7 @@ Follow: TypeAlias = Callable[[str, str, Callable[[Layout], Tensors]], Follower]
 
 
 @dataclass
-class Upstream(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not followed
+class Followed(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not followed
     """The publisher to follow.
 
     Args:
@@ -101,10 +101,16 @@ class Wanted(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not fol
         version: lowest number that is accepted.
         timeout_s: longest wait for the next version, in seconds. Versions are awaited one by one,
             until one is at least `version`. The engine runs no step during a wait.
+        is_only_waiting: True to load nothing into the model: the call succeeds as soon as the
+            version is in the host copy. Versions arrive while the engine generates, so a caller
+            that asks for this with a short `timeout_s` now and then costs the engine little time.
+        is_exact: whether the call fails, and loads nothing, if the host copy has a newer version.
     """
 
     version: int = 1
     timeout_s: float = 30.0
+    is_only_waiting: bool = False
+    is_exact: bool = False
 
 
 class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not followed
@@ -115,7 +121,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
     step runs a half-loaded model. On CPUs, vLLM's parameters have no memory during that call.
     """
 
-    init_info_cls = Upstream
+    init_info_cls = Followed
     update_info_cls = Wanted
     follow: Follow
 
@@ -124,13 +130,15 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         super().__init__(*parts, **options)
         self._receiver: Follower | None = None
         self._tensors: Tensors = {}
-        # Version and digest in the model, for `/rose/status`; None: the model holds no known one.
+        # Version and digest in the model, for `/rose/status`; None: no version was loaded, or
+        # `is_half_loaded`, because the last load failed.
         self.loaded: dict[str, Any] | None = None
+        self.is_half_loaded = False
         # Called before each tensor is loaded. In a borrower the call waits while serving has the
         # device.
         self.between: Callable[[], None] = lambda: None
 
-    def init_transfer_engine(self, init_info: Upstream) -> None:
+    def init_transfer_engine(self, init_info: Followed) -> None:
         """Start to follow a publisher. A second call follows another publisher instead.
 
         Raises:
@@ -158,7 +166,7 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         """Do nothing, because only `receive_weights` changes the model."""
 
     def receive_weights(self, update_info: Wanted) -> None:
-        """Load the wanted version, or a newer one.
+        """Load the wanted version, or a newer one; or only wait for it.
 
         Raises:
             Unavailable: `init_transfer_engine` was not called.
@@ -171,13 +179,20 @@ class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not fo
         while (receiver.version or 0) < update_info.version:
             receiver.wait(update_info.timeout_s)
             receiver.commit()
-        self.loaded = None
+        if update_info.is_exact and receiver.version != update_info.version:
+            raise Unavailable(
+                f"version {update_info.version} was overtaken by version {receiver.version}"
+            )
+        if update_info.is_only_waiting:
+            return
+        self.loaded, self.is_half_loaded = None, True
         initialize_layerwise_reload(self.model)
         try:
             self.model.load_weights(self._one_by_one())
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
         self.loaded = {"version": receiver.version, "digest": receiver.digest}
+        self.is_half_loaded = False
 
     def _one_by_one(self) -> Iterator[tuple[str, torch.Tensor]]:
         for named in self._tensors.items():

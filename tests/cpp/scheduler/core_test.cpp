@@ -196,15 +196,23 @@ class Noise {
   }
 
   Event event() {
-    switch (below(4)) {
+    switch (below(7)) {
       case 0:
         return GrantChanged{number(), number(), number(), ms()};
       case 1:
         return VersionCommitted{number(), number()};
       case 2:
-        return TurnProgress{number(), number(), number(), number(), number(), number(), number()};
+        return TurnProgress{number(), number(), number(), number(),
+                            number(), number(), number(), number()};
+      case 3:
+        return TurnCut{number(), number(), below(4)};
+      case 4:
+        if (below(8) == 0) return Paused{below(2) == 0};
+        return Resumed{};
+      case 5:
+        return WorkerMeasured{number(), 1.0 + static_cast<double>(below(9)), 1.0, 0.0};
       default:
-        return TurnEnded{number(), number(), number(), number(), static_cast<TurnEnd>(below(3)),
+        return TurnEnded{number(), number(), number(), number(), static_cast<TurnEnd>(below(4)),
                          number()};
     }
   }
@@ -231,13 +239,18 @@ TEST(any_reports_of_workers_are_survived_and_two_cores_agree) {
       std::vector<Event> events;
       if (next < 60) events.push_back(TrajectoryCreated{next++});
       for (const TrajectoryId id : in_environment) {
-        events.push_back(TurnReady{id, 0, noise.below(50), 1 + noise.below(20)});
+        const std::int64_t oldest = noise.below(3);
+        const bool is_limited = noise.below(2) == 0;
+        events.push_back(TurnReady{id, 0, noise.below(50), 1 + noise.below(20),
+                                   is_limited ? oldest : 0,
+                                   is_limited ? oldest + noise.below(3) : kCountMax});
       }
       in_environment.clear();
       const WorkerId worker = noise.below(6);
       const bool is_joined = core.stats().used_tokens.contains(worker);
       if (!is_joined) events.push_back(joined(worker, static_cast<WorkerKind>(worker % 2)));
       if (is_joined && noise.below(10) == 0) events.push_back(WorkerLost{worker});
+      if (is_joined && noise.below(40) == 0) events.push_back(WorkerDrained{worker});
       for (int i = 0; i < 8; ++i) events.push_back(noise.event());
       const std::vector<Action> actions = step(core, events, now_ns);
       CHECK_EQ(step(twin, events, now_ns).size(), actions.size());

@@ -35,6 +35,7 @@ class Setting:
 
 
 _LIVE: Final = "live_servers"
+_EVENTS: Final = "live_events"
 _STEPS: Final = "steps_in_flight"
 _POOL: Final = "block_pool"
 
@@ -80,6 +81,27 @@ SETTINGS: Final = (
                     "serving_that_stands_still_leaves_the_borrower_its_requests",
                     "rollouts_outlive_serving_and_end_when_it_is_back",
                 ),
+            ),
+            Shown(
+                "`/rose/events`",
+                _EVENTS,
+                (
+                    "events_begin_with_what_the_engine_is",
+                    "a_revocation_is_an_event_and_lending_again_is_a_new_grant",
+                    "bursts_of_serving_shrink_the_grant_and_it_grows_again",
+                    "an_idle_borrower_tells_that_serving_is_gone_and_is_back",
+                    "a_stream_of_events_does_not_delay_the_end_of_its_server",
+                ),
+            ),
+            Shown(
+                "fresh weights for a stock server with rose installed",
+                _EVENTS,
+                ("a_stock_server_and_a_borrower_load_two_versions_of_one_publisher",),
+            ),
+            Shown(
+                "a stock server and a borrower behind `rose serve`, under kills and revocations",
+                "live_fleet",
+                ("no_turn_is_lost_or_doubled_while_engines_die_and_loans_are_revoked",),
             ),
             Shown(
                 "death or standstill of the borrower",

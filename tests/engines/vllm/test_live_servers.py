@@ -1,99 +1,23 @@
 """Two real vLLM servers on one core, and the real `openai` client: tokens, loans and deaths."""
 
-import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
 
 import rose
-from bench.vllm_servers import KV_BYTES, PYTHON, ROOT, Server, Talk, prompts
+from bench.vllm_servers import KV_BYTES, PYTHON, ROOT, Talk
 from rose._core import HostGate
-from rose.cli.main import main
 from rose.slo.verify import verify_log
+from tests.engines.vllm.live import BURST, BURST_TOKENS, BURSTS, ROUNDS_MAX, WAIT_S, Pair
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
-ROLLOUTS = prompts(24, tokens=200)
-ROLLOUT_TOKENS = 120
-# Together they need most of the pool.
-BURST = prompts(16, tokens=800)
-BURST_TOKENS = 40
 STILL_S = 20.0
-WAIT_S = 60.0
-ROUNDS_MAX = 10
-BURSTS = 3  # Without a pause between them rollouts would never end.
-
-
-class Pair:
-    """A serving engine and a borrower, with the answers that each gives alone."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        """Start both; `options` are serving's."""
-        from rose.engines.vllm.tiny import make_model
-
-        core = max(os.sched_getaffinity(0))
-        self.socket = folder / "s"
-        served = make_model(folder / "served", layers=4, hidden=128, seed=1)
-        self.rolled_out = rolled_out = make_model(
-            folder / "rolled-out", layers=8, hidden=256, seed=2
-        )
-        self._core, self._folder, self._served = core, folder, served
-        self.serving = self.server_that_lends(*options)
-        self.borrower = Server(
-            *("rose.cli.main", "vllm", "rollout", str(rolled_out), "--attach", str(self.socket)),
-            *("--weight-transfer-config", '{"backend": "rose"}'),
-            log=folder / "borrower.log",
-            core=core,
-        )
-        self.serving.start()
-        # Before there is a borrower, and before serving has a request beside it.
-        self.burst_alone = Talk(self.serving, BURST, tokens=BURST_TOKENS).tokens()
-        self.borrower.start()
-        self.rollouts_alone = self.roll_out().tokens()
-
-    def server_that_lends(self, *options: str) -> Server:
-        return Server(
-            *("rose.cli.main", "vllm", "serve", str(self._served), "--listen", str(self.socket)),
-            *("--epsilon", "0.02", "--revoke-ms", "500", "--enforce-eager"),
-            *("--kv-cache-memory-bytes", str(KV_BYTES), *options),
-            log=self._folder / "serving.log",
-            core=self._core,
-        )
-
-    def roll_out(self) -> Talk:
-        return Talk(self.borrower, ROLLOUTS, tokens=ROLLOUT_TOKENS)
-
-    def burst(self) -> None:
-        """Let serving use most of the pool; its tokens are those without a borrower."""
-        assert Talk(self.serving, BURST, tokens=BURST_TOKENS).tokens() == self.burst_alone
-
-    def lending(self, *what: str) -> None:
-        assert main(["lending", *what, "--socket", str(self.socket)]) == 0
-
-    def wait_until_lent(self) -> None:
-        wait_for(lambda: self.serving.status["lent_bytes"] > 0)
-
-    def close(self) -> None:
-        self.borrower.stop()
-        self.serving.stop()
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    if not PYTHON.exists():
-        pytest.skip("real vLLM is not installed here: make vllm-env")
-    pytest.importorskip("transformers")
-    # A socket's path is short.
-    folder = tmp_path_factory.mktemp("vllm")
-    pair = Pair(folder)
-    yield pair
-    pair.close()
 
 
 def test_both_say_what_is_lent(pair: Pair) -> None:

@@ -29,9 +29,10 @@ def test_every_feature_has_a_test(shown: Shown) -> None:
     assert set(shown.tests) <= names_in(shown.file)
 
 
-def test_every_test_of_live_servers_is_listed() -> None:
-    listed = {name for one in SHOWN if one.file == "live_servers" for name in one.tests}
-    assert listed == names_in("live_servers")
+@pytest.mark.parametrize("file", ["live_servers", "live_events", "live_fleet"])
+def test_every_test_of_live_servers_is_listed(file: str) -> None:
+    listed = {name for one in SHOWN if one.file == file for name in one.tests}
+    assert listed == names_in(file)
 
 
 def test_the_supported_versions_are_those_that_tests_run(repo: Path) -> None:

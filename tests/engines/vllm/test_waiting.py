@@ -84,3 +84,16 @@ def test_the_status_has_reason_and_times() -> None:
     waiting.waits.stepped()
     status = waiting.waits.status()
     assert (status["since_step_s"], status["refused"]) == (0.0, None)
+
+
+def test_a_wait_of_more_than_a_second_is_an_event_until_a_step_is_planned() -> None:
+    waiting = Waiting()
+    waiting.refused(Reason.SERVING_BUSY, seconds=1, every_s=0.25)
+    waiting.sleep(-0.25)
+    assert waiting.waits.event() == {"reason": None}
+    waiting.sleep(1.75)
+    event = waiting.waits.event()
+    assert (event["reason"], event["waited_s"]) == ("serving_busy", 2.5)
+    assert "--slowdown" in event["remedy"]
+    waiting.waits.stepped()
+    assert waiting.waits.event() == {"reason": None}

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "bind/clock.h"
-#include "bind/rows.h"
 #include "bind/status.h"
 #include "bind/unlocked.h"
 #include "sim/cluster.h"
@@ -134,16 +133,18 @@ py::dict dict_of(const sim::JobOutcome& job) {
 }
 
 template <typename T>
-py::list rows_of(const std::vector<T>& all) {
-  py::list rows;
-  for (const T& one : all) rows.append(row_of(one));
-  return rows;
+py::list classes_of(const std::vector<T>& all) {
+  py::list classes;
+  for (const T& one : all) {
+    classes.append(std::visit([](const auto& kind) { return py::cast(kind); }, one));
+  }
+  return classes;
 }
 
 py::list list_of(const std::vector<sim::LoggedStep>& log) {
   py::list steps;
   for (const sim::LoggedStep& step : log) {
-    steps.append(py::make_tuple(step.now_ns, rows_of(step.events), rows_of(step.actions)));
+    steps.append(py::make_tuple(step.now_ns, classes_of(step.events), classes_of(step.actions)));
   }
   return steps;
 }

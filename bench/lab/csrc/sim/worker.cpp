@@ -208,9 +208,10 @@ void SimulatedWorker::schedule_report(Nanoseconds now_ns) {
 
 void SimulatedWorker::report(Held& held, std::int64_t generated, Nanoseconds now_ns) {
   if (generated == held.reported) return;
-  inbox_.push(TurnProgress{held.id, held.turn, spec_.number, grant_epoch_,
-                           held.first_token + held.reported, generated - held.reported, version_},
-              now_ns);
+  inbox_.push(
+      TurnProgress{held.id, held.turn, spec_.number, grant_epoch_, held.first_token + held.reported,
+                   generated - held.reported, version_, version_},
+      now_ns);
   held.reported = generated;
 }
 

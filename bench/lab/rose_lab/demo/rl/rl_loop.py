@@ -159,7 +159,7 @@ class RlLoop:
         """
         source = RemoteSource(self._weights_address, self._token)
         noted = NotedSource(source, self.history.version)
-        self._receiver = receive(noted, weights, worker, version=0)
+        self._receiver = receive(noted, weights, worker, name=f"worker-{BORROWED}", version=0)
         self._parts.callback(self._receiver.close)
         self._parts.callback(source.close)  # Runs before the receiver's close, to unblock it.
         measured = self._speed

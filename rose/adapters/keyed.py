@@ -1,0 +1,82 @@
+"""Requests with a key of the client: a repeated request gets the running or finished answer."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from hashlib import blake2b
+
+from rose.adapters.generation import Request
+from rose.adapters.sequences import Ask
+from rose.errors import InvalidArgument
+
+
+class KeyReused(InvalidArgument):
+    """A key was sent before with another request."""
+
+
+def digest_of(asks: Sequence[Ask], prompts: Sequence[bytes]) -> bytes:
+    """Return a digest of all that decides the tokens of a request.
+
+    Args:
+        asks: the requested sequences.
+        prompts: token ids of their prompts, packed.
+    """
+    digest = blake2b(digest_size=16)
+    for ask, prompt in zip(asks, prompts, strict=True):
+        of = ask.sampling, ask.seed, ask.versions, ask.stop, ask.include_stop
+        digest.update(repr((len(prompt), of)).encode(errors="surrogatepass"))
+        digest.update(prompt)
+    return digest.digest()
+
+
+class KeyedRequests:
+    """Running and finished requests by key. Finished ones are kept for a time.
+
+    Args:
+        count_max: largest number of requests; the oldest is forgotten first.
+        answer_s: time in seconds for which a finished request is kept.
+    """
+
+    def __init__(self, *, count_max: int, answer_s: float) -> None:
+        self._count_max = count_max
+        self._answer_s = answer_s
+        self._by_key: dict[str, tuple[bytes, Request]] = {}
+        self._keys: dict[Request, str] = {}
+
+    def __contains__(self, request: Request) -> bool:
+        """Return whether the request has a key."""
+        return request in self._keys
+
+    def find(self, key: str, digest: bytes) -> Request | None:
+        """Return the request with this key.
+
+        Raises:
+            KeyReused: it is another request.
+        """
+        there = self._by_key.get(key)
+        if there is None:
+            return None
+        if there[0] != digest:
+            raise KeyReused(f"the request key {key[:80]!r} was used for another request before")
+        return there[1]
+
+    def add(self, key: str, digest: bytes, request: Request) -> None:
+        """Keep a request under its key."""
+        while len(self._by_key) >= self._count_max:
+            self.forget(next(iter(self._by_key.values()))[1])
+        self._by_key[key] = digest, request
+        self._keys[request] = key
+
+    def over(self, request: Request) -> None:
+        """Keep a finished request for a time, so that a client can retry; forget a failed one."""
+        if any(one.error is not None for one in request.sequences):
+            self.forget(request)
+        elif request in self._keys:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._answer_s, partial(self.forget, request))
+
+    def forget(self, request: Request) -> None:
+        """Forget a request. A repeated call does nothing."""
+        key = self._keys.pop(request, None)
+        if key is not None:
+            del self._by_key[key]

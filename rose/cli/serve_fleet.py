@@ -1,0 +1,136 @@
+"""Runs the rollout service with its fleet of engines."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rose.adapters import RolloutService, ServiceLimits, TrialWorker, rollout_app
+from rose.adapters.fleet import Fleet, Upstream
+from rose.adapters.trial import commit_trial_weights
+from rose.cli.http_program import App, Door, has_tokenizer, serve_until_told, trusting
+from rose.node import fleet_file
+from rose.node.commands import Command, commands_of
+from rose.node.supervisor import Supervisor
+from rose.scheduler.worker import WorkerKind
+
+if TYPE_CHECKING:
+    from rose.adapters.text import Tokenizer
+
+_NAME: Final = "rose"  # name of the model if no engine has told one yet
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """An engine that somebody else runs.
+
+    Args:
+        url: its URL.
+        token: its bearer token.
+        authority: PEM file of the authority of its certificate; None: the system's authorities.
+    """
+
+    url: str
+    token: str | None = field(repr=False)
+    authority: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Engines that this program starts.
+
+    Args:
+        fleet: file with the engines.
+        logs: folder for their logs.
+    """
+
+    fleet: fleet_file.Fleet
+    logs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `rose serve` shall do.
+
+    Args:
+        door: where to listen, and whom to admit.
+        model: name of the model in requests; None: the engines' name.
+        tokenizer: folder of a tokenizer; None: the engines' model, if it is on this machine.
+        sequences: most sequences in flight.
+        max_staleness: most versions by which a turn's weights may be behind; None: no limit.
+        trials: number of trial workers in this process.
+        engines: engines to join.
+        upstream: address and token of the publisher that stock engines follow.
+        started: engines to start and join.
+    """
+
+    door: Door
+    model: str | None = None
+    tokenizer: Path | None = None
+    sequences: int = ServiceLimits().sequences
+    max_staleness: int | None = None
+    trials: int = 0
+    engines: tuple[Joining, ...] = ()
+    upstream: tuple[str, str] | None = field(default=None, repr=False)
+    started: Started | None = None
+
+
+async def serve_plan(plan: Plan) -> None:
+    """Serve until SIGTERM.
+
+    Raises:
+        InvalidArgument: a file, an address or an engine does not fit.
+    """
+    token = secrets.token_urlsafe(32)
+    commands = [] if plan.started is None else list(commands_of(plan.started.fleet, token))
+    authorities = {one.authority for one in plan.engines if one.authority is not None}
+    trusted = {path: trusting(path) for path in authorities}
+    service = RolloutService(ServiceLimits(sequences=plan.sequences))
+    trials: list[TrialWorker] = []
+
+    async def join(parts: AsyncExitStack, _end: Callable[[str], None]) -> App:
+        for number in range(plan.trials):
+            worker = TrialWorker(number, WorkerKind.BORROWED, service.receive)
+            trials.append(parts.enter_context(worker))
+            await service.register(worker, worker.capabilities, worker.limits)
+            worker.grant()
+        upstream = None if plan.upstream is None else Upstream(*plan.upstream)
+        fleet = await parts.enter_async_context(Fleet(service, weights=upstream, first=plan.trials))
+        for one in plan.engines:
+            tls = None if one.authority is None else trusted[one.authority]
+            await fleet.add(one.url, token=one.token, tls=tls)
+        await _add_started(fleet, commands, token)
+        return rollout_app(
+            service,
+            model=plan.model or fleet.facts().model or _NAME,
+            tokenizer=_tokenizer(plan.tokenizer, fleet.facts().model),
+            token=plan.door.token,
+            weights=partial(commit_trial_weights, trials) if plan.trials else None,
+        )
+
+    programs = None if plan.started is None else Supervisor(commands, plan.started.logs)
+    count = plan.trials + len(plan.engines) + sum(one.url is not None for one in commands)
+    await serve_until_told(
+        service, plan.door, join, programs=programs, words=lambda: f" workers={count}"
+    )
+
+
+async def _add_started(fleet: Fleet, commands: list[Command], token: str) -> None:
+    """Add engines that are starting; they join when they answer."""
+    urls = [command.url for command in commands if command.url is not None]
+    await asyncio.gather(*(fleet.add(url, token=token) for url in urls))
+
+
+def _tokenizer(folder: Path | None, model: str | None) -> "Tokenizer | None":
+    """Load a tokenizer: that of `folder`, or that of the engines' model if it is a folder here."""
+    from rose.adapters.hugging_face import load_tokenizer  # noqa: PLC0415 (an extra)
+
+    if folder is not None:
+        return load_tokenizer(folder)
+    if model is not None and has_tokenizer(Path(model)):
+        return load_tokenizer(Path(model))
+    return None

@@ -1,0 +1,3 @@
+"""Tests of engines over HTTP are coroutines: each runs in a loop of its own."""
+
+from tests.scheduler.conftest import pytest_pyfunc_call  # noqa: F401 (a hook)
