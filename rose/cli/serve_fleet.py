@@ -16,6 +16,7 @@ from rose.cli.http_program import App, Door, has_tokenizer, serve_until_told, tr
 from rose.node import fleet_file
 from rose.node.commands import Command, commands_of
 from rose.node.supervisor import Supervisor
+from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.worker import WorkerKind
 
 if TYPE_CHECKING:
@@ -89,7 +90,10 @@ async def serve_plan(plan: Plan) -> None:
     commands = [] if plan.started is None else list(commands_of(plan.started.fleet, token))
     authorities = {one.authority for one in plan.engines if one.authority is not None}
     trusted = {path: trusting(path) for path in authorities}
-    service = RolloutService(ServiceLimits(sequences=plan.sequences))
+    limits = ServiceLimits(sequences=plan.sequences)
+    service = RolloutService(limits)
+    if plan.max_staleness is not None:
+        service = RolloutService(limits, settings=_settings(plan.max_staleness))
     trials: list[TrialWorker] = []
 
     async def join(parts: AsyncExitStack, _end: Callable[[str], None]) -> App:
@@ -107,15 +111,25 @@ async def serve_plan(plan: Plan) -> None:
         return rollout_app(
             service,
             model=plan.model or fleet.facts().model or _NAME,
-            tokenizer=_tokenizer(plan.tokenizer, fleet.facts().model),
+            tokenizer=_tokenizer(plan.tokenizer, fleet.root()),
             token=plan.door.token,
-            weights=partial(commit_trial_weights, trials) if plan.trials else None,
+            weights=partial(commit_trial_weights, trials) if plan.trials else fleet.load,
+            fleet=fleet,
         )
 
     programs = None if plan.started is None else Supervisor(commands, plan.started.logs)
     count = plan.trials + len(plan.engines) + sum(one.url is not None for one in commands)
     await serve_until_told(
         service, plan.door, join, programs=programs, words=lambda: f" workers={count}"
+    )
+
+
+def _settings(max_staleness: int) -> SchedulerSettings:
+    """Return settings that bound staleness only: no trainer tells how many rollouts it uses."""
+    return SchedulerSettings(
+        max_staleness=max_staleness,
+        batch_trajectories=1 << 20,
+        worker_lag_max=max(1, max_staleness),
     )
 
 

@@ -60,10 +60,8 @@ BODIES = [
     (of(min_p=0.1), 400, "min_p must have its default"),
     (of(presence_penalty=1), 400, "presence_penalty must have its default"),
     (of(repetition_penalty=1.1), 400, "repetition_penalty must have its default"),
-    (of(min_tokens=2), 400, "min_tokens must have its default"),
     (of(stop=["\n"]), 400, "stop must be null: this service has no tokenizer"),
     (of(logit_bias={"5": 1}), 400, "logit_bias must have its default"),
-    (of(logprobs=5), 400, "logprobs must have its default"),
     (of(logprobs=21), 400, "logprobs: expected `int` <= 20"),
     (of(prompt_logprobs=1), 400, "prompt_logprobs must have its default"),
     (of(structured_outputs={"regex": "a"}), 400, "structured_outputs must have its default"),
@@ -180,13 +178,10 @@ async def test_with_the_token_all_is_as_without_one() -> None:
 
 
 async def test_a_version_from_the_future_harms_nobody() -> None:
-    async with rigged(1, weights=lambda infos, version: None) as rig:
+    async with rigged(1) as rig:
         answer = await rig.post("/publish_weight_version", {"version": 1 << 40})
         assert answer.status_code == 400
         assert "version must be at most 1000000000, got" in answer.json()["error"]["message"]
-        answer = await rig.post("/update_weights", {})
-        assert answer.status_code == 400
-        assert "at most 1099511627776" in answer.json()["error"]["message"]
         said = (await rig.ask("/v1/completions", BODY)).json()
         assert said["choices"][0]["token_ids"] == truth()
 
