@@ -54,6 +54,8 @@ def tokens_of(name: str, ids: Iterable[Any]) -> Tokens:
         InvalidArgument: an element is not a whole number from 0 to `TOKEN_MAX`.
     """
     try:
+        if hasattr(ids, "tolist"):
+            ids = ids.tolist()
         # An array would take bytes and texts for its own representation.
         return array("I", tuple(ids) if isinstance(ids, bytes | bytearray | str) else ids)
     except _NO_NUMBER as error:
