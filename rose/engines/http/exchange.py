@@ -11,6 +11,7 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 import httptools
+import msgspec
 from typing_extensions import override
 
 from rose.engines.http.link import CONNECT_S, KEEP_ALIVE_S, failure_of, within
@@ -127,7 +128,7 @@ class _Exchange(asyncio.Protocol):
         elif self._on_data is not None:
             try:
                 self._on_data(data)
-            except (RoseError, ValueError) as error:
+            except (RoseError, msgspec.MsgspecError, ValueError, TypeError) as error:
                 self._fail(error)
 
     def on_message_complete(self) -> None:

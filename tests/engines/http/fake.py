@@ -6,6 +6,7 @@ and doubled tokens show. `python -m tests.engines.http.fake DIALECT PORT` runs o
 
 import asyncio
 import json
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -46,6 +47,7 @@ class FakeEngine:
         self.version = 0
         self.instance = "one"
         self.token: str | None = None
+        self.tls: ssl.SSLContext | None = None
         self.is_incremental = False
         self.label = "default"  # of the weights
         self.received = 1 << 30  # newest version that arrived from the publisher
@@ -56,6 +58,7 @@ class FakeEngine:
         self.features = ["top_p", "seeds"]
         self.health = 200
         self.running = 0
+        self.step_ms = 2.0  # as it tells
         self.peers: set[int] = set()  # ports of the clients that asked for turns
         self.decoded = 0
         self.bodies: list[dict[str, Any]] = []
@@ -70,7 +73,7 @@ class FakeEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'' if self.tls is None else 's'}://127.0.0.1:{self.port}"
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -103,7 +106,13 @@ class FakeEngine:
             post("/update_weights", self._update)
         self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port or self.port, reuse_address=True)
+        site = web.TCPSite(
+            self._runner,
+            "127.0.0.1",
+            port or self.port,
+            reuse_address=True,
+            ssl_context=self.tls,
+        )
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self
@@ -217,7 +226,7 @@ class FakeEngine:
                 "features": self.features,
                 "instance": self.instance,
                 "prefill_tokens_per_s": 50_000.0,
-                "decode_step_ms": 2.0,
+                "decode_step_ms": self.step_ms,
                 "decode_ms_per_sequence": 0.1,
             },
             "grant": self.grant,
