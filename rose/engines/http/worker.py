@@ -12,7 +12,7 @@ import msgspec
 from rose.clock import BootClock, Clock
 from rose.engines.http.bodies import body_of, is_streamed, path_of
 from rose.engines.http.events import EventStream
-from rose.engines.http.exchange import Exchanges, Reply
+from rose.engines.http.exchange import AnswerEnd, Exchanges
 from rose.engines.http.facts import Dialect, EngineFacts, EngineSpeed, speed_of
 from rose.engines.http.link import Disconnected, Link, message_of
 from rose.engines.http.speed import ASSUMED, Pace
@@ -348,7 +348,7 @@ class HttpWorker:
         elif part.tokens and part.end is None and not turn.request.options.is_whole:
             self._send(turn)
 
-    async def _rejected(self, turn: _Turn, reply: Reply) -> None:
+    async def _rejected(self, turn: _Turn, reply: AnswerEnd) -> None:
         """End a turn whose request got another status than 200."""
         message = message_of(reply.status, reply.body)
         if reply.status in _NOT_OURS:
