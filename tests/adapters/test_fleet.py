@@ -305,6 +305,26 @@ async def test_stock_vllm_follows_offers_and_no_token_has_a_wrong_version(
             assert one.label == "5"
 
 
+async def test_borrower_under_vllm_is_updated_by_routes_and_gets_its_grant_back(
+    wanted: list[str],
+) -> None:
+    seen: set[int] = set()
+    async with rigged(weights=UPSTREAM) as rig:
+        one = await rig.start("rose")
+        one.is_vllm = True
+        await rig.fleet.add(one.url)
+        await rig.until_ready(0)
+        busy = asyncio.create_task(keep_busy(rig, seen))
+        for version in (1, 2):
+            rig.fleet.offer(version)
+            await until(lambda v=version: rig.row().version == v and rig.row().kv_tokens)
+            await until(lambda v=version: v in seen or busy.done())
+        busy.cancel()
+        await asyncio.wait({busy})
+        assert busy.cancelled()
+        assert [path for path, _ in one.calls] == ["/init_weight_transfer_engine"] + wanted * 2
+
+
 async def test_slow_engine_holds_up_no_other_and_goes_on_with_its_version() -> None:
     async with rigged(weights=UPSTREAM) as rig:
         slow, _ = [await rig.join() for _ in range(2)]
