@@ -128,7 +128,8 @@ class Fleet:
             _LOG.info("worker %d joins when its engine answers: %s", number, sentence(error))
         if self._offer is not None:
             member.offer(self._offer, self._weights)
-        self._tasks[number] = asyncio.create_task(self._supervise(member))
+        task = self._tasks[number] = asyncio.create_task(member.run())
+        task.add_done_callback(member.ended)
         return number
 
     async def drain(self, number: int) -> None:
@@ -235,12 +236,6 @@ class Fleet:
                 f"a fleet has one vocabulary: it has {fleet.vocabulary} ids here, and "
                 f"{facts.vocabulary} there"
             )
-
-    async def _supervise(self, member: FleetMember) -> None:
-        try:
-            await member.run()
-        except RoseError as error:  # The service is closed.
-            _LOG.warning("worker %d stays away: %s", member.number, sentence(error))
 
     async def _forget(self, number: int) -> None:
         self._drop(number)

@@ -23,7 +23,7 @@ from rose.engines.http import (
     within,
 )
 from rose.engines.http.updates import Offer, Upstream, update, wants
-from rose.errors import DeadlineExceeded, RoseError
+from rose.errors import DeadlineExceeded, RoseError, sentence
 from rose.scheduler.turns import Capabilities
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerKind
 from rose.units import NS_PER_S
@@ -197,8 +197,8 @@ class FleetMember:
 
     async def run(self) -> None:
         """Join the engine whenever it can be joined, until it is drained and lost."""
-        while not self.is_draining:
-            worker = self._worker = await self._joined()
+        while (worker := await self._joined()) is not None:
+            self._worker = worker
             self._state, self._reason = WorkerState.READY, None
             worker.accompany(self._update(worker))
             try:
@@ -208,11 +208,15 @@ class FleetMember:
             self._state = WorkerState.LOST
             _LOG.warning("worker %d (%s) is lost: %s", self.number, self.link.url, self._reason)
 
-    async def _joined(self) -> HttpWorker:
+    async def _joined(self) -> HttpWorker | None:
+        """Return the registered worker once the engine can be joined; None if it is drained."""
         began, told = self._clock.now_ns(), ""
-        while True:
+        while not self.is_draining:
             try:
-                return await self._join(await self.look())
+                facts = await self.look()
+                speed = facts.speed or self._speed or await self._measured(facts)
+                if not self.is_draining:
+                    return await self._join(facts, speed)
             except RoseError as error:
                 self._reason = str(error)
             waited_s = (self._clock.now_ns() - began) / NS_PER_S
@@ -220,9 +224,9 @@ class FleetMember:
                 told = self._reason
                 _LOG.warning("worker %d waits for its engine: %s", self.number, told)
             await asyncio.sleep(_RETRY_S)
+        return None
 
-    async def _join(self, facts: EngineFacts) -> HttpWorker:
-        speed = facts.speed or self._speed or await self._measured(facts)
+    async def _join(self, facts: EngineFacts, speed: EngineSpeed) -> HttpWorker:
         worker = HttpWorker(
             self.number,
             self.link.url,
@@ -267,6 +271,13 @@ class FleetMember:
         self.is_draining = True
         if self._worker is not None:
             await self._rollouts.scheduler.drain(self.number)
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """Note why `run` has ended early; the service may be closed, or rose has a bug."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._state, self._reason = WorkerState.LOST, f"it stays away: {sentence(error)}"
+            _LOG.error("worker %d: %s", self.number, self._reason, exc_info=error)
 
     # ---- weights --------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 import asyncio
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +12,9 @@ from rose.engines.http import FEATURES, SGLANG_FEATURES, Dialect
 from rose.engines.http import worker as worker_module
 from rose.errors import InvalidArgument
 from tests.adapters.fleet_rig import Rig, rigged
-from tests.engines.http.fake import BLOCK, CONTEXT, KV_BLOCKS, VOCABULARY
+from tests.engines.http.fake import BLOCK, CONTEXT, KV_BLOCKS, VOCABULARY, FakeEngine
 from tests.engines.http.rig import until
+from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
 
 FAR = "http:" + "//192.0.2.1:8000"  # an address that no machine has
 UPSTREAM = Upstream("127.0.0.1:5555", "secret")
@@ -122,6 +125,24 @@ async def test_drained_worker_hands_its_turns_over_at_the_token() -> None:
         assert rig.fleet.facts().model == "tiny"
 
 
+@pytest.mark.parametrize("is_up", [False, True])
+async def test_worker_that_is_drained_while_it_joins_gets_no_turn(is_up: bool) -> None:
+    async with rigged() as rig:
+        one, other = await rig.start(step_s=0.02), await rig.join("rose")
+        if not is_up:
+            await one.kill()
+        number = await rig.fleet.add(one.url)  # if it is up, it is being measured now
+        await rig.fleet.drain(number)
+        if not is_up:
+            await one.start()
+        await until(rig.fleet._tasks[number].done)
+        asked = len(one.bodies)
+        assert {worker for result in await rig.turns(8) for worker in result.workers} == {0}
+        assert len(one.bodies) == asked
+        assert rig.row(number).state is WorkerState.DRAINING
+        assert other.bodies
+
+
 async def test_removed_worker_is_gone_and_its_engine_may_come_again() -> None:
     async with rigged() as rig:
         one = await rig.join()
@@ -182,6 +203,28 @@ async def test_token_is_sent_and_a_wrong_one_is_the_reason_of_the_row() -> None:
         await rig.fleet.remove(number)
         await rig.fleet.add(one.url, token="secret")
         assert (await rig.turn()).workers == (1,)
+
+
+@needs_openssl
+async def test_turns_and_tokens_go_over_tls_to_engines_with_a_trusted_certificate(
+    tmp_path: Path,
+) -> None:
+    authority = make_authority(tmp_path)
+    files = make_certificate(authority, "engine")
+    async with rigged() as rig:
+        one = FakeEngine()
+        one.token, one.tls = "secret", ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        one.tls.load_cert_chain(files.certificate, files.key)
+        await one.start()
+        rig.parts.push_async_callback(one.kill)
+        number = await rig.fleet.add(one.url, token="secret")
+        await until(lambda: rig.row(number).reason)
+        assert "certificate" in rig.row(number).reason.lower()
+        assert one.bodies == []
+        await rig.fleet.remove(number)
+        trust = ssl.create_default_context(cafile=authority)
+        await rig.fleet.add(one.url, token="secret", tls=trust)
+        assert len((await rig.turn()).tokens) == 40
 
 
 async def test_engine_is_added_once() -> None:
@@ -260,6 +303,26 @@ async def test_stock_vllm_follows_offers_and_no_token_has_a_wrong_version(
                 "init_info": {"address": "127.0.0.1:5555", "token": "secret"}
             }
             assert one.label == "5"
+
+
+async def test_borrower_under_vllm_is_updated_by_routes_and_gets_its_grant_back(
+    wanted: list[str],
+) -> None:
+    seen: set[int] = set()
+    async with rigged(weights=UPSTREAM) as rig:
+        one = await rig.start("rose")
+        one.is_vllm = True
+        await rig.fleet.add(one.url)
+        await rig.until_ready(0)
+        busy = asyncio.create_task(keep_busy(rig, seen))
+        for version in (1, 2):
+            rig.fleet.offer(version)
+            await until(lambda v=version: rig.row().version == v and rig.row().kv_tokens)
+            await until(lambda v=version: v in seen or busy.done())
+        busy.cancel()
+        await asyncio.wait({busy})
+        assert busy.cancelled()
+        assert [path for path, _ in one.calls] == ["/init_weight_transfer_engine"] + wanted * 2
 
 
 async def test_slow_engine_holds_up_no_other_and_goes_on_with_its_version() -> None:

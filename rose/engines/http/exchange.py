@@ -11,6 +11,7 @@ from typing import Final, cast
 from urllib.parse import urlsplit
 
 import httptools
+import msgspec
 from typing_extensions import override
 
 from rose.engines.http.link import CONNECT_S, KEEP_ALIVE_S, failure_of, within
@@ -21,7 +22,7 @@ _REPLY_BYTES_MAX: Final = 1 << 20  # of an answer that is no stream of events
 
 
 @dataclass(slots=True)
-class Reply:
+class AnswerEnd:
     """The end of an answer.
 
     Args:
@@ -44,9 +45,9 @@ class _Exchange(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpResponseParser | None = None
         self._on_data: Callable[[bytes], None] | None = None
-        self._done: asyncio.Future[Reply] | None = None
+        self._done: asyncio.Future[AnswerEnd] | None = None
         self._late: asyncio.TimerHandle | None = None
-        self._reply = Reply()
+        self._reply = AnswerEnd()
         self._has_end = False  # whether the head says where the body ends
         self.idle_since = 0.0
 
@@ -55,14 +56,14 @@ class _Exchange(asyncio.Protocol):
         """True if another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def run(self, request: bytes, on_data: Callable[[bytes], None]) -> Reply:
+    async def run(self, request: bytes, on_data: Callable[[bytes], None]) -> AnswerEnd:
         """Send a request, and return at the end of its answer.
 
         Raises:
             Unavailable: the connection broke.
             Exception: what `on_data` raised.
         """
-        self._parser, self._reply = httptools.HttpResponseParser(self), Reply()
+        self._parser, self._reply = httptools.HttpResponseParser(self), AnswerEnd()
         self._on_data, self._has_end = on_data, False
         self._done = self._loop.create_future()
         try:
@@ -127,7 +128,7 @@ class _Exchange(asyncio.Protocol):
         elif self._on_data is not None:
             try:
                 self._on_data(data)
-            except (RoseError, ValueError) as error:
+            except (RoseError, msgspec.MsgspecError, ValueError, TypeError) as error:
                 self._fail(error)
 
     def on_message_complete(self) -> None:
@@ -180,7 +181,7 @@ class Exchanges:
 
     async def run(
         self, path: str, body: bytes, on_data: Callable[[bytes, Callable[[float], None]], None]
-    ) -> Reply:
+    ) -> AnswerEnd:
         """Post a request, and return at the end of its answer.
 
         Args:

@@ -1,8 +1,9 @@
 """What is known about an engine."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from rose.scheduler.worker import WorkerKind
 
@@ -35,6 +36,13 @@ class EngineSpeed:
     def step_ms(self, sequences: int) -> float:
         """Return the time of a decode step, in milliseconds."""
         return self.decode_step_ms + sequences * self.decode_ms_per_sequence
+
+
+def speed_of(status: Mapping[str, Any]) -> EngineSpeed | None:
+    """Return the speed in an engine's status; None if the engine has not measured itself."""
+    told = [status.get(name) for name in EngineSpeed.__slots__]
+    rates = [float(one) for one in told if isinstance(one, int | float) and one >= 0]
+    return EngineSpeed(*rates) if len(rates) == len(told) and all(rates[:2]) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rose.engines.http.facts import (
     TORN,
     Dialect,
     EngineFacts,
-    EngineSpeed,
+    speed_of,
 )
 from rose.engines.http.link import BadStatus, Link
 from rose.engines.http.model_folder import read_model
@@ -109,7 +109,7 @@ async def _object(link: Link, path: str) -> dict[str, Any]:
 
 def _rose_facts(engine: dict[str, Any], card: dict[str, Any]) -> EngineFacts:
     status, version = _part(engine, "status"), _part(engine, "version")
-    features = _typed(status, "features", list) or []
+    features = [one for one in _typed(status, "features", list) or () if isinstance(one, str)]
     return EngineFacts(
         Dialect.ROSE,
         WorkerKind.BORROWED if status.get("kind") == "borrowed" else WorkerKind.DEDICATED,
@@ -119,25 +119,16 @@ def _rose_facts(engine: dict[str, Any], card: dict[str, Any]) -> EngineFacts:
         context_tokens=_count(status, "context_tokens") or _count(card, "max_model_len"),
         kv_tokens=_count(status, "kv_tokens"),
         seats=_count(status, "seats"),
-        eos_token_ids=tuple(int(one) for one in _typed(status, "eos_token_ids", list) or ()),
+        eos_token_ids=tuple(
+            one for one in _typed(status, "eos_token_ids", list) or () if type(one) is int
+        ),
         version=_count(version, "version") or _count(status, "version") or 0,
         features=frozenset(features) & FEATURES,
-        speed=_speed(status),
+        speed=speed_of(status),
         instance=_typed(status, "instance", str),
         has_position_seeds="seeds" in features,
         follows=status.get("weights") != "routes",  # a borrower under vLLM
     )
-
-
-def _speed(status: dict[str, Any]) -> EngineSpeed | None:
-    """Return the speed that an engine measured itself."""
-    rate, step_ms, sequence_ms = (
-        _number(status, key)
-        for key in ("prefill_tokens_per_s", "decode_step_ms", "decode_ms_per_sequence")
-    )
-    if not rate or not step_ms or sequence_ms is None:
-        return None
-    return EngineSpeed(rate, step_ms, sequence_ms)
 
 
 async def _vllm_facts(link: Link, card: dict[str, Any]) -> EngineFacts:
@@ -215,8 +206,3 @@ def _typed(of: dict[str, Any], key: str, kind: type[T]) -> T | None:
 def _count(of: dict[str, Any], key: str) -> int | None:
     value = of.get(key)
     return value if type(value) is int and value >= 0 else None
-
-
-def _number(of: dict[str, Any], key: str) -> float | None:
-    value = of.get(key)
-    return float(value) if isinstance(value, int | float) and value >= 0 else None

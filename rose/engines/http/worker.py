@@ -12,8 +12,8 @@ import msgspec
 from rose.clock import BootClock, Clock
 from rose.engines.http.bodies import body_of, is_streamed, path_of
 from rose.engines.http.events import EventStream
-from rose.engines.http.exchange import Exchanges, Reply
-from rose.engines.http.facts import Dialect, EngineFacts, EngineSpeed
+from rose.engines.http.exchange import AnswerEnd, Exchanges
+from rose.engines.http.facts import Dialect, EngineFacts, EngineSpeed, speed_of
 from rose.engines.http.link import Disconnected, Link, message_of
 from rose.engines.http.speed import ASSUMED, Pace
 from rose.engines.http.streams import TurnPart, add_completion, add_sglang
@@ -112,6 +112,7 @@ class HttpWorker:
         self._on_speed = on_speed
         self._clock = clock or BootClock()
         self._pace = Pace(speed, self._clock)
+        self._speed_told = facts.speed  # by the engine itself
         self._turns: dict[int, _Turn] = {}
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         # The present grant at an engine with events: epoch there, tokens, life.
@@ -236,6 +237,10 @@ class HttpWorker:
         match name:
             case "status" if data.get("instance") != self.facts.instance:
                 self.lose("its process was restarted", is_death=True)
+            case "status" if (told := speed_of(data)) not in (None, self._speed_told):
+                self._speed_told = self._pace.speed = told
+                if self._on_speed is not None:
+                    self.accompany(self._on_speed(told))
             case "grant":
                 was = self._told
                 self._told = int(data["grant_epoch"]), int(data["kv_tokens"]), float(data["ttl_ms"])
@@ -287,7 +292,7 @@ class HttpWorker:
                 error = await self._attempt(turn)  # An idle connection was closed just then.
         except InvalidArgument as refusal:
             self._end(turn, TurnEnd.REFUSED, str(refusal))
-        except (msgspec.DecodeError, CorruptData, ValueError) as fault:
+        except (msgspec.MsgspecError, CorruptData, ValueError, TypeError) as fault:
             self._end(turn, TurnEnd.FAILED, f"the answer of {self.link.url} is invalid: {fault}")
         else:
             if error is not None:
@@ -343,7 +348,7 @@ class HttpWorker:
         elif part.tokens and part.end is None and not turn.request.options.is_whole:
             self._send(turn)
 
-    async def _rejected(self, turn: _Turn, reply: Reply) -> None:
+    async def _rejected(self, turn: _Turn, reply: AnswerEnd) -> None:
         """End a turn whose request got another status than 200."""
         message = message_of(reply.status, reply.body)
         if reply.status in _NOT_OURS:

@@ -6,6 +6,7 @@ and doubled tokens show. `python -m tests.engines.http.fake DIALECT PORT` runs o
 
 import asyncio
 import json
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,10 @@ from aiohttp import web
 VOCABULARY = 256
 KV_BLOCKS, BLOCK = 4096, 16
 CONTEXT = 4096
+UPDATES = (
+    *("init_weight_transfer_engine", "start_weight_update", "update_weights"),
+    *("finish_weight_update", "reset_prefix_cache", "update_weight_version"),
+)
 
 
 def token_at(place: int, version: int = 0) -> int:
@@ -46,6 +51,7 @@ class FakeEngine:
         self.version = 0
         self.instance = "one"
         self.token: str | None = None
+        self.tls: ssl.SSLContext | None = None
         self.is_incremental = False
         self.label = "default"  # of the weights
         self.received = 1 << 30  # newest version that arrived from the publisher
@@ -56,6 +62,7 @@ class FakeEngine:
         self.features = ["top_p", "seeds"]
         self.health = 200
         self.running = 0
+        self.step_ms = 2.0  # as it tells
         self.peers: set[int] = set()  # ports of the clients that asked for turns
         self.decoded = 0
         self.bodies: list[dict[str, Any]] = []
@@ -64,13 +71,14 @@ class FakeEngine:
         self.can_run = asyncio.Event()
         self.can_run.set()
         self.changed = asyncio.Condition()
+        self.is_vllm = False  # whether the engine under rose is a vLLM
         self.tells = True  # whether the events go on
         self._runner: web.AppRunner | None = None
         self.port = 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'' if self.tls is None else 's'}://127.0.0.1:{self.port}"
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -92,18 +100,22 @@ class FakeEngine:
             get("/version", self._version)
             get("/metrics", self._metrics)
             get("/weight_info", self._weight_info)
-            for name in (
-                *("init_weight_transfer_engine", "start_weight_update", "update_weights"),
-                *("finish_weight_update", "reset_prefix_cache", "update_weight_version"),
-            ):
+            for name in UPDATES:
                 post(f"/{name}", self._update)
         if self.dialect == "rose":
             get("/rose/status", self._status)
             get("/rose/events", self._events)
-            post("/update_weights", self._update)
+            for name in UPDATES:
+                post(f"/{name}", self._update)
         self._runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port or self.port, reuse_address=True)
+        site = web.TCPSite(
+            self._runner,
+            "127.0.0.1",
+            port or self.port,
+            reuse_address=True,
+            ssl_context=self.tls,
+        )
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self
@@ -191,14 +203,14 @@ class FakeEngine:
         match request.path:
             case "/update_weight_version":
                 self.label = body["new_version"]
-            case "/update_weights" if self.dialect == "rose":
+            case "/update_weights" if self.dialect == "rose" and not self.is_vllm:
                 await self.tell(version=body["weight_version"])
             case "/update_weights":
                 wanted = body["update_info"]
                 if self.received < wanted["version"]:
                     return _json({"error": {"message": "not there yet", "code": 500}}, 500)
                 if not wanted.get("is_only_waiting"):
-                    self.version = wanted["version"]
+                    await self.tell(version=wanted["version"])
             case "/update_weights_from_disk":
                 self.version, self.label = int(body["weight_version"]), body["weight_version"]
         return _json({"success": True})
@@ -216,8 +228,9 @@ class FakeEngine:
                 "version": self.version,
                 "features": self.features,
                 "instance": self.instance,
+                **({"weights": "routes"} if self.is_vllm else {}),
                 "prefill_tokens_per_s": 50_000.0,
-                "decode_step_ms": 2.0,
+                "decode_step_ms": self.step_ms,
                 "decode_ms_per_sequence": 0.1,
             },
             "grant": self.grant,

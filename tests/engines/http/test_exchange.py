@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rose.engines.http import worker as worker_module
-from rose.engines.http.exchange import Exchanges, Reply
+from rose.engines.http.exchange import AnswerEnd, Exchanges
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.scheduler.worker import TurnEnd
 from tests.engines.http.rig import rigged
 
+PATH = b"base/v1/completions"
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -45,7 +46,7 @@ async def answering(
 
 async def run(
     exchanges: Exchanges, take: Callable[[bytes], None] | None = None
-) -> tuple[Reply, bytes]:
+) -> tuple[AnswerEnd, bytes]:
     data: list[bytes] = []
 
     def on_data(piece: bytes, _: object) -> None:
@@ -77,7 +78,7 @@ async def test_answer_is_whole_in_any_form(pieces: list[bytes], is_closed: bool)
             assert reply.status == 200
             assert data == b"hello"
         assert len(asked) == 3
-        assert asked[0].startswith(b"POST /base/v1/completions HTTP/1.1\r\nhost: 127.0.0.1:")
+        assert asked[0].startswith(b"POST /" + PATH + b" HTTP/1.1\r\nhost: 127.0.0.1:")
         assert b"\r\nauthorization: Bearer secret\r\n" in asked[0]
         assert asked[0].endswith(b"\r\ncontent-length: 2\r\n\r\n{}")
 
@@ -86,7 +87,7 @@ async def test_answer_of_another_status_is_kept() -> None:
     text = b"HTTP/1.1 429 Busy\r\nRetry-After: 7\r\ncontent-length: 5\r\n\r\nlater"
     async with answering(text) as (exchanges, _):
         reply, data = await run(exchanges)
-        assert reply == Reply(429, "7", b"later")
+        assert reply == AnswerEnd(429, "7", b"later")
         assert data == b""
 
 

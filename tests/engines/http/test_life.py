@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rose.engines.http import EngineSpeed
 from rose.engines.http import events as events_module
 from rose.engines.http import worker as module
 from rose.scheduler.worker import TurnEnd, WorkerKind
@@ -179,3 +180,18 @@ async def test_engine_that_drops_a_turn_twice_before_its_first_token_fails_it() 
         rig.engine.answers = [drop]
         assert (await rig.play(1)).end is TurnEnd.FINISHED
         assert not rig.lost
+
+
+async def test_speed_that_the_engine_measures_later_is_reported() -> None:
+    told = []
+
+    async def on_speed(speed: EngineSpeed) -> None:
+        told.append(speed)
+
+    async with rigged("rose") as rig:
+        rig.worker._on_speed = on_speed
+        await rig.engine.tell(step_ms=5.0)
+        await until(lambda: told)
+        await rig.engine.tell(version=1)
+        await until(lambda: rig.commits == [1])
+        assert told == [EngineSpeed(50_000.0, 5.0, 0.1)] == [rig.worker.speed]
