@@ -39,8 +39,8 @@ struct EnumSize<TurnEnd> {
   static constexpr std::size_t value = 4;
 };
 
-// Versions of weights that may generate the tokens of a turn.
-struct Versions {
+// VersionLimits of weights that may generate the tokens of a turn.
+struct VersionLimits {
   std::int64_t min{0};
   std::int64_t max{kCountMax};
 
