@@ -39,7 +39,7 @@ struct EnumSize<TurnEnd> {
   static constexpr std::size_t value = 4;
 };
 
-// VersionLimits of weights that may generate the tokens of a turn.
+// Versions of weights that may generate the tokens of a turn.
 struct VersionLimits {
   std::int64_t min{0};
   std::int64_t max{kCountMax};
