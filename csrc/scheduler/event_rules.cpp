@@ -105,7 +105,7 @@ void EventRules::operator()(const TurnProgress& event) {
     return;
   }
   book_.note_progress(*trajectory);
-  const Versions& accepted = trajectory->accepted;
+  const VersionLimits& accepted = trajectory->accepted;
   const bool fits = accepted.has(event.version_min) && accepted.has(event.version_max);
   if (!fits && !accepted.has_all()) return refuse(*trajectory, event);
   deliver_news(*trajectory, event);

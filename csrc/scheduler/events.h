@@ -40,7 +40,7 @@ struct EnumSize<TurnEnd> {
 };
 
 // Versions of weights that may generate the tokens of a turn.
-struct Versions {
+struct VersionLimits {
   std::int64_t min{0};
   std::int64_t max{kCountMax};
 

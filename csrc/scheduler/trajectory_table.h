@@ -105,7 +105,7 @@ struct Trajectory {
   std::int64_t tries{0};            // starts of the turn
   std::int64_t attempts{0};         // failed starts
   std::int64_t losses{0};           // workers lost in a row, each before a token of the turn
-  Versions accepted;                // versions that may generate its tokens
+  VersionLimits accepted;           // versions that may generate its tokens
   std::int64_t computed_tokens{0};  // longest context computed on any worker
 
   LengthForecast forecast;  // made when the turn was queued

@@ -80,7 +80,7 @@ class Registered(msgspec.Struct, frozen=True, array_like=True, tag="registered")
     capabilities: Capabilities
 
 
-class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
+class RatesMeasured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
     """The rates of a worker were measured again; the fields are those of `Capabilities`."""
 
     worker: Count
@@ -111,7 +111,7 @@ class JobAdded(msgspec.Struct, frozen=True, array_like=True, tag="job"):
     weight: Annotated[float, Meta(ge=1e-6, le=1e6)]
 
 
-class Published(msgspec.Struct, frozen=True, array_like=True, tag="published"):
+class TrainerPublished(msgspec.Struct, frozen=True, array_like=True, tag="published"):
     """A job's trainer has published a version; a version that is not higher is ignored."""
 
     version: Count
@@ -144,10 +144,10 @@ Entry: TypeAlias = (
     | Cut
     | Ended
     | Registered
-    | Measured
+    | RatesMeasured
     | Drained
     | JobAdded
-    | Published
+    | TrainerPublished
     | Used
     | PauseChanged
 )

@@ -22,10 +22,10 @@ from rose.scheduler.driver_events import (
     Ended,
     Entry,
     JobAdded,
-    Measured,
     PauseChanged,
-    Published,
+    RatesMeasured,
     Registered,
+    TrainerPublished,
     Used,
 )
 from rose.scheduler.driver_trajectory import SlowCopy
@@ -217,7 +217,7 @@ class ElasticRolloutScheduler:
     ) -> None:
         """Change the rates of a worker; its turns continue. A worker that is lost is ignored."""
         rates = prefill_tokens_per_s, decode_step_ms, decode_ms_per_sequence
-        await self._send(checked(Measured(worker, *rates)))
+        await self._send(checked(RatesMeasured(worker, *rates)))
 
     async def drain(self, worker: int) -> None:
         """Give a worker no more turns, and return when the last one has left it.
@@ -380,7 +380,7 @@ class ElasticRolloutScheduler:
 
     async def publish(self, version: int, *, job: int = 0) -> None:
         """Report a version that a job's trainer published; an older version is ignored."""
-        await self._send(checked(Published(version, job)))
+        await self._send(checked(TrainerPublished(version, job)))
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
         """Report that a job's trainer has used or discarded finished trajectories.
@@ -483,10 +483,8 @@ class ElasticRolloutScheduler:
         inbox, over = self._inbox, self._over
         if inbox is None or over is None or over.done():
             return
-        try:
+        with _Ending(over):
             self._advance(inbox.take())
-        except BaseException as error:  # noqa: BLE001 (it ends the task)
-            over.set_exception(error)
 
     def _advance(self, events: Sequence[WorkerEvent]) -> None:
         """Process worker events, step the core, and wake callers with the outcomes."""
@@ -519,6 +517,27 @@ class ElasticRolloutScheduler:
         self._saving = None
         failure = None if saving.cancelled() else saving.exception()
         self.checkpoint_error = None if failure is None else sentence(failure)
+
+
+class _Ending:
+    """Passes any exception to the scheduler's task, which ends with it."""
+
+    def __init__(self, over: asyncio.Future[None]) -> None:
+        self._over = over
+
+    def __enter__(self) -> None:
+        """Do nothing: the exit acts."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Pass an exception on, and end it here."""
+        if error is not None:
+            self._over.set_exception(error)
+        return error is not None
 
 
 def _number(name: str, value: int) -> int:

@@ -21,10 +21,10 @@ from rose.scheduler.driver_events import (
     Ended,
     Entry,
     JobAdded,
-    Measured,
     PauseChanged,
-    Published,
+    RatesMeasured,
     Registered,
+    TrainerPublished,
     Used,
 )
 from rose.scheduler.driver_trajectory import DriverTrajectory, Phase, SlowCopy
@@ -116,7 +116,7 @@ class Rollouts:
     def _take_setting(self, entry: Entry) -> None:
         """Accept an entry of the trainer or the operator."""
         match entry:
-            case Published():
+            case TrainerPublished():
                 job = self.state.counts.job(entry.job)
                 job.published = max(job.published, entry.version)
                 self._events.append(events.VersionPublished(entry.version, entry.job))
@@ -125,9 +125,11 @@ class Rollouts:
             case JobAdded():
                 limits = entry.batch_trajectories, entry.max_staleness, entry.weight
                 self._events.append(events.JobJoined(entry.job, *limits))
-            case Measured():
+            case RatesMeasured():
                 self._measure(entry)
             case Drained():
+                if entry.worker in self.state.workers:
+                    self.state.drained.add(entry.worker)
                 self._events.append(events.WorkerDrained(entry.worker))
             case PauseChanged(is_paused=True):
                 self._events.append(events.Paused(entry.is_recalling))
@@ -283,7 +285,7 @@ class Rollouts:
         counts.consumed += used.trajectories
         self._events.append(events.Consumed(used.trajectories, used.job))
 
-    def _measure(self, measured: Measured) -> None:
+    def _measure(self, measured: RatesMeasured) -> None:
         before = self.state.workers.get(measured.worker)
         if before is None:
             return  # It was lost.
@@ -302,7 +304,7 @@ class Rollouts:
             self._resume(registered)
         else:
             if number in self.state.workers:
-                why = "it registered again with other capabilities"
+                why = "it registered again, drained or with other capabilities"
                 self._lose(WorkerLost(number, why, is_crash=False))
             self._events.append(registered.capabilities.joined(number, registered.kind))
         self.state.workers[number] = registered
@@ -313,7 +315,7 @@ class Rollouts:
         Its version and rates may have changed.
         """
         before = self.state.workers.get(registered.worker)
-        if before is None:
+        if before is None or registered.worker in self.state.drained:
             return False
         now = registered.capabilities
         changes = {name: getattr(now, name) for name in ("version", *_RATES)}
@@ -347,6 +349,7 @@ class Rollouts:
     def _lose(self, lost: WorkerLost) -> None:
         self.watches.show(lambda watch: watch.end_all(lost.worker))
         self._workers.pop(lost.worker, None)
+        self.state.drained.discard(lost.worker)
         self._events.append(events.WorkerLost(lost.worker, lost.is_crash))
 
     def _receive_output(self, output: TurnOutput) -> None:

@@ -105,6 +105,7 @@ class RolloutsState:
         workers: registrations of workers that are not lost, by number.
         used: numbers of ended trajectories.
         counts: counts of trajectories.
+        drained: numbers of workers that get no turns until they register again.
     """
 
     now_ns: int = 0
@@ -112,6 +113,7 @@ class RolloutsState:
     workers: dict[int, Registered] = field(default_factory=dict)
     used: UsedNumbers = field(default_factory=UsedNumbers)
     counts: DriverCounts = field(default_factory=DriverCounts)
+    drained: set[int] = field(default_factory=set)
 
     def copy(self) -> "RolloutsState":
         """Return a copy without trajectories."""
@@ -120,6 +122,7 @@ class RolloutsState:
             workers=dict(self.workers),
             used=UsedNumbers(self.used.below, set(self.used.others)),
             counts=self.counts.copy(),
+            drained=set(self.drained),
         )
 
 

@@ -79,13 +79,16 @@ class Watches:
 
     def __init__(self, watches: Sequence[DriverWatch] = ()) -> None:
         self._watches = list(watches)
+        self._guard = ErrorGuard()
 
     def show(self, it: Callable[[DriverWatch], None]) -> None:
         """Call each observer."""
         for watch in self._watches:
-            try:
+            guard = self._guard
+            with guard:
                 it(watch)
-            except Exception as error:  # noqa: BLE001, PERF203 (foreign code)
+            if guard.error is not None:
+                self._guard = ErrorGuard()
                 self._watches = [one for one in self._watches if one is not watch]
                 kind = type(watch).__name__
-                _LOG.error("observer %s failed and was removed", kind, exc_info=error)
+                _LOG.error("observer %s failed and was removed", kind, exc_info=guard.error)

@@ -19,8 +19,8 @@ from rose.scheduler.driver_events import (
     DriverStep,
     Ended,
     Entry,
-    Published,
     Registered,
+    TrainerPublished,
     Used,
 )
 from rose.scheduler.driver_trajectory import SlowCopy
@@ -396,7 +396,7 @@ class DriverWorld:
         counts = self.durable.rollouts.state.counts.job(0)
         version = counts.consumed // SETTINGS.batch_trajectories
         if version > counts.published:
-            self.durable.take(Published(version))
+            self.durable.take(TrainerPublished(version))
 
     # ---- the end
 

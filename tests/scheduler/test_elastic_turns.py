@@ -331,6 +331,19 @@ async def test_a_drained_worker_gives_its_turns_away_at_the_token() -> None:
         assert set(scheduler.stats().used_kv_tokens) == {0, 1}
 
 
+async def test_a_drained_worker_that_comes_back_after_a_restart_gets_turns(tmp_path) -> None:
+    async with opened(tmp_path / "state") as scheduler:
+        await bring(scheduler, 0)
+        await scheduler.start(3)
+        await scheduler.drain(0)
+    async with opened(tmp_path / "state") as scheduler:
+        worker = ScriptedWorker(0, WorkerKind.DEDICATED, scheduler.receive)
+        worker.epoch = 1
+        await scheduler.register(worker, CAN)
+        worker.grant()
+        await speak_until(worker, ask(scheduler, 3))
+
+
 async def test_measured_rates_are_kept_for_a_return_and_refused_if_they_are_none(tmp_path) -> None:
     async with opened(tmp_path / "state") as scheduler:
         await bring(scheduler, 0)

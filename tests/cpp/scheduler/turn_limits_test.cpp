@@ -36,7 +36,7 @@ class Rig {
     step({WorkerJoined{worker, WorkerKind::kDedicated, 8, 1000.0, 10.0, 1.0, version},
           GrantChanged{worker, epoch, 10'000, 0}});
   }
-  std::vector<Action> ready(TrajectoryId trajectory, Versions accepted = {}) {
+  std::vector<Action> ready(TrajectoryId trajectory, VersionLimits accepted = {}) {
     step({TrajectoryCreated{trajectory}});
     return step({TurnReady{trajectory, 0, 10, 20, accepted.min, accepted.max}});
   }

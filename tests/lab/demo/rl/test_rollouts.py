@@ -42,6 +42,7 @@ SCHEDULER = tuned(
     recall_grace_ms=60.0,
     retry_ms=1.0,
     attempts_max=1000,  # a trajectory that is dropped proves nothing about its tokens
+    losses_max=1000,
 )
 CAN = Capabilities(seats=8, prefill_tokens_per_s=1000.0, decode_step_ms=5.0)
 
