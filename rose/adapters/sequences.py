@@ -143,6 +143,7 @@ class SequenceInFlight:
         self.versions += state.versions[have:end]
         if state.top_logprobs:
             self.top_logprobs += state.top_logprobs[have:end]
+        self.cached_tokens, self.extras = state.cached_tokens, state.extras
         if self.ask.stop and self._decode():
             self._end()
         else:

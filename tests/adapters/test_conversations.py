@@ -11,6 +11,7 @@ from rose.adapters import Ask, ServiceLimits, VersionRange
 from rose.adapters.conversations import BLOCK_TOKENS, Conversation, Conversations, Prompt
 from rose.adapters.trial import trial_token
 from rose.errors import InvalidArgument, RoseError
+from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.turns import Sampling
 from tests.adapters.rig import Rig, bare, until
 
@@ -285,6 +286,17 @@ async def test_the_oldest_conversations_end_when_they_are_too_many() -> None:
         await until(lambda: rig.service.conversation_count() == 2)
         await said(rig, [3] * 74)
         assert turns(rig) == [1, 2]
+
+
+async def test_an_idle_conversation_ends_when_staleness_admission_holds_a_new_one() -> None:
+    settings = SchedulerSettings(max_staleness=0, batch_trajectories=2)
+    async with bare(1, settings=settings) as rig:
+        for first in range(4):
+            await said(rig, [first] * 70)
+        assert rig.service.conversation_count() == 2
+        await said(rig, [3] * 74)
+        assert turns(rig) == [1, 2]  # The oldest ones have ended.
+        await rig.until_empty()
 
 
 async def test_a_closed_service_has_finished_its_conversations() -> None:

@@ -203,8 +203,10 @@ async def test_the_next_turn_follows_a_cut_turn_at_once() -> None:
         sampling = Sampling(400, options=Options(ignore_eos=True))
         (one,) = await rig.play(finishing(rig, [Ask(prompt, sampling, 5, ANY, (stop,))]))
         assert one.tokens == tokens[:5]
-        (two,) = await rig.play(finishing(rig, [ask(prompt=(*prompt, *one.tokens, 9))]))
-        assert two.cached_tokens == 85
+        longer = (*prompt, *one.tokens, 9)
+        stop = text_of([trial_token(5, 87, 0)])
+        (two,) = await rig.play(finishing(rig, [Ask(longer, sampling, 5, ANY, (stop,))]))
+        assert (two.stop_reason, two.cached_tokens) == (stop, 85)
         assert rig.service.conversation_count() == 1
         await rig.until_empty()
 
