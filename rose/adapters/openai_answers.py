@@ -116,7 +116,7 @@ class OpenAiAnswer:
         choice["finish_reason"] = sequence.finish_reason if piece.is_last else None
         if self._has_ids:
             choice["token_ids"] = sequence.tokens[piece.start : piece.end]
-            if piece.start == 0:
+            if piece.start == 0 and body.return_token_ids:
                 choice["prompt_token_ids"] = sequence.ask.prompt
         if isinstance(body, CompletionBody) and body.echo and piece.start == 0:
             self._echo(choice, sequence, drops=body.max_tokens == 0)
