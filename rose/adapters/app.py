@@ -18,7 +18,7 @@ from rose.adapters.events_route import EngineEvents, add_engine
 from rose.adapters.fleet import Fleet
 from rose.adapters.generating import PATHS, Generating
 from rose.adapters.guard import Guard
-from rose.adapters.http_errors import Refused, body_of, error_body, headers_of, status_of
+from rose.adapters.http_errors import Denied, body_of, error_body, headers_of, status_of
 from rose.adapters.json_answer import Json
 from rose.adapters.service import RolloutService
 from rose.adapters.sglang_routes import add_sglang_routes
@@ -120,7 +120,7 @@ def _add_errors(app: FastAPI, service: RolloutService) -> None:
 
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    for kind in (RoseError, Refused, Exception):
+    for kind in (RoseError, Denied, Exception):
         app.add_exception_handler(kind, raised)
 
 

@@ -19,8 +19,8 @@ from rose.scheduler.turns import Sampling
 from rose.scheduler.versions import ANY, VersionRange
 from rose.scheduler.worker import NO_OPTIONS, Options
 
-# SGLang's value of top_k for the whole vocabulary.
-_TOP_K_ALL: Final = 1 << 30
+# No vocabulary is as large: SGLang writes 2**30 for the whole of it, and AReaL 10**8.
+_TOP_K_ALL: Final = 1 << 24
 _JSON_TYPES: Final = {"json_object": "json_object", "json_schema": "json"}
 
 

@@ -80,7 +80,7 @@ class SamplingFields(Struct, kw_only=True):
         return self.n or 1
 
 
-class Request(Struct, kw_only=True):
+class RequestFields(Struct, kw_only=True):
     """Fields of a request whose sampling fields are a part of their own."""
 
     model: str | None = None
@@ -96,7 +96,7 @@ class Request(Struct, kw_only=True):
 class Sampled(SamplingFields, kw_only=True):
     """Fields that completions and chat completions have in common."""
 
-    # As in `Request`: a struct of msgspec cannot inherit fields from two others.
+    # As in `RequestFields`: a struct of msgspec cannot inherit fields from two others.
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -143,7 +143,7 @@ class TokenSampling(SamplingFields, kw_only=True):
     logprobs: Alternatives | None = None
 
 
-class GenerateBody(Request, kw_only=True):
+class GenerateBody(RequestFields, kw_only=True):
     """Body of `/inference/v1/generate`: token ids in and out."""
 
     token_ids: Annotated[list[Count], Meta(min_length=1)]
@@ -171,7 +171,7 @@ class SglangSampling(SamplingFields, kw_only=True):
         self.structured_outputs = self.structured_outputs or grammars or None
 
 
-class SglangBody(Request, kw_only=True):
+class SglangBody(RequestFields, kw_only=True):
     """Body of `/generate`, in the format of SGLang: prompts of token ids or text."""
 
     input_ids: list[Any] | None = None

@@ -18,11 +18,11 @@ from rose.adapters.bodies import (
 )
 from rose.adapters.exchange import Exchange
 from rose.adapters.generation import Generation
-from rose.adapters.http_errors import Refused, body_of
+from rose.adapters.http_errors import Denied, body_of
 from rose.adapters.logprobs import TokenTexts
 from rose.adapters.openai_answers import OpenAiAnswer
 from rose.adapters.parsing import parsed
-from rose.adapters.pieces import Pieces
+from rose.adapters.pieces import OutputPieces
 from rose.adapters.prompting import is_batch, prompts_of
 from rose.adapters.sequences import Ask
 from rose.adapters.service import RolloutService
@@ -86,7 +86,7 @@ class Generating:
         kind = PATHS[exchange.scope["path"]]
         body = await parsed(exchange.body, kind)
         if body.model not in {None, "", self._model}:
-            raise Refused(404, f"model must be '{self._model}', got '{body.model}'")
+            raise Denied(404, f"model must be '{self._model}', got '{body.model}'")
         generation, answer = await self._begun(exchange, body)
         self._running[generation] = _identity(body)
         here = asyncio.current_task()
@@ -150,7 +150,7 @@ class Generating:
         return generation, self._answer(body, generation, asks)
 
     def _answer(self, body: Body, generation: Generation, asks: list[Ask]) -> Answer:
-        pieces = Pieces(generation, has_text=not isinstance(body, GenerateBody))
+        pieces = OutputPieces(generation, has_text=not isinstance(body, GenerateBody))
         match body:
             case GenerateBody():
                 return VllmTokens(body, generation, pieces)

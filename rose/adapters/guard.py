@@ -13,7 +13,7 @@ from typing import Final
 from rose.adapters.exchange import App, Exchange, Message, Receive, Scope, Send, header
 from rose.adapters.http_errors import (
     CLIENT_GONE,
-    Refused,
+    Denied,
     body_of,
     headers_of,
     status_of,
@@ -76,7 +76,7 @@ class Guard:
             # The server cancels what still runs at the end of its time.
             if exchange.is_started:
                 raise
-            await _refuse(exchange, Refused(503, "the service stops: send the request again"))
+            await _refuse(exchange, Denied(503, "the service stops: send the request again"))
         finally:
             self._requests -= 1
         if guard.error is not None:
@@ -100,7 +100,7 @@ class Guard:
         try:
             self._check(scope)
             body = await self._body(scope, receive)
-        except Refused as refused:
+        except Denied as refused:
             if refused.status != 408 and not header(scope, b"expect"):
                 await _drain(receive, self._limits.body_s)
             await _refuse(exchange, refused)
@@ -110,7 +110,7 @@ class Guard:
         exchange.body = body
         if (route := self._fast.get(scope["path"])) is not None:
             if scope["method"] != "POST":
-                raise Refused(405, f"the method must be POST, got {scope['method']}")
+                raise Denied(405, f"the method must be POST, got {scope['method']}")
             await route(exchange)
             return
 
@@ -137,32 +137,32 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         # Readers that disagree about which of the two applies see different requests.
         if header(scope, b"transfer-encoding") and header(scope, b"content-length"):
-            raise Refused(400, "a request must not have both Content-Length and Transfer-Encoding")
+            raise Denied(400, "a request must not have both Content-Length and Transfer-Encoding")
         if self._is_stopping:
-            raise Refused(503, "the service stops: send the request again")
+            raise Denied(503, "the service stops: send the request again")
         if scope["path"] in _OPEN_PATHS:
             return
         if self._token is not None:
             shown = header(scope, b"authorization").split(b" ", 1)
             is_bearer = len(shown) == 2 and shown[0].lower() == b"bearer"
             if not is_bearer or not hmac.compare_digest(shown[1].strip(), self._token):
-                raise Refused(401, "the request must carry the service's bearer token")
+                raise Denied(401, "the request must carry the service's bearer token")
         most = _REQUESTS_PER_SEQUENCE * self._limits.sequences
         if self._requests > most:
-            raise Refused(
+            raise Denied(
                 429, f"at most {most} requests may be open, got {self._requests}: retry later"
             )
         encoding = header(scope, b"content-encoding")
         if encoding not in {b"", b"identity"}:
             shown_text = encoding.decode("latin-1")
-            raise Refused(415, f"a body must not be compressed, got Content-Encoding {shown_text}")
+            raise Denied(415, f"a body must not be compressed, got Content-Encoding {shown_text}")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body; None if the client has disconnected."""
         most = self._limits.body_bytes
         length = header(scope, b"content-length")
         if length.isdigit() and int(length[:20]) > most:
-            raise Refused(413, f"a body must have at most {most} bytes, got {length.decode()}")
+            raise Denied(413, f"a body must have at most {most} bytes, got {length.decode()}")
         if not length and scope["method"] in {"GET", "HEAD"}:
             return b""
         here, is_late = asyncio.current_task(), False
@@ -180,10 +180,10 @@ class Guard:
                 raise
         finally:
             timer.cancel()
-        raise Refused(408, f"the body must arrive within {self._limits.body_s} s")
+        raise Denied(408, f"the body must arrive within {self._limits.body_s} s")
 
 
-async def _refuse(exchange: Exchange, refused: Refused) -> None:
+async def _refuse(exchange: Exchange, refused: Denied) -> None:
     # The body may not be read to its end, so the connection cannot be used again.
     headers = {"connection": "close", **headers_of(refused.status)}
     await exchange.answer(body_of(refused), refused.status, **headers)
@@ -198,7 +198,7 @@ async def _read(receive: Receive, most: int) -> bytes | None:
         parts.append(message.get("body", b""))
         count += len(parts[-1])
         if count > most:
-            raise Refused(413, f"a body must have at most {most} bytes, got {count} and more")
+            raise Denied(413, f"a body must have at most {most} bytes, got {count} and more")
         if not message.get("more_body", False):
             return b"".join(parts)
 

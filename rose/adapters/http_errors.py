@@ -21,7 +21,7 @@ _KINDS: Final = {
 _HEADERS: Final = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "POST"}}
 
 
-class Refused(Exception):
+class Denied(Exception):
     """The refusal of a request, with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -32,7 +32,7 @@ class Refused(Exception):
 def status_of(error: Exception) -> int:
     """Return the HTTP status of an error."""
     match error:
-        case Refused():
+        case Denied():
             return error.status
         case InvalidArgument():
             return 400
@@ -56,7 +56,7 @@ def body_of(error: Exception, there: dict[int, int] | None = None) -> dict[str, 
         error: the error; the message of one that is neither of rose nor of a route is not shown.
         there: number of workers by version of their weights, for an error about versions.
     """
-    is_ours = isinstance(error, RoseError | Refused)
+    is_ours = isinstance(error, RoseError | Denied)
     message = str(error) if is_ours else "the service failed; its log has the reason"
     body = error_body(status_of(error), message, there)
     if isinstance(error, ContextTooLong):

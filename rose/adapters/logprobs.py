@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from rose.adapters.pieces import Piece
+from rose.adapters.pieces import OutputPiece
 from rose.adapters.text import Tokenizer
 
 _PARTIAL: Final = "\ufffd"
@@ -73,7 +73,7 @@ class TokenLogprob:
     top: Sequence[tuple[int, float]]
 
 
-def logprobs_of(piece: Piece, count: int) -> list[TokenLogprob]:
+def logprobs_of(piece: OutputPiece, count: int) -> list[TokenLogprob]:
     """Return the tokens of a piece, each with at most `count` alternatives."""
     sequence, where = piece.sequence, slice(piece.start, piece.end)
     tokens, logprobs = sequence.tokens[where], sequence.logprobs[where]

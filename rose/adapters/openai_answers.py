@@ -14,7 +14,7 @@ from rose.adapters.logprobs import (
     numbered,
     of_prompt,
 )
-from rose.adapters.pieces import Piece, Pieces
+from rose.adapters.pieces import OutputPiece, OutputPieces
 from rose.adapters.sequences import SequenceInFlight
 from rose.adapters.versions import spans
 
@@ -38,7 +38,7 @@ class OpenAiAnswer:
         self,
         body: CompletionBody | ChatBody,
         generation: Generation,
-        pieces: Pieces,
+        pieces: OutputPieces,
         texts: TokenTexts,
         *,
         has_text: bool,
@@ -102,7 +102,7 @@ class OpenAiAnswer:
             "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
         }
 
-    def _choice(self, piece: Piece, *, is_whole: bool) -> Choice:
+    def _choice(self, piece: OutputPiece, *, is_whole: bool) -> Choice:
         sequence, body = piece.sequence, self._body
         choice: Choice = {"index": piece.place}
         if self._is_chat:
@@ -116,7 +116,7 @@ class OpenAiAnswer:
         choice["finish_reason"] = sequence.finish_reason if piece.is_last else None
         if self._has_ids:
             choice["token_ids"] = sequence.tokens[piece.start : piece.end]
-            if piece.start == 0:
+            if piece.start == 0 and body.return_token_ids:
                 choice["prompt_token_ids"] = sequence.ask.prompt
         if isinstance(body, CompletionBody) and body.echo and piece.start == 0:
             self._echo(choice, sequence, drops=body.max_tokens == 0)
@@ -135,7 +135,7 @@ class OpenAiAnswer:
         if "prompt_logprobs" in sequence.extras:
             choice["prompt_logprobs"] = sequence.extras["prompt_logprobs"]
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, piece: OutputPiece) -> dict[str, Any] | None:
         body = self._body
         if isinstance(body, ChatBody):
             if not body.logprobs:

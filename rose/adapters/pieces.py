@@ -7,7 +7,7 @@ from rose.adapters.sequences import SequenceInFlight
 
 
 @dataclass(slots=True)
-class Piece:
+class OutputPiece:
     """Tokens of a sequence that were not reported yet.
 
     Args:
@@ -36,7 +36,7 @@ class _Reported:
     is_over: bool = False
 
 
-class Pieces:
+class OutputPieces:
     """Yields each token of a generation once.
 
     Args:
@@ -48,7 +48,7 @@ class Pieces:
         self._has_text = has_text
         self._parts = [(one, _Reported()) for one in generation.sequences]
 
-    def news(self) -> list[Piece]:
+    def news(self) -> list[OutputPiece]:
         """Return the tokens of each sequence that were not reported yet."""
         pieces = []
         for place, (sequence, part) in enumerate(self._parts):
@@ -61,5 +61,5 @@ class Pieces:
                 text = "".join(texts[part.texts :])
                 part.texts = len(texts)
             part.tokens, part.is_over = end, is_last
-            pieces.append(Piece(place, sequence, start, end, text, is_last))
+            pieces.append(OutputPiece(place, sequence, start, end, text, is_last))
         return pieces

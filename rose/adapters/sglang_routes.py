@@ -7,7 +7,7 @@ from fastapi import FastAPI, Query
 from rose import __version__
 from rose.adapters.control_bodies import AbortBody, PauseBody
 from rose.adapters.generating import Generating
-from rose.adapters.http_errors import Refused
+from rose.adapters.http_errors import Denied
 from rose.adapters.pauses import PauseMode
 from rose.adapters.service import RolloutService
 from rose.adapters.text_routes import context_tokens
@@ -105,7 +105,7 @@ def add_sglang_routes(
         return {"status": "ok"}
 
     async def cannot() -> None:
-        raise Refused(501, _NO_WEIGHTS)
+        raise Denied(501, _NO_WEIGHTS)
 
     for path in (
         *("/init_weights_update_group", "/destroy_weights_update_group"),

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from rose.adapters.bodies import ChatBody, CompletionBody
 from rose.adapters.control_bodies import DetokenizeBody, TokenizeBody
 from rose.adapters.fleet_limits import FleetLimits
-from rose.adapters.http_errors import Refused
+from rose.adapters.http_errors import Denied
 from rose.adapters.json_answer import Json
 from rose.adapters.parsing import parsed
 from rose.adapters.prompting import prompts_of
@@ -85,7 +85,7 @@ def needs_model(asked: str | None, model: str) -> None:
     """Refuse a request for another model.
 
     Raises:
-        Refused: the model is not served.
+        Denied: the model is not served.
     """
     if asked not in {None, "", model}:
-        raise Refused(404, f"model must be '{model}', got '{asked}'")
+        raise Denied(404, f"model must be '{model}', got '{asked}'")

@@ -15,7 +15,7 @@ from rose.adapters.logprobs import (
     of_prompt,
     sglang_logprobs,
 )
-from rose.adapters.pieces import Piece, Pieces
+from rose.adapters.pieces import OutputPiece, OutputPieces
 from rose.adapters.sequences import SequenceInFlight
 from rose.adapters.versions import spans
 
@@ -25,7 +25,7 @@ encode = msgspec.json.Encoder().encode
 class VllmTokens:
     """The answer of `/inference/v1/generate`."""
 
-    def __init__(self, body: GenerateBody, generation: Generation, pieces: Pieces) -> None:
+    def __init__(self, body: GenerateBody, generation: Generation, pieces: OutputPieces) -> None:
         self._body, self._generation, self._pieces = body, generation, pieces
         self._id = body.request_id or f"generate-{uuid.uuid4().hex}"
 
@@ -52,7 +52,7 @@ class VllmTokens:
         """Return nothing: the last token's event ends the answer."""
         return b""
 
-    def _choice(self, piece: Piece) -> dict[str, Any]:
+    def _choice(self, piece: OutputPiece) -> dict[str, Any]:
         sequence, count = piece.sequence, self._body.sampling_params.logprobs
         choice: dict[str, Any] = {
             "index": piece.place,
@@ -75,7 +75,7 @@ class SglangTokens:
         self,
         body: SglangBody,
         generation: Generation,
-        pieces: Pieces,
+        pieces: OutputPieces,
         texts: TokenTexts,
         *,
         is_list: bool,
@@ -108,7 +108,7 @@ class SglangTokens:
         """Return nothing: the last token's event ends the answer."""
         return b""
 
-    def _answer(self, piece: Piece) -> dict[str, Any]:
+    def _answer(self, piece: OutputPiece) -> dict[str, Any]:
         self._text[piece.place] += piece.text
         sequence = piece.sequence
         meta: dict[str, Any] = {
@@ -128,10 +128,10 @@ class SglangTokens:
         text = self._text[piece.place]
         return {"text": text, "output_ids": sequence.tokens, "meta_info": meta}
 
-    def _add_logprobs(self, meta: dict[str, Any], piece: Piece) -> None:
+    def _add_logprobs(self, meta: dict[str, Any], piece: OutputPiece) -> None:
         body, sequence = self._body, piece.sequence
         text = self._texts.text if body.return_text_in_logprobs else _no_text
-        so_far = Piece(piece.place, sequence, 0, piece.end, "", piece.is_last)
+        so_far = OutputPiece(piece.place, sequence, 0, piece.end, "", piece.is_last)
         own, top = sglang_logprobs(logprobs_of(so_far, body.top_logprobs_num or 0), text)
         meta["output_token_logprobs"] = own
         if body.top_logprobs_num:

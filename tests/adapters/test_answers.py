@@ -45,6 +45,7 @@ async def test_without_a_tokenizer_every_answer_has_token_ids() -> None:
             "choices"
         ]
         assert choice["token_ids"] == truth()
+        assert "prompt_token_ids" not in choice
     async with rigged(tokenizer=Bytes()) as rig:
         (choice,) = (await rig.ask("/v1/completions", {**BODY, "return_token_ids": False})).json()[
             "choices"

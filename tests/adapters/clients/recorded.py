@@ -211,7 +211,7 @@ REQUESTS = [
         {
             "input_ids": IDS,
             "image_data": None,
-            "sampling_params": {**AREAL, "top_k": 1 << 30},
+            "sampling_params": AREAL,
             "return_logprob": True,
             "stream": False,
         },

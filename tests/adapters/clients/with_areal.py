@@ -16,7 +16,7 @@ def call(made: object) -> dict:
     send = getattr(requests, made.method.lower())
     options = {} if made.method == "GET" else {"json": made.payload}
     answer = send(URL + made.endpoint, timeout=30, **options)
-    answer.raise_for_status()
+    assert answer.ok, answer.text
     return answer.json()
 
 
