@@ -13,6 +13,7 @@ from rose.adapters import RolloutService, ServiceLimits, TrialWorker, rollout_ap
 from rose.adapters.fleet import Fleet, Upstream
 from rose.adapters.trial import commit_trial_weights
 from rose.cli.http_program import App, Door, has_tokenizer, serve_until_told, trusting
+from rose.engines.http import checked_url
 from rose.node import fleet_file
 from rose.node.commands import Command, commands_of
 from rose.node.supervisor import Supervisor
@@ -33,11 +34,17 @@ class Joining:
         url: its URL.
         token: its bearer token.
         authority: PEM file of the authority of its certificate; None: the system's authorities.
+
+    Raises:
+        InvalidArgument: the URL is invalid, or a token would leave this machine unencrypted.
     """
 
     url: str
     token: str | None = field(repr=False)
     authority: Path | None
+
+    def __post_init__(self) -> None:
+        checked_url(self.url, has_token=self.token is not None)
 
 
 @dataclass(frozen=True, slots=True)
