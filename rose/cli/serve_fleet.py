@@ -16,7 +16,7 @@ from rose.cli.http_program import App, Door, has_tokenizer, serve_until_told, tr
 from rose.engines.http import checked_url
 from rose.node import fleet_file
 from rose.node.commands import Command, commands_of
-from rose.node.supervisor import Supervisor
+from rose.node.programs import Programs
 from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.worker import WorkerKind
 
@@ -56,7 +56,7 @@ class Started:
         logs: folder for their logs.
     """
 
-    fleet: fleet_file.Fleet
+    fleet: fleet_file.CheckedFleet
     logs: Path
 
 
@@ -124,7 +124,7 @@ async def serve_plan(plan: Plan) -> None:
             fleet=fleet,
         )
 
-    programs = None if plan.started is None else Supervisor(commands, plan.started.logs)
+    programs = None if plan.started is None else Programs(commands, plan.started.logs)
     count = plan.trials + len(plan.engines) + sum(one.url is not None for one in commands)
     await serve_until_told(
         service, plan.door, join, programs=programs, words=lambda: f" workers={count}"
