@@ -76,7 +76,7 @@ def rollout_app(
             versions come from `rose.publish` only.
         engine: state of the engine whose only service this is; None: the service has no engine of
             its own.
-        fleet: engines behind the service; None: nobody may add or remove workers.
+        fleet: the engines behind the service, for the routes `/workers`; None: there are none.
     """
     service.tokenizer = service.tokenizer or tokenizer
     app = FastAPI(
@@ -88,10 +88,10 @@ def rollout_app(
     add_text_routes(app, service, tokenizer)
     add_control(app, service, WeightUpdates(service, weights))
     add_sglang_routes(app, service, generating, model)
-    if engine is not None:
-        add_engine(app, engine)
     if fleet is not None:
         add_worker_routes(app, fleet)
+    if engine is not None:
+        add_engine(app, engine)
     _describe(app)
     fast = dict.fromkeys(PATHS, generating)
     return Guard(app, fast, service=service, token=token, fail=generating.fail)

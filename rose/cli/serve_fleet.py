@@ -115,10 +115,12 @@ async def serve_plan(plan: Plan) -> None:
             tls = None if one.authority is None else trusted[one.authority]
             await fleet.add(one.url, token=one.token, tls=tls)
         await _add_started(fleet, commands, token)
+        if not (plan.engines or commands):
+            service.facts = service.registered_limits
         return rollout_app(
             service,
             model=plan.model or fleet.facts().model or _NAME,
-            tokenizer=_tokenizer(plan.tokenizer, fleet.root()),
+            tokenizer=_tokenizer(service, plan.tokenizer, fleet.root()),
             token=plan.door.token,
             weights=partial(commit_trial_weights, trials) if plan.trials else fleet.load,
             fleet=fleet,
@@ -146,12 +148,21 @@ async def _add_started(fleet: Fleet, commands: list[Command], token: str) -> Non
     await asyncio.gather(*(fleet.add(url, token=token) for url in urls))
 
 
-def _tokenizer(folder: Path | None, model: str | None) -> "Tokenizer | None":
-    """Load a tokenizer: that of `folder`, or that of the engines' model if it is a folder here."""
-    from rose.adapters.hugging_face import load_tokenizer  # noqa: PLC0415 (an extra)
+def _tokenizer(
+    service: RolloutService, folder: Path | None, model: str | None
+) -> "Tokenizer | None":
+    """Load a tokenizer and the model's end tokens from `folder`, or from the engines' model.
 
-    if folder is not None:
-        return load_tokenizer(folder)
-    if model is not None and has_tokenizer(Path(model)):
-        return load_tokenizer(Path(model))
-    return None
+    Engines may report a model that is not a folder on this machine; then there is none.
+    """
+    from rose.adapters.hugging_face import (  # noqa: PLC0415 (an extra)
+        load_eos_token_ids,
+        load_tokenizer,
+    )
+
+    if folder is None and model is not None and has_tokenizer(Path(model)):
+        folder = Path(model)
+    if folder is None:
+        return None
+    service.eos_token_ids = load_eos_token_ids(folder)
+    return load_tokenizer(folder)
