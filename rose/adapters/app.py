@@ -76,7 +76,8 @@ def rollout_app(
             versions come from `rose.publish` only.
         engine: state of the engine whose only service this is; None: the service has no engine of
             its own.
-        fleet: the engines behind the service, for the routes `/workers`; None: there are none.
+        fleet: engines that may be added and removed, and that are offered published versions; None:
+            the workers stay the same.
     """
     service.tokenizer = service.tokenizer or tokenizer
     app = FastAPI(
@@ -86,12 +87,12 @@ def rollout_app(
     _add_errors(app, service)
     add_status(app, service, model, dtype, has_source=weights is not None)
     add_text_routes(app, service, tokenizer)
-    add_control(app, service, WeightUpdates(service, weights))
+    add_control(app, service, WeightUpdates(service, weights), fleet)
     add_sglang_routes(app, service, generating, model)
-    if fleet is not None:
-        add_worker_routes(app, fleet)
     if engine is not None:
         add_engine(app, engine)
+    if fleet is not None:
+        add_worker_routes(app, fleet)
     _describe(app)
     fast = dict.fromkeys(PATHS, generating)
     return Guard(app, fast, service=service, token=token, fail=generating.fail)
