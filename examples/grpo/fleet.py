@@ -17,10 +17,9 @@ import rose
 from rose.adapters import RolloutService, rollout_app
 from rose.adapters.fleet import Fleet as Engines
 from rose.adapters.listening import listening
-from rose.node import fleet_file
-from rose.node.commands import Command, commands_of
-from rose.node.fleet_file import EnginePart, FleetFile, ServicePart, WeightsPart
-from rose.node.supervisor import Supervisor
+from rose.node.commands import commands_of
+from rose.node.fleet_file import CheckedFleet, EnginePart, FleetFile, ServicePart, WeightsPart
+from rose.node.programs import Programs
 from rose.scheduler.worker import TurnOutput, WorkerEvent, WorkerKind
 
 # The dedicated engine has few seats beside another, so that the borrower generates most tokens.
@@ -67,7 +66,7 @@ class Fleet:
             parts += [EnginePart(name="borrowed", seats=SEATS, attach=str(self.socket), **sizes)]
         weights = WeightsPart(address=publisher.address, token_file="token")
         file = FleetFile(engines=tuple(parts), service=ServicePart(weights=weights))
-        self._commands: list[Command] = list(commands_of(fleet_file.Fleet(file, folder), TOKEN))
+        self._commands = list(commands_of(CheckedFleet(file, folder), TOKEN))
         self.served: dict[str, Any] = {}  # the serving engine's report, available at the end
 
     def __enter__(self) -> Self:
@@ -96,7 +95,7 @@ class Fleet:
         try:
             async with (
                 Counting() as self.service,
-                Supervisor(self._commands, self._folder / "logs") as self._supervisor,
+                Programs(self._commands, self._folder / "logs") as self._engines,
                 Engines(self.service) as engines,
                 listening(rollout_app(self.service, model="policy", fleet=engines)) as url,
             ):
@@ -113,7 +112,7 @@ class Fleet:
 
     def pid(self, kind: WorkerKind) -> int | None:
         """Return the number of an engine's process; None while it starts again."""
-        return self._supervisor.programs[KINDS.index(kind)].pid
+        return self._engines.programs[KINDS.index(kind)].pid
 
     def _end_serving(self) -> None:
         output, _ = self._serving.communicate(timeout=READY_S)

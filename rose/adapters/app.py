@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from rose import __version__
 from rose.adapters import bodies
 from rose.adapters.control import add_control, add_status
-from rose.adapters.events_route import EngineEvents, add_engine
+from rose.adapters.events_route import EngineState, add_engine
 from rose.adapters.fleet import Fleet
 from rose.adapters.generating import PATHS, Generating
 from rose.adapters.guard import Guard
@@ -61,7 +61,7 @@ def rollout_app(
     tokenizer: Tokenizer | None = None,
     token: str | None = None,
     weights: WeightSource | None = None,
-    engine: EngineEvents | None = None,
+    engine: EngineState | None = None,
     fleet: Fleet | None = None,
 ) -> Guard:
     """Return the ASGI application of an open service.

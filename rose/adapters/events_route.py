@@ -18,7 +18,7 @@ _PING: Final = ": ping\n\n"
 _QUIET: Final[Mapping[str, Any]] = {"reason": None}
 
 
-class EngineEvents:
+class EngineState:
     """The newest state of an engine, and the streams of its changes.
 
     A stream begins with the present state. If changes come faster than a client reads, it gets the
@@ -120,7 +120,7 @@ def _event(word: str, data: Mapping[str, Any]) -> str:
     return f"event: {word}\ndata: {json.dumps(data)}\n\n"
 
 
-def add_engine(app: FastAPI, events: EngineEvents) -> None:
+def add_engine(app: FastAPI, events: EngineState) -> None:
     """Add the routes of an engine."""
 
     @app.get("/rose/status")

@@ -1,11 +1,11 @@
 """`rose engine MODEL`: runs one engine of transformers behind the routes of vLLM."""
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import uvloop
 
 from rose.cli.engine_trial import serve_trial
 from rose.cli.http_program import PATH, Door, read_token, with_ca
@@ -79,7 +79,7 @@ def engine(
     name = served_model_name or model
     if model == TRIAL:
         _refuse_options_of_models()
-        asyncio.run(serve_trial(door, name))
+        uvloop.run(serve_trial(door, name))
         return
     quiet_grpc()  # before gRPC is imported
     from rose.cli.engine_host import serve_model  # noqa: PLC0415 (imports gRPC and transformers)
@@ -87,7 +87,7 @@ def engine(
 
     follow = _following(weights, weights_token, weights_tls)
     chosen = EngineOptions(model, weights=follow, version=weight_version, **options)
-    asyncio.run(serve_model(door, name, chosen))
+    uvloop.run(serve_model(door, name, chosen))
 
 
 def _following(

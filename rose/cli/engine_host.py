@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rose.adapters import RolloutService, ServiceLimits, rollout_app
-from rose.adapters.events_route import EngineEvents
+from rose.adapters.events_route import EngineState
 from rose.adapters.fleet_limits import FleetLimits
 from rose.adapters.hugging_face import load_tokenizer
 from rose.cli.http_program import CLOSING, App, Door, has_tokenizer, serve_until_told
@@ -45,7 +45,7 @@ async def serve_model(door: Door, name: str, options: EngineOptions) -> None:
     limits = _limits_of(loaded, name, has_text=tokenizer is not None)
     service = RolloutService(ServiceLimits(context_tokens=limits.context_tokens))
     service.facts = lambda: limits
-    events = EngineEvents(
+    events = EngineState(
         {
             "kind": options.kind.value,
             "model": name,
@@ -77,7 +77,7 @@ async def serve_model(door: Door, name: str, options: EngineOptions) -> None:
 async def _join(
     service: RolloutService,
     loaded: LoadedModel,
-    events: EngineEvents,
+    events: EngineState,
     parts: AsyncExitStack,
     end: Callable[[str], None],
 ) -> None:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from rose.adapters import RolloutService, TrialWorker, rollout_app
-from rose.adapters.events_route import EngineEvents
+from rose.adapters.events_route import EngineState
 from rose.adapters.trial import FEATURES, KV_TOKENS, SEATS, VOCABULARY, commit_trial_weights
 from rose.cli.http_program import CLOSING, App, Door, serve_until_told
 from rose.scheduler.worker import WorkerEvent, WorkerKind
@@ -22,7 +22,7 @@ async def serve_trial(door: Door, name: str) -> None:
         name: name of the model in requests.
     """
     service = RolloutService()
-    events = EngineEvents(
+    events = EngineState(
         {
             "kind": WorkerKind.BORROWED.value,
             "model": name,

@@ -79,7 +79,8 @@ _REQUIREMENTS: Final = {
     **dict.fromkeys(("grpc", "msgspec"), "rose-rl[wire]"),
     "prometheus_client": "rose-rl[metrics]",
     **dict.fromkeys(
-        ("aiohttp", "fastapi", "pydantic", "starlette", "uvicorn", "yaml"), "rose-rl[serve]"
+        ("aiohttp", "fastapi", "pydantic", "starlette", "uvicorn", "uvloop", "yaml"),
+        "rose-rl[serve]",
     ),
     **dict.fromkeys(("jinja2", "matplotlib", "rose_lab"), "rose-lab"),
 }

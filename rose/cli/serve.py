@@ -12,7 +12,7 @@ from rose.cli.http_program import PATH, Door, read_token, with_ca
 from rose.cli.serve_fleet import Joining, Plan, Started, serve_plan
 from rose.config import read_environment
 from rose.errors import InvalidArgument
-from rose.node.fleet_file import Fleet, ServicePart, WeightsPart, read_fleet
+from rose.node.fleet_file import CheckedFleet, ServicePart, WeightsPart, read_fleet
 
 TRIAL: Final = "trial"
 _TRIAL_WORKERS_MAX: Final = 64
@@ -127,7 +127,7 @@ def _trials(source: str) -> int:
     return number
 
 
-def _plan_of(fleet: Fleet) -> Plan:
+def _plan_of(fleet: CheckedFleet) -> Plan:
     """Return what a file asks for; all its files are read."""
     service = fleet.file.service
     token = read_environment().token
@@ -147,14 +147,14 @@ def _plan_of(fleet: Fleet) -> Plan:
     )
 
 
-def _joining(fleet: Fleet) -> Iterator[Joining]:
+def _joining(fleet: CheckedFleet) -> Iterator[Joining]:
     for part in fleet.file.engines:
         if part.url is not None:
             token = None if part.token_file is None else read_token(fleet.path(part.token_file))
             yield Joining(part.url, token, None if part.ca is None else fleet.path(part.ca))
 
 
-def _upstream(fleet: Fleet, weights: WeightsPart | None) -> tuple[str, str] | None:
+def _upstream(fleet: CheckedFleet, weights: WeightsPart | None) -> tuple[str, str] | None:
     if weights is None:
         return None
     return weights.address, read_token(fleet.path(weights.token_file))

@@ -13,9 +13,10 @@ from rose.adapters import RolloutService, ServiceLimits, TrialWorker, rollout_ap
 from rose.adapters.fleet import Fleet, Upstream
 from rose.adapters.trial import commit_trial_weights
 from rose.cli.http_program import App, Door, has_tokenizer, serve_until_told, trusting
+from rose.engines.http import checked_url
 from rose.node import fleet_file
 from rose.node.commands import Command, commands_of
-from rose.node.supervisor import Supervisor
+from rose.node.programs import Programs
 from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.worker import WorkerKind
 
@@ -33,11 +34,17 @@ class Joining:
         url: its URL.
         token: its bearer token.
         authority: PEM file of the authority of its certificate; None: the system's authorities.
+
+    Raises:
+        InvalidArgument: the URL is invalid, or a token would leave this machine unencrypted.
     """
 
     url: str
     token: str | None = field(repr=False)
     authority: Path | None
+
+    def __post_init__(self) -> None:
+        checked_url(self.url, has_token=self.token is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class Started:
         logs: folder for their logs.
     """
 
-    fleet: fleet_file.Fleet
+    fleet: fleet_file.CheckedFleet
     logs: Path
 
 
@@ -119,7 +126,7 @@ async def serve_plan(plan: Plan) -> None:
             fleet=fleet,
         )
 
-    programs = None if plan.started is None else Supervisor(commands, plan.started.logs)
+    programs = None if plan.started is None else Programs(commands, plan.started.logs)
     count = plan.trials + len(plan.engines) + sum(one.url is not None for one in commands)
     await serve_until_told(
         service, plan.door, join, programs=programs, words=lambda: f" workers={count}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rose.addresses import reachable, spelled
-from rose.node.fleet_file import ENGINE, SERVE, EnginePart, Fleet
+from rose.node.fleet_file import ENGINE, SERVE, CheckedFleet, EnginePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Command:
     url: str | None
 
 
-def commands_of(fleet: Fleet, token: str) -> Iterator[Command]:
+def commands_of(fleet: CheckedFleet, token: str) -> Iterator[Command]:
     """Yield the commands of all engines that a fleet starts.
 
     Args:
@@ -40,7 +40,7 @@ def commands_of(fleet: Fleet, token: str) -> Iterator[Command]:
             yield _command(fleet, part, replica, token)
 
 
-def _command(fleet: Fleet, part: EnginePart, replica: int, token: str) -> Command:
+def _command(fleet: CheckedFleet, part: EnginePart, replica: int, token: str) -> Command:
     host, port = _place(part.listen, replica)
     name = str(part.name) if part.replicas == 1 else f"{part.name}-{replica}"
     python = sys.executable if part.python is None else str(fleet.path(part.python))
@@ -69,7 +69,7 @@ def _command(fleet: Fleet, part: EnginePart, replica: int, token: str) -> Comman
     )
 
 
-def _options(fleet: Fleet, part: EnginePart) -> Iterator[str]:
+def _options(fleet: CheckedFleet, part: EnginePart) -> Iterator[str]:
     """Yield the options of `rose engine`."""
     if part.attach is not None:
         yield from ("--attach", str(fleet.path(part.attach)))

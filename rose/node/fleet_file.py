@@ -140,7 +140,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class CheckedFleet:
     """A checked file.
 
     Args:
@@ -156,7 +156,7 @@ class Fleet:
         return self.folder / Path(text).expanduser()
 
 
-def read_fleet(path: Path) -> Fleet:
+def read_fleet(path: Path) -> CheckedFleet:
     """Read and check a file whole; nothing is started.
 
     Raises:
@@ -173,14 +173,14 @@ def read_fleet(path: Path) -> Fleet:
         file: FleetFile = msgspec.yaml.decode(content, type=FleetFile)
     except msgspec.DecodeError as error:
         raise InvalidArgument(f"{path}: {' '.join(str(error).split())}") from error
-    fleet = Fleet(file, path.resolve().parent)
+    fleet = CheckedFleet(file, path.resolve().parent)
     broken = list(_broken(fleet))
     if broken:
         raise InvalidArgument(f"{path}: {'; '.join(broken)}")
     return fleet
 
 
-def _broken(fleet: Fleet) -> Iterator[str]:
+def _broken(fleet: CheckedFleet) -> Iterator[str]:
     """Yield a sentence for each rule that a file breaks."""
     service = fleet.file.service
     for place, text in _files(fleet.file):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from rose.engines.transformers import (
     EngineConfig,
@@ -149,7 +150,7 @@ REFUSED, FAILED = TurnEnd.REFUSED, TurnEnd.FAILED
     ],
 )
 def test_turn_that_nobody_can_run_ends_with_a_sentence(dedicated, changes, end, says) -> None:
-    dedicated.worker.start_turn(replace(turn(3, PROMPTS[0], 5), **changes))
+    dedicated.worker.start_turn(structs.replace(turn(3, PROMPTS[0], 5), **changes))
     dedicated.received.wait_ended(3)
     (output,) = dedicated.received.outputs(3)
     assert output.end is end

@@ -122,6 +122,7 @@ class Trainer:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_engine_follows_its_trainer_through_every_death(tmp_path: Path) -> None:
     with ExitStack() as stack:
         trainer = Trainer(stack, tmp_path)

@@ -10,7 +10,7 @@ from rose.node.commands import commands_of
 from rose.node.fleet_file import read_fleet
 
 ONE = "engines: [{name: a, model: micro-policy}]"
-URL = "engines: [{url: http://h:1}]"
+URL = "engines: [{url: http://127.0.0.1:1}]"
 
 
 def read(folder: Path, text: str):
@@ -37,7 +37,7 @@ engines:
   - {name: ours, model: micro-policy, attach: lend.sock, seats: 3, kv_tokens: 512, replicas: 2,
      listen: "127.0.0.1:7003", python: ./python, env: {A: b}, args: [--seed, "4"]}
   - {name: tried, model: trial}
-  - {url: "https://elsewhere:8000", token_file: token, ca: ca.pem}
+  - {url: "https://127.0.0.1:8888", token_file: token, ca: ca.pem}
 """
 
 
@@ -92,7 +92,7 @@ def test_every_field_reaches_the_command(tmp_path: Path) -> None:
         ("engines: [{name: a, model: m, command: sh}]", "Invalid enum value 'sh'"),
         ("engines: [{model: m}]", "an engine needs a url, or else name"),
         ("engines: [{}]", "an engine needs a url, or else model and name"),
-        ("engines: [{url: http://h:1, seats: 3}]", "it has no seats"),
+        ("engines: [{url: http://127.0.0.1:1, seats: 3}]", "it has no seats"),
         ("engines: [{name: a, model: m, ca: x}]", "command engine has no ca"),
         ("engines: [{name: a, model: m, lend: s}]", "command engine has no lend"),
         ("engines: [{name: a, model: m, command: vllm-serve}]", "needs lend, a socket"),
@@ -124,7 +124,10 @@ def test_every_field_reaches_the_command(tmp_path: Path) -> None:
         ),
         ("engines: [{name: a, model: ./none}]", "engines[0].model: there is no file"),
         ("engines: [{name: a, model: m, python: p}]", "engines[0].python: there is no file"),
-        ("engines: [{url: http://h:1, token_file: t}]", "engines[0].token_file: there is no file"),
+        (
+            "engines: [{url: http://127.0.0.1:1, token_file: t}]",
+            "engines[0].token_file: there is no file",
+        ),
         (f"{URL}\nservice: {{token_file: t}}", "service.token_file: there is no file"),
         (
             f"{URL}\nservice: {{weights: {{address: '127.0.0.1:5', token_file: t, ca: x}}}}",

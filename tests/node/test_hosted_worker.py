@@ -1,6 +1,6 @@
 """One worker over engines that come and go: turns move, and epochs only rise."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from rose.errors import Unavailable
 from rose.node.hosted_worker import HostedWorker

@@ -18,14 +18,14 @@ from rose.errors import InvalidArgument
 from rose.node.commands import Command
 from rose.units import NS_PER_S
 
-_LOG: Final = logging.getLogger("rose.supervisor")
+_LOG: Final = logging.getLogger("rose.programs")
 _BACKOFF_S: Final = 0.5  # pause before the first restart; doubles with each early death
 _BACKOFF_MAX_S: Final = 10.0
 _SOUND_S: Final = 60.0  # a program that ran for so long has not died early
 _STOP_S: Final = 20.0  # time to end after SIGTERM; then it is killed
 
 
-class Supervisor:
+class Programs:
     """Keeps programs running until the end of the context.
 
     Each program runs in a session of its own, without stdin, and writes to `NAME.log`. At the end
