@@ -80,6 +80,27 @@ async def test_weights_reach_workers_while_the_service_is_paused() -> None:
             transfer.destroy()
 
 
+async def test_a_pause_has_an_owner_and_a_lease_and_ends_no_other(monkeypatch) -> None:
+    async with rigged(1, step_s=0.002) as rig, listening(rig.app) as url:
+        given: list[dict] = []
+        pause = rig.service.pause
+
+        async def noted(mode, **options) -> str:
+            given.append(options)
+            return await pause(mode, **options)
+
+        monkeypatch.setattr(rig.service, "pause", noted)
+        mine, other = (TrlWeightTransfer(url, None, wait_s=wait_s) for wait_s in (0.01, 1e9))
+        await asyncio.to_thread(mine.pause)
+        await asyncio.to_thread(other.pause)
+        await asyncio.to_thread(mine.resume)
+        assert rig.service.is_paused
+        await asyncio.to_thread(other.resume)
+        assert not rig.service.is_paused
+        assert [one["lease_s"] for one in given] == [1.0, 86_400.0]
+        assert len({one["owner"] for one in given}) == 2
+
+
 async def test_one_worker_with_the_weights_is_enough() -> None:
     async with rigged(2, step_s=0.002) as rig, listening(rig.app) as url:
         with (
