@@ -58,7 +58,7 @@ class Program:
                 return
             time.sleep(0.05)
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> int:
