@@ -1,9 +1,12 @@
 """Time sources. All other modules take a `Clock`, so that policies can run in virtual time."""
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 from rose.units import NS_PER_MS
+
+# 2025-01-01 in milliseconds since 1970. Default numbers of versions count from it, to stay short.
+VERSION_EPOCH_MS: Final = 1_735_689_600_000
 
 
 class Clock(Protocol):

@@ -28,6 +28,7 @@ from rose.adapters.sequences import Ask
 from rose.adapters.text import Tokenizer
 from rose.adapters.turns import Turns
 from rose.adapters.watch import ServiceWatch
+from rose.clock import VERSION_EPOCH_MS, unix_ms
 from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.metrics import SchedulerMetrics
@@ -188,11 +189,13 @@ class RolloutService:
         Raises:
             InvalidArgument: the version is out of range.
         """
-        # Workers that lag further behind would get no turns.
-        most = self._watch.newest() + _LAG_MAX
+        # Publishers at a known port number their versions by the time, before any worker has one.
+        newest = self._watch.newest()
+        most = max(newest, unix_ms() - VERSION_EPOCH_MS) + _LAG_MAX
         if version > most:
             raise InvalidArgument(f"version must be at most {most}, got {version}")
-        await self._scheduler.publish(version, job=job)
+        if version <= newest + _LAG_MAX:  # Workers that lag further behind would get no turns.
+            await self._scheduler.publish(version, job=job)
         self.published = max(self.published, version)
 
     def _workers_changed(self) -> None:

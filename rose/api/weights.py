@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
-from rose.clock import unix_ms
+from rose.clock import VERSION_EPOCH_MS, unix_ms
 from rose.config import quiet_grpc
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.places import Places
@@ -37,9 +37,6 @@ if TYPE_CHECKING:  # they need the extra `wire`
 
 Tls: TypeAlias = tuple[str | Path, str | Path, str | Path]
 
-# 2025-01-01 in milliseconds since 1970. Default numbers count from it, to stay short. No trainer
-# publishes a version per millisecond for long, so a later start has a higher number.
-_EPOCH_MS: Final = 1_735_689_600_000
 _NAME_MAX: Final = 256  # what a report of a receiver has room for
 
 
@@ -130,7 +127,8 @@ def publish(
     run = run or f"rose-{secrets.token_hex(4)}"
     if first_version is None:
         is_found_again = token is not None and security.place(listen)[1] != 0
-        first_version = unix_ms() - _EPOCH_MS if is_found_again else 1
+        # No trainer publishes a version per millisecond, so a later start has a higher number.
+        first_version = unix_ms() - VERSION_EPOCH_MS if is_found_again else 1
     opening = Version(run, unix_ms(), first_version)
     if shards is not None:
         if any(one is not None for one in (names, largest, plan, metrics)):

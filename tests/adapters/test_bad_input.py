@@ -181,7 +181,7 @@ async def test_a_version_from_the_future_harms_nobody() -> None:
     async with rigged(1) as rig:
         answer = await rig.post("/publish_weight_version", {"version": 1 << 40})
         assert answer.status_code == 400
-        assert "version must be at most 1000000000, got" in answer.json()["error"]["message"]
+        assert "version must be at most " in answer.json()["error"]["message"]
         said = (await rig.ask("/v1/completions", BODY)).json()
         assert said["choices"][0]["token_ids"] == truth()
 

@@ -85,9 +85,15 @@ async def following(worker, address: str, folder: Path):
     saved = load_file(folder / "model.safetensors")
     held = {name: one.bfloat16() * 0 for name, one in saved.items()}
 
+    host, port = address.split(":")
+
     def follow() -> None:
         while not is_over.wait(0.05):
-            with suppress(rose.Unavailable), rose.receive(held, address, token=TOKEN) as receiver:
+            with suppress(OSError):
+                socket.create_connection((host, int(port))).close()
+                break
+        if not is_over.is_set():
+            with rose.receive(held, address, token=TOKEN) as receiver:
                 while not is_over.wait(0.005):
                     if (version := receiver.commit()) is not None:
                         worker.commit(version)

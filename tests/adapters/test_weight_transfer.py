@@ -1,6 +1,7 @@
 """The weights of a TRL trainer reach workers by `rose.publish` while the service is paused."""
 
 import asyncio
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -78,6 +79,44 @@ async def test_weights_reach_workers_while_the_service_is_paused() -> None:
             (choice,) = (await answer).json()["choices"]
             assert choice["token_ids"] == truth(version=2)
             transfer.destroy()
+
+
+async def test_a_pause_has_an_owner_and_a_lease_and_ends_no_other(monkeypatch) -> None:
+    async with rigged(1, step_s=0.002) as rig, listening(rig.app) as url:
+        given: list[dict] = []
+        pause = rig.service.pause
+
+        async def noted(mode, **options) -> str:
+            given.append(options)
+            return await pause(mode, **options)
+
+        monkeypatch.setattr(rig.service, "pause", noted)
+        mine, other = (TrlWeightTransfer(url, None, wait_s=wait_s) for wait_s in (0.01, 1e9))
+        await asyncio.to_thread(mine.pause)
+        await asyncio.to_thread(other.pause)
+        await asyncio.to_thread(mine.resume)
+        assert rig.service.is_paused
+        await asyncio.to_thread(other.resume)
+        assert not rig.service.is_paused
+        assert [one["lease_s"] for one in given] == [1.0, 86_400.0]
+        assert len({one["owner"] for one in given}) == 2
+
+
+async def test_versions_that_count_from_a_date_are_taken_before_a_worker_has_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listen = f"127.0.0.1:{server.getsockname()[1]}"
+    async with rigged(1, step_s=0.002) as rig, listening(rig.app) as url:
+        with rose.publish(trl_weights(Model(1.0)), listen=listen, token="ab" * 32) as publisher:
+            transfer = TrlWeightTransfer(url, publisher, wait_s=WAIT_S)
+            version = await asyncio.to_thread(transfer.publish, trl_weights(Model(2.0)))
+            assert rig.service.published == version > 10**10
+            (choice,) = (await rig.post("/v1/completions", BODY)).json()["choices"]
+            assert choice["token_ids"] == truth(version=0)
+            wanted = {**BODY, "weight_version": {"min": version}}
+            answer = rig.later("/v1/completions", wanted)
+            with following(rig.workers[0], publisher):
+                (choice,) = (await answer).json()["choices"]
+            assert choice["token_ids"] == truth(version=version)
 
 
 async def test_one_worker_with_the_weights_is_enough() -> None:

@@ -14,6 +14,7 @@ from rose.transfer.published import WeightPublisher
 from rose.units import NS_PER_S
 
 _POLL_S: Final = 0.05
+_LEASE_S_MAX: Final = 86_400.0  # the service takes no longer one
 
 
 class TrlWeightTransfer:
@@ -77,10 +78,11 @@ class TrlWeightTransfer:
     def pause(self) -> None:
         """Pause the service, and return once no worker generates; `resume` continues sequences.
 
-        The pause ends by itself after `wait_s`, so that a trainer that dies leaves none behind.
+        The pause ends by itself after `wait_s`, at most a day, so that a trainer that dies leaves
+        none behind.
         """
-        lease_s = round(self.client.wait_s)
-        self.client.call("POST", f"/pause?mode=keep&owner={self._owner}&lease_s={lease_s}")
+        lease_s = min(max(self.client.wait_s, 1.0), _LEASE_S_MAX)
+        self.client.call("POST", f"/pause?mode=keep&owner={self._owner}&lease_s={lease_s:.0f}")
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
         """Publish weights as the next version, and return once a worker has committed it.
