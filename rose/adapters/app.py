@@ -15,6 +15,7 @@ from rose import __version__
 from rose.adapters import bodies
 from rose.adapters.control import add_control, add_status
 from rose.adapters.events_route import EngineEvents, add_engine
+from rose.adapters.fleet import Fleet
 from rose.adapters.generating import PATHS, Generating
 from rose.adapters.guard import Guard
 from rose.adapters.http_errors import Refused, body_of, error_body, headers_of, status_of
@@ -24,6 +25,7 @@ from rose.adapters.sglang_routes import add_sglang_routes
 from rose.adapters.text import Tokenizer
 from rose.adapters.text_routes import add_text_routes
 from rose.adapters.weight_updates import WeightSource, WeightUpdates
+from rose.adapters.worker_routes import add_worker_routes
 from rose.errors import RoseError
 
 # Error responses of the routes, for the OpenAPI schema.
@@ -60,6 +62,7 @@ def rollout_app(
     token: str | None = None,
     weights: WeightSource | None = None,
     engine: EngineEvents | None = None,
+    fleet: Fleet | None = None,
 ) -> Guard:
     """Return the ASGI application of an open service.
 
@@ -73,6 +76,8 @@ def rollout_app(
             versions come from `rose.publish` only.
         engine: state of the engine whose only service this is; None: the service has no engine of
             its own.
+        fleet: engines that may be added and removed, and that are offered published versions; None:
+            the workers stay the same.
     """
     service.tokenizer = service.tokenizer or tokenizer
     app = FastAPI(
@@ -82,10 +87,12 @@ def rollout_app(
     _add_errors(app, service)
     add_status(app, service, model, dtype, has_source=weights is not None)
     add_text_routes(app, service, tokenizer)
-    add_control(app, service, WeightUpdates(service, weights))
+    add_control(app, service, WeightUpdates(service, weights), fleet)
     add_sglang_routes(app, service, generating, model)
     if engine is not None:
         add_engine(app, engine)
+    if fleet is not None:
+        add_worker_routes(app, fleet)
     _describe(app)
     fast = dict.fromkeys(PATHS, generating)
     return Guard(app, fast, service=service, token=token, fail=generating.fail)

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 
 from rose import __version__
 from rose.adapters.control_bodies import FinishBody, InitBody, StartBody, UpdateBody, VersionBody
+from rose.adapters.fleet import Fleet
 from rose.adapters.http_errors import error_body, headers_of
 from rose.adapters.json_answer import Json
 from rose.adapters.pauses import PauseMode
@@ -103,7 +104,9 @@ def _versions(service: RolloutService) -> dict[str, Any]:
     return {"published": service.published, "versions": there}
 
 
-def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -> None:
+def add_control(
+    app: FastAPI, service: RolloutService, updates: WeightUpdates, fleet: Fleet | None
+) -> None:
     """Add the routes for trainers: pauses, caches, and new weights."""
 
     def needs_source() -> None:
@@ -172,4 +175,6 @@ def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -
                 f"version must be at least {service.published}, got {body.version}"
             )
         await service.publish(body.version)
+        if fleet is not None:
+            fleet.offer(body.version)
         return _versions(service)

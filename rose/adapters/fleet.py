@@ -193,14 +193,22 @@ class Fleet:
             member.offer(self._offer, self._weights)
 
     async def load(self, infos: Sequence[Mapping[str, Any]], version: int) -> None:
-        """Offer a version that a client describes: the `WeightSource` of a fleet.
+        """Offer a version in a folder that a client names: the `WeightSource` of a fleet.
 
         Args:
-            infos: updates of the client; `weight_dir` names the folder of a version.
+            infos: updates of the client; `weight_dir` of the only one is the folder.
             version: number of the version.
+
+        Raises:
+            InvalidArgument: the client sends weights in another way.
         """
-        folders = [str(info["weight_dir"]) for info in infos if info.get("weight_dir")]
-        self.offer(version, folder=folders[-1] if folders else None)
+        folders = [info.get("weight_dir") for info in infos]
+        if len(folders) != 1 or not isinstance(folders[0], str):
+            raise InvalidArgument(
+                "an update must name the folder of a version as weight_dir; weights themselves go "
+                "by rose.publish, and their version to /publish_weight_version"
+            )
+        self.offer(version, folder=folders[0])
 
     # ---- inside ---------------------------------------------------------------------------------
 

@@ -107,9 +107,10 @@ async def serve_plan(plan: Plan) -> None:
         return rollout_app(
             service,
             model=plan.model or fleet.facts().model or _NAME,
-            tokenizer=_tokenizer(plan.tokenizer, fleet.facts().model),
+            tokenizer=_tokenizer(plan.tokenizer, fleet.root()),
             token=plan.door.token,
-            weights=partial(commit_trial_weights, trials) if plan.trials else None,
+            weights=partial(commit_trial_weights, trials) if plan.trials else fleet.load,
+            fleet=fleet,
         )
 
     programs = None if plan.started is None else Supervisor(commands, plan.started.logs)

@@ -18,22 +18,9 @@ from tests.engines.http.rig import until
 SETTINGS = SchedulerSettings(batch_trajectories=1 << 20)
 
 
-class Scheduler(ElasticRolloutScheduler):
-    """The scheduler, until its own `measured` and `drain` are there."""
-
-    workers: dict[int, Any]
-
-    async def measured(self, worker: int, **rates: float) -> None:
-        """Keep the old speed."""
-
-    async def drain(self, worker: int) -> None:
-        self.workers[worker].hold()
-        await until(lambda: not self.workers[worker].running)
-
-
 @dataclass
 class Service:
-    scheduler: Scheduler
+    scheduler: ElasticRolloutScheduler
     facts: Callable[[], FleetLimits] = lambda: FleetLimits(None, 0, (), frozenset(), None)
     grants: list[GrantChanged] = field(default_factory=list)
 
@@ -43,7 +30,6 @@ class Service:
         self.scheduler.receive(event)
 
     async def register(self, worker: Worker, capabilities: Capabilities) -> None:
-        self.scheduler.workers[worker.number] = worker
         await self.scheduler.register(worker, capabilities)
 
 
@@ -104,9 +90,7 @@ def check(result: TurnResult, prompt: int, count: int) -> None:
 @asynccontextmanager
 async def rigged(**options: Any) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as parts:
-        scheduler = Scheduler(SETTINGS)
-        scheduler.workers = {}
-        await parts.enter_async_context(scheduler)
+        scheduler = await parts.enter_async_context(ElasticRolloutScheduler(SETTINGS))
         service = Service(scheduler)
         fleet = await parts.enter_async_context(Fleet(service, **options))
         yield Rig(service, fleet, parts)

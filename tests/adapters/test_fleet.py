@@ -374,3 +374,14 @@ async def test_speed_is_measured_when_the_engine_does_not_tell_it() -> None:
         assert rig.row(0).speed.decode_step_ms < rig.row(1).speed.decode_step_ms
         assert rig.row(1).speed.step_ms(1) >= 19
         assert rig.row(2).speed.prefill_tokens_per_s == 50_000.0
+
+
+async def test_client_names_the_folder_of_a_version_and_sends_no_tensors() -> None:
+    async with rigged() as rig:
+        one = await rig.join("rose")
+        await rig.fleet.load([{"weight_dir": "runs/weight_v000002"}], 2)
+        await until(lambda: rig.row().version == 2)
+        for infos in ([], [{"names": ["w"]}], [{"weight_dir": "a"}, {"weight_dir": "b"}]):
+            with pytest.raises(InvalidArgument, match="weight_dir"):
+                await rig.fleet.load(infos, 3)
+        assert len(one.calls) == 1

@@ -146,10 +146,19 @@ class HttpWorker:
         finally:
             self.lose("it was closed")
 
-    def lose(self, reason: str) -> None:
-        """Report the worker as lost, and close all its streams. A second call does nothing."""
+    def lose(self, reason: str, *, is_death: bool = False) -> None:
+        """Report the worker as lost, and close all its streams. A second call does nothing.
+
+        Args:
+            reason: why.
+            is_death: whether a turn may be what ended the engine. Otherwise all turns are returned
+                before the loss, so that none is blamed for it.
+        """
         if self._lost.done():
             return
+        if not is_death:
+            for trajectory in tuple(self._turns):
+                self.stop_turn(trajectory)
         self._lost.set_result(reason)
         self._turns.clear()
         for task in self._tasks:
@@ -226,7 +235,7 @@ class HttpWorker:
     def _act(self, name: str, data: dict[str, Any]) -> None:
         match name:
             case "status" if data.get("instance") != self.facts.instance:
-                self.lose("its process was restarted")
+                self.lose("its process was restarted", is_death=True)
             case "grant":
                 was = self._told
                 self._told = int(data["grant_epoch"]), int(data["kv_tokens"]), float(data["ttl_ms"])
@@ -393,11 +402,12 @@ class HttpWorker:
                 await self._check()
                 failures = 0
             except Disconnected as error:
-                self.lose(str(error))
+                self.lose(str(error), is_death=True)
             except RoseError as error:
                 failures += 1
                 if failures == _FAILURES:
-                    self.lose(f"{failures} health checks in a row failed: {error}")
+                    reason = f"{failures} health checks in a row failed: {error}"
+                    self.lose(reason, is_death=True)
             if (speed := self._pace.changed()) is not None and self._on_speed is not None:
                 await self._on_speed(speed)
 
@@ -415,7 +425,7 @@ class HttpWorker:
         try:
             await self._check()
         except RoseError as error:
-            self.lose(str(error))
+            self.lose(str(error), is_death=True)
 
 
 def wait_s(told: str) -> float:
