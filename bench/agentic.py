@@ -160,7 +160,7 @@ class SimulatedEngine:
         if is_reported:
             self._report(WorkerLost(self.number, "it was killed"))
             return
-        self._thread.join()
+        self._thread.join(_STEP_S * 1000)
 
     def start_turn(self, request: TurnRequest) -> None:
         with self._lock:

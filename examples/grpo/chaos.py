@@ -1,8 +1,8 @@
 """Faults of a borrowed worker: it is stopped, revoked and killed again and again."""
 
+import os
 import random
 import signal
-import subprocess
 import threading
 from collections import Counter
 from itertools import count
@@ -52,15 +52,14 @@ class Chaos:
             fault()
             self.faults[fault.__name__.strip("_")] += 1
 
-    @property
-    def _borrower(self) -> "subprocess.Popen[str]":
-        return self._fleet.workers[WorkerKind.BORROWED]
+    def _signal(self, *numbers: signal.Signals) -> None:
+        pid = self._fleet.pid(WorkerKind.BORROWED)
+        for number in numbers if pid is not None else ():
+            os.kill(pid, number)
+            self._is_over.wait(STOP_S if number is signal.SIGSTOP else 0.0)
 
     def _stop(self) -> None:
-        stopped = self._borrower
-        stopped.send_signal(signal.SIGSTOP)
-        self._is_over.wait(STOP_S)
-        stopped.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGSTOP, signal.SIGCONT)
 
     def _revoke(self) -> None:
         """Take all loans back, and allow them again, as an operator does."""
@@ -70,4 +69,4 @@ class Chaos:
 
     def _kill(self) -> None:
         """Kill the process; the fleet starts another."""
-        self._borrower.kill()
+        self._signal(signal.SIGKILL)

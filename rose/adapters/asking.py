@@ -11,8 +11,6 @@ from rose.adapters.bodies import (
     SglangBody,
     WantedVersions,
 )
-from rose.adapters.fleet_limits import FleetLimits
-from rose.adapters.limits import ContextTooLong
 from rose.adapters.sequences import Ask, seed_of
 from rose.adapters.service import RolloutService
 from rose.adapters.text import Tokenizer
@@ -52,25 +50,23 @@ def asks_of(
             sequences.
     """
     fields = body if isinstance(body, Sampled) else body.sampling_params
-    facts, limits, count = service.facts(), service.limits, fields.count
+    limits, count = service.limits, fields.count
     if not 1 <= len(prompts) * count <= limits.choices:
         raise InvalidArgument(
             f"a request must have 1 to {limits.choices} sequences, got {len(prompts) * count}"
         )
-    most = min(limits.context_tokens, facts.context_tokens or limits.context_tokens)
-    options = _options(body, fields, logprobs, facts)
+    if logprobs == 1 and "logprobs" not in service.facts().features:
+        logprobs = 0  # the sampled token's own is reported; clients that want one mean this
+    options = _options(body, fields, logprobs)
     stop = _stop_texts(fields, tokenizer)
     stops = tuple(fields.stop_token_ids or ())
     versions = _range(body.weight_version)
     temperature = 1.0 if fields.temperature is None else fields.temperature
     asks: list[Ask] = []
     for prompt in prompts:
-        left = most - len(prompt)
-        output = left if max_tokens is None else max_tokens
         if not prompt:
             raise InvalidArgument("prompt must have at least one token")
-        if not 1 <= output <= left:
-            raise ContextTooLong(most, len(prompt), max(1, output))
+        output = service.room(len(prompt)) if max_tokens is None else max(1, max_tokens)
         sampling = Sampling(output, temperature, stops, options=options)
         for _ in range(count):
             seed = seed_of(fields.seed, len(asks))
@@ -101,19 +97,14 @@ def _stop_texts(fields: SamplingFields, tokenizer: Tokenizer | None) -> tuple[st
     return stop
 
 
-def _options(body: Body, fields: SamplingFields, logprobs: int, facts: FleetLimits) -> Options:
+def _options(body: Body, fields: SamplingFields, logprobs: int) -> Options:
     wants = dict(_wanted(body, fields, logprobs))
-    missing = [name for name, (feature, _) in wants.items() if feature not in facts.features]
-    if missing:
-        raise InvalidArgument(
-            f"{missing[0]} must have its default: not every engine of the fleet supports it"
-        )
     if not (wants or fields.ignore_eos or body.cache_salt):
         return NO_OPTIONS
-    extra = {name: value for name, (_, value) in wants.items() if name not in _OWN}
+    extra = {name: value for name, value in wants.items() if name not in _OWN}
     if body.cache_salt:
         extra["cache_salt"] = body.cache_salt
-    own = {name: value for name, (_, value) in wants.items() if name in _OWN}
+    own = {name: value for name, value in wants.items() if name in _OWN}
     return Options(
         **own,
         ignore_eos=bool(fields.ignore_eos),
@@ -130,32 +121,30 @@ _WHOLE: Final = frozenset(
 )
 
 
-def _wanted(
-    body: Body, fields: SamplingFields, logprobs: int
-) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Yield each option that is not at its default: its name, the engine's feature, its value."""
+def _wanted(body: Body, fields: SamplingFields, logprobs: int) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each option that is not at its default."""
     if fields.temperature != 0:  # the most likely token is in every set of likely tokens
         if fields.top_p is not None and fields.top_p < 1:
-            yield "top_p", ("top_p", fields.top_p)
+            yield "top_p", fields.top_p
         if fields.top_k is not None and 0 < fields.top_k < _TOP_K_ALL:
-            yield "top_k", ("top_k", fields.top_k)
+            yield "top_k", fields.top_k
         if fields.min_p:
-            yield "min_p", ("min_p", fields.min_p)
+            yield "min_p", fields.min_p
     for name in ("presence_penalty", "frequency_penalty"):
         if value := getattr(fields, name):
-            yield name, ("penalties", value)
+            yield name, value
     if fields.repetition_penalty not in {None, 1}:
-        yield "repetition_penalty", ("penalties", fields.repetition_penalty)
+        yield "repetition_penalty", fields.repetition_penalty
     if fields.min_tokens:
-        yield "min_tokens", ("min_tokens", fields.min_tokens)
+        yield "min_tokens", fields.min_tokens
     if fields.logit_bias:
-        yield "logit_bias", ("logit_bias", fields.logit_bias)
-    if logprobs > 1:  # engines without this feature report the sampled token alone
-        yield "logprobs", ("logprobs", logprobs)
+        yield "logit_bias", fields.logit_bias
+    if logprobs:
+        yield "logprobs", logprobs
     if grammar := _grammar(body, fields):
-        yield "structured_outputs", ("structured_outputs", grammar)
+        yield "structured_outputs", grammar
     if (asked := _of_prompt(body, fields)) is not None:
-        yield "prompt_logprobs", ("prompt_logprobs", asked)
+        yield "prompt_logprobs", asked
 
 
 def _of_prompt(body: Body, fields: SamplingFields) -> int | None:

@@ -19,6 +19,9 @@ from rose.adapters.weight_updates import WeightUpdates
 from rose.clock import unix_s
 from rose.errors import InvalidArgument
 
+# A pause that nobody ends holds for ten minutes, or for as long as its owner asks: at most a day.
+_LEASE_S: Final = 600.0
+_LEASE_S_MAX: Final = 86_400.0
 _NO_SOURCE: Final = (
     "this service takes no weights over HTTP: publish them with rose.publish, so that the workers "
     "receive them, then report the version to /publish_weight_version"
@@ -117,15 +120,25 @@ def add_control(
     async def pause(
         mode: Literal["keep", "wait", "abort"] = "abort",
         clear_cache: Annotated[bool, Query()] = True,  # noqa: ARG001, FBT002 (as vLLM has it)
+        owner: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+        lease_s: Annotated[float, Query(gt=0, le=_LEASE_S_MAX)] = _LEASE_S,
     ) -> dict[str, str]:
-        """Answer once no worker generates. With `keep`, sequences continue after `/resume`."""
-        await service.pause(PauseMode(mode))
-        return {"status": "paused"}
+        """Answer once no worker generates. With `keep`, sequences continue after `/resume`.
+
+        The pause ends after `lease_s` by itself, and `/resume` with another owner does not end it.
+        """
+        name = await service.pause(PauseMode(mode), owner=owner, lease_s=lease_s)
+        return {"status": "paused", "pause": name}
 
     @app.post("/resume")
-    async def resume() -> dict[str, str]:
-        """Let workers generate again."""
-        await service.resume()
+    async def resume(
+        owner: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    ) -> dict[str, str]:
+        """Let workers generate again, unless another owner's pause holds.
+
+        `owner` may also be the name of a pause; without it, pauses without an owner end.
+        """
+        await service.resume(owner)
         return {"status": "resumed"}
 
     @app.get("/is_paused")

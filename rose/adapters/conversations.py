@@ -28,7 +28,7 @@ def packed(tokens: Sequence[int]) -> bytes:
         InvalidArgument: an id does not fit into 4 bytes.
     """
     try:
-        return struct.pack(f"{len(tokens)}I", *tokens)
+        return struct.Struct(f"{len(tokens)}I").pack(*tokens)
     except struct.error:
         raise InvalidArgument("token ids must be from 0 to 4294967295") from None
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from hashlib import blake2b
 
 from rose.adapters.generation import Request
@@ -33,15 +32,18 @@ class KeyedRequests:
     """Running and finished requests by key. Finished ones are kept for a time.
 
     Args:
-        count_max: largest number of requests; the oldest is forgotten first.
+        tokens_max: largest number of tokens of the finished requests; the oldest is forgotten
+            first.
         answer_s: time in seconds for which a finished request is kept.
     """
 
-    def __init__(self, *, count_max: int, answer_s: float) -> None:
-        self._count_max = count_max
+    def __init__(self, *, tokens_max: int, answer_s: float) -> None:
+        self._tokens_max = tokens_max
         self._answer_s = answer_s
         self._by_key: dict[str, tuple[bytes, Request]] = {}
         self._keys: dict[Request, str] = {}
+        self._tokens = 0
+        self._finished: dict[Request, int] = {}  # with the number of their tokens, oldest first
 
     def __contains__(self, request: Request) -> bool:
         """Return whether the request has a key."""
@@ -61,22 +63,30 @@ class KeyedRequests:
         return there[1]
 
     def add(self, key: str, digest: bytes, request: Request) -> None:
-        """Keep a request under its key."""
-        while len(self._by_key) >= self._count_max:
-            self.forget(next(iter(self._by_key.values()))[1])
+        """Keep a request that begins under its key."""
         self._by_key[key] = digest, request
         self._keys[request] = key
 
     def over(self, request: Request) -> None:
-        """Keep a finished request for a time, so that a client can retry; forget a failed one."""
-        if any(one.error is not None for one in request.sequences):
-            self.forget(request)
-        elif request in self._keys:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._answer_s, partial(self.forget, request))
+        """Keep a finished request for a time, so that a client can retry; forget an unfinished one.
 
-    def forget(self, request: Request) -> None:
+        A request that failed or was aborted runs again if it is repeated.
+        """
+        if request not in self._keys:
+            return
+        if any(one.error or one.finish_reason == "abort" for one in request.sequences):
+            self._forget(request)
+            return
+        tokens = sum(len(one.ask.prompt) + len(one.tokens) for one in request.sequences)
+        self._finished[request] = tokens
+        self._tokens += tokens
+        while self._tokens > self._tokens_max:
+            self._forget(next(iter(self._finished)))
+        asyncio.get_running_loop().call_later(self._answer_s, self._forget, request)
+
+    def _forget(self, request: Request) -> None:
         """Forget a request. A repeated call does nothing."""
+        self._tokens -= self._finished.pop(request, 0)
         key = self._keys.pop(request, None)
         if key is not None:
             del self._by_key[key]

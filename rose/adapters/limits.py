@@ -68,6 +68,7 @@ class ServiceLimits:
         conversations: largest number of conversations; the one that is idle for longest ends first.
         conversation_tokens: largest number of tokens of all conversations.
         conversation_s: time in seconds after which an idle conversation ends.
+        answer_tokens: largest number of tokens of all answers that are kept for their keys.
         answer_s: time in seconds for which the answer to a request with a key is kept.
         grace_s: time in seconds for which a request with a key runs on without a client.
     """
@@ -83,6 +84,7 @@ class ServiceLimits:
     conversations: int = 16_384
     conversation_tokens: int = 32 << 20
     conversation_s: float = 600.0
+    answer_tokens: int = 4 << 20
     answer_s: float = 300.0
     grace_s: float = 30.0
 

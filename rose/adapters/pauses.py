@@ -102,10 +102,9 @@ class Pauses:
             # The scheduler has the pause before anything else runs, so a later resume follows it.
             await self._scheduler.pause(is_recalling=is_recalling)
             quiet = asyncio.ensure_future(self._scheduler.quiet())
+            either: set[asyncio.Future[Any]] = {quiet, pause.ended}
             try:
-                await asyncio.wait(
-                    {quiet, pause.ended}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait(either, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
                 is_quiet = quiet.done() and quiet.result() is None
             finally:
                 quiet.cancel()

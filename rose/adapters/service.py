@@ -74,7 +74,7 @@ class RolloutService:
         self.eos_token_ids = tuple(eos_token_ids)
         self.tokenizer = tokenizer
         self._watch = ServiceWatch(self._workers_changed)
-        self.facts: Callable[[], FleetLimits] = self._watch.limits
+        self.facts: Callable[[], FleetLimits] = self.registered_limits
         self.published = 0
         self._scheduler = ElasticRolloutScheduler(settings, watches=(self._watch,))
         self._turns = Turns(
@@ -84,7 +84,7 @@ class RolloutService:
             later=self._later,
             is_limited=settings is not _SETTINGS,
         )
-        self._keyed = KeyedRequests(count_max=limits.sequences, answer_s=limits.answer_s)
+        self._keyed = KeyedRequests(tokens_max=limits.answer_tokens, answer_s=limits.answer_s)
         self._pauses = Pauses(self._scheduler, self._later)
         self._requests: set[Request] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -148,6 +148,10 @@ class RolloutService:
         """
         await self._scheduler.register(worker, capabilities)
         self._watch.limit(worker.number, limits)
+
+    def registered_limits(self) -> FleetLimits:
+        """Return what the registered workers can do; `facts` is this function at first."""
+        return self._watch.limits()
 
     def versions(self) -> dict[int, int]:
         """Return the number of workers by version of their weights."""

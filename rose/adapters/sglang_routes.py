@@ -99,6 +99,11 @@ def add_sglang_routes(
             "internal_states": [{}],
         }
 
+    @app.post("/finish_session", include_in_schema=False)
+    async def finish_session() -> dict[str, str]:
+        """Do nothing, as SkyRL's router may: idle conversations end by themselves."""
+        return {"status": "ok"}
+
     async def cannot() -> None:
         raise Refused(501, _NO_WEIGHTS)
 

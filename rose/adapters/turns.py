@@ -15,6 +15,7 @@ from rose.adapters.sequences import Ask, SequenceInFlight
 from rose.adapters.text import Tokenizer
 from rose.adapters.watch import ServiceWatch
 from rose.errors import RoseError, Unavailable
+from rose.scheduler.checks import no_tokens
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.turns import Sampling
 from rose.scheduler.worker import Options
@@ -157,10 +158,12 @@ class Turns:
             if one.is_over:
                 return  # Its client has left, and the trajectory is being given up.
             self._watch.sequences[talk.number] = one
+            prompt = no_tokens()
+            prompt.frombytes(talk.prompt)  # a copy of the tokens costs 30 times as much
             result = await self._scheduler.generate(
                 talk.number,
                 turn=talk.turn,
-                prompt=one.ask.prompt,
+                prompt=prompt,
                 sampling=sampling,
                 versions=one.ask.versions,
             )

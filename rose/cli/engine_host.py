@@ -92,7 +92,7 @@ async def _join(
         if loaded.speed is not None:
             events.add_facts(asdict(loaded.speed))
         can = Capabilities(options.seats, **asdict(speed), version=loaded.version)
-        await service.register(worker, can)
+        await service.register(worker, can, service.facts())
         registered.set()
 
     def ready() -> None:

@@ -16,6 +16,7 @@ from rose.cli.http_program import App, Door, has_tokenizer, serve_until_told, tr
 from rose.node import fleet_file
 from rose.node.commands import Command, commands_of
 from rose.node.supervisor import Supervisor
+from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.worker import WorkerKind
 
 if TYPE_CHECKING:
@@ -89,7 +90,10 @@ async def serve_plan(plan: Plan) -> None:
     commands = [] if plan.started is None else list(commands_of(plan.started.fleet, token))
     authorities = {one.authority for one in plan.engines if one.authority is not None}
     trusted = {path: trusting(path) for path in authorities}
-    service = RolloutService(ServiceLimits(sequences=plan.sequences))
+    limits = ServiceLimits(sequences=plan.sequences)
+    service = RolloutService(limits)
+    if plan.max_staleness is not None:
+        service = RolloutService(limits, settings=_settings(plan.max_staleness))
     trials: list[TrialWorker] = []
 
     async def join(parts: AsyncExitStack, _end: Callable[[str], None]) -> App:
@@ -104,10 +108,12 @@ async def serve_plan(plan: Plan) -> None:
             tls = None if one.authority is None else trusted[one.authority]
             await fleet.add(one.url, token=one.token, tls=tls)
         await _add_started(fleet, commands, token)
+        if not (plan.engines or commands):
+            service.facts = service.registered_limits
         return rollout_app(
             service,
             model=plan.model or fleet.facts().model or _NAME,
-            tokenizer=_tokenizer(plan.tokenizer, fleet.root()),
+            tokenizer=_tokenizer(service, plan.tokenizer, fleet.root()),
             token=plan.door.token,
             weights=partial(commit_trial_weights, trials) if plan.trials else fleet.load,
             fleet=fleet,
@@ -120,18 +126,36 @@ async def serve_plan(plan: Plan) -> None:
     )
 
 
+def _settings(max_staleness: int) -> SchedulerSettings:
+    """Return settings that bound staleness only: no trainer tells how many rollouts it uses."""
+    return SchedulerSettings(
+        max_staleness=max_staleness,
+        batch_trajectories=1 << 20,
+        worker_lag_max=max(1, max_staleness),
+    )
+
+
 async def _add_started(fleet: Fleet, commands: list[Command], token: str) -> None:
     """Add engines that are starting; they join when they answer."""
     urls = [command.url for command in commands if command.url is not None]
     await asyncio.gather(*(fleet.add(url, token=token) for url in urls))
 
 
-def _tokenizer(folder: Path | None, model: str | None) -> "Tokenizer | None":
-    """Load a tokenizer: that of `folder`, or that of the engines' model if it is a folder here."""
-    from rose.adapters.hugging_face import load_tokenizer  # noqa: PLC0415 (an extra)
+def _tokenizer(
+    service: RolloutService, folder: Path | None, model: str | None
+) -> "Tokenizer | None":
+    """Load a tokenizer and the model's end tokens from `folder`, or from the engines' model.
 
-    if folder is not None:
-        return load_tokenizer(folder)
-    if model is not None and has_tokenizer(Path(model)):
-        return load_tokenizer(Path(model))
-    return None
+    Engines may report a model that is not a folder on this machine; then there is none.
+    """
+    from rose.adapters.hugging_face import (  # noqa: PLC0415 (an extra)
+        load_eos_token_ids,
+        load_tokenizer,
+    )
+
+    if folder is None and model is not None and has_tokenizer(Path(model)):
+        folder = Path(model)
+    if folder is None:
+        return None
+    service.eos_token_ids = load_eos_token_ids(folder)
+    return load_tokenizer(folder)

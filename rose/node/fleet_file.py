@@ -73,7 +73,6 @@ class ServicePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         weights: publisher of new weights.
         sequences: most sequences in flight.
         max_staleness: most versions by which the weights of a turn may be behind the newest.
-        jobs: number of jobs that share the fleet.
         logs: folder for the logs of the engines.
     """
 
@@ -85,7 +84,6 @@ class ServicePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: WeightsPart | None = None
     sequences: Some = 4096
     max_staleness: Count | None = None
-    jobs: Some = 1
     logs: Text = "logs"
 
 

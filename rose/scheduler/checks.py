@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import fields, force_setattr
+from msgspec.structs import astuple, fields, force_setattr
 
 from rose.errors import InvalidArgument
 
@@ -54,6 +54,8 @@ def tokens_of(name: str, ids: Iterable[Any]) -> Tokens:
         InvalidArgument: an element is not a whole number from 0 to `TOKEN_MAX`.
     """
     try:
+        if hasattr(ids, "tolist"):
+            ids = ids.tolist()
         # An array would take bytes and texts for its own representation.
         return array("I", tuple(ids) if isinstance(ids, bytes | bytearray | str) else ids)
     except _NO_NUMBER as error:
@@ -62,16 +64,12 @@ def tokens_of(name: str, ids: Iterable[Any]) -> Tokens:
 
 
 def checked(value: T) -> T:
-    """Return `value`, or an equal struct with fields of the declared types.
+    """Return an equal struct whose fields have their declared types.
 
     Raises:
         InvalidArgument: a field does not have its type, or is out of range.
     """
-    found = _twin_of(value)
-    names = value.__struct_fields__
-    if all(type(getattr(value, name)) is type(getattr(found, name)) for name in names):
-        return value
-    return type(value)(*(getattr(found, name) for name in names))
+    return type(value)(*astuple(_twin_of(value)))
 
 
 def check_fields(value: msgspec.Struct) -> None:

@@ -279,7 +279,7 @@ async def test_conversations_end_when_idle_for_too_long() -> None:
 
 
 async def test_the_oldest_conversations_end_when_they_are_too_many() -> None:
-    async with bare(1, ServiceLimits(conversations=2, conversation_s=1.0)) as rig:
+    async with bare(1, ServiceLimits(conversations=2)) as rig:
         for first in range(4):
             await said(rig, [first] * 70)
         await until(lambda: rig.service.conversation_count() == 2)

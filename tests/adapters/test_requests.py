@@ -280,12 +280,33 @@ async def test_a_failed_request_may_be_sent_again() -> None:
         assert one.tokens == said()
 
 
+async def test_an_aborted_request_may_be_sent_again() -> None:
+    async with bare(1) as rig:
+        async with rig.service.generate([ask(9)], request="key") as generation:
+            await until(lambda: holder(rig))
+            generation.sequences[0].abort()
+            assert (await generation.finished())[0].finish_reason == "abort"
+        (one,) = await rig.play(finishing(rig, [ask(9)], request="key"))
+        assert one.tokens == said(9)
+
+
 async def test_answers_are_kept_for_a_time() -> None:
     async with bare(1, ServiceLimits(answer_s=0.02)) as rig:
         (one,) = await rig.play(finishing(rig, [ask()], request="key"))
         await until(lambda: not rig.service._keyed._by_key)
         (two,) = await rig.play(finishing(rig, [ask()], request="key"))
         assert two is not one
+
+
+async def test_the_oldest_answers_are_forgotten_when_they_are_too_many() -> None:
+    async with bare(1, ServiceLimits(answer_tokens=25)) as rig:
+        ones = [
+            (await rig.play(finishing(rig, [ask()], request=f"key {place}")))[0]
+            for place in range(4)
+        ]
+        for place in (3, 2, 0):
+            (one,) = await rig.play(finishing(rig, [ask()], request=f"key {place}"))
+            assert (one is ones[place]) == (place >= 2)
 
 
 async def test_an_aborted_sequence_has_its_tokens_and_harms_no_other() -> None:

@@ -1,28 +1,30 @@
-"""`rose serve --rollouts`: trial workers, workers of other processes, and what it refuses."""
+"""`rose serve`: engines by URL or from a file, trial workers, its end, and what it refuses."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from pathlib import Path
 
 import httpx2
 import pytest
 from click.testing import CliRunner
 
-from rose.adapters import TrialWorker
-from rose.cli.serve import join, serve
+from rose.cli.serve import serve
 from rose.errors import InvalidArgument
-from rose.node.server import WorkerServer
-from rose.scheduler.worker import WorkerKind
-from tests.adapters.rig import BODY, rigged, truth, until
+from tests.adapters.rig import BODY, truth
+from tests.node.programs import BODY as ASKED
+from tests.node.programs import ROOT, started
+from tests.waiting import wait_for
+
+ANY = ("--listen", "127.0.0.1:0")
+TRIAL = ("engine", "trial", *ANY)
 
 
 def test_the_command_serves_until_it_is_told_to_end(repo) -> None:
     command = [sys.executable, "-m", "rose.cli.main", "serve", "--rollouts", "trial:2"]
     with subprocess.Popen(
-        [*command, "--listen", "127.0.0.1:0", "--model", "m"],
+        [*command, *ANY, "--model", "m"],
         cwd=repo,
         stdout=subprocess.PIPE,
         text=True,
@@ -42,71 +44,111 @@ def test_the_command_serves_until_it_is_told_to_end(repo) -> None:
                 assert client.get("/v1/models").status_code == 401
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
-async def test_a_worker_of_another_process_joins_by_the_line_that_it_wrote(tmp_path) -> None:
-    def make(on_event):
-        worker = TrialWorker(3, WorkerKind.BORROWED, on_event, step_s=0.001)
-        worker.grant()
-        return parts.enter_context(worker)
-
-    with ExitStack() as parts:
-        server = parts.enter_context(WorkerServer(make, token="t"))
-        line = {
-            "address": server.address,
-            "token": "t",
-            "worker": 3,
-            "kind": "borrowed",
-            "seats": 4,
-            "prefill_tokens_per_s": 1e5,
-            "decode_step_ms": 1.0,
-            "decode_ms_per_sequence": 0.0,
-            "version": 0,
-        }
-        path = tmp_path / "worker.json"
-        path.write_text(json.dumps(line) + "\n")
-        async with rigged(0) as rig:
-            with ExitStack() as joined:
-                assert await join(rig.service, str(path), 0, joined) == []
-                said = (await rig.post("/v1/completions", BODY)).json()
-                assert said["choices"][0]["token_ids"] == truth()
-            server.close()
-            await until(lambda: rig.service.sequence_count() == 0)
+def test_an_engine_by_its_url_gives_the_tokens_that_it_gives_directly(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("of-the-engine\n")
+    with started(*TRIAL, token="of-the-engine") as engine:
+        words = ("serve", "--rollouts", engine.url, "--rollouts-token", str(token), *ANY)
+        with started(*words, token="of clients") as service:
+            assert service.line[2] == "workers=1"
+            wait_for(service.is_well)
+            assert service.tokens() == engine.tokens() == truth()
+            with service.client.stream(
+                "POST", "/v1/completions", json={**ASKED, "max_tokens": 100_000, "stream": True}
+            ) as stream:
+                lines = stream.iter_lines()
+                assert next(lines).startswith("data: ")
+                assert service.end() == 0
+                assert any('"code":503' in line for line in lines)
+            assert "Traceback" not in service.errors
+            wait_for(lambda: engine.get("/server_info")["rose"]["sequences"] == 0)
 
 
-@pytest.mark.parametrize("source", ["trial:0", "trial:x", "trial:65", "missing.json"])
-async def test_workers_that_are_none_are_refused(source) -> None:
-    async with rigged(0) as rig:
-        with ExitStack() as parts, pytest.raises(InvalidArgument):
-            await join(rig.service, source, 0, parts)
+def test_a_restarted_engine_is_joined_again_and_a_lost_one_is_503(tmp_path: Path) -> None:
+    with started(*TRIAL) as first:
+        address = first.url.removeprefix("http://")
+        with started("serve", "--rollouts", first.url, *ANY) as service:
+            wait_for(service.is_well)
+            first.process.kill()
+            wait_for(lambda: not service.is_well())
+            assert service.client.post("/v1/completions", json=ASKED).status_code == 503
+            with started("engine", "trial", "--listen", address):
+                wait_for(service.is_well)
+                assert service.tokens() == truth()
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"worker": 1}', '"a"'])
-async def test_a_file_that_is_no_line_of_a_worker_is_refused(tmp_path, text) -> None:
-    path = tmp_path / "worker.json"
-    path.write_text(text)
-    async with rigged(0) as rig:
-        with ExitStack() as parts, pytest.raises(InvalidArgument, match="must hold the line"):
-            await join(rig.service, str(path), 0, parts)
+def test_the_example_of_a_file_runs_and_its_killed_engine_comes_back(tmp_path: Path) -> None:
+    text = (ROOT / "examples/fleet.yaml").read_text()
+    assert "listen: 127.0.0.1:8500" in text
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text.replace("127.0.0.1:8500", "127.0.0.1:0").replace("../build/", ""))
+    with started("serve", "--start", str(path)) as service:
+        assert service.line[2] == "workers=2"
+        wait_for(service.is_well)
+        before = service.tokens()
+        group = children(service.process.pid)
+        assert len(group) == 2
+        os.kill(group[0], signal.SIGKILL)
+        assert service.tokens() == before
+        wait_for(lambda: len(children(service.process.pid)) == 2)
+        assert service.end() == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in group)
+    assert {one.name for one in (tmp_path / "fleet-logs").iterdir()} == {
+        "dedicated-0.log",
+        "dedicated-1.log",
+    }
+
+
+def children(pid: int) -> list[int]:
+    """Return the living children of a process."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(one) for one in found]
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--tls", "c", "k"], "ROSE_TOKEN must be set"),
-        (["--listen", "0.0.0.0:0"], "loopback"),
+        ("", "needs --rollouts URL, or --start FILE"),
+        ("--rollouts trial:0", "trial workers must be 1 to 64"),
+        ("--rollouts trial:x", "trial workers must be 1 to 64"),
+        ("--rollouts trial:65", "trial workers must be 1 to 64"),
+        ("--rollouts worker.json", "must be like http://host:8000"),
+        ("--rollouts trial --tls c k", "ROSE_TOKEN must be set"),
+        ("--rollouts trial --listen 0.0.0.0:0", "loopback"),
+        ("--rollouts trial --weights 127.0.0.1:5", "must be given together"),
+        ("--rollouts http://h:1 --rollouts-token missing", "cannot read missing"),
+        ("--rollouts https://h:1 --rollouts-ca missing", "must hold certificates"),
+        ("--start missing", "cannot read missing"),
+        ("--start x --model m", "--model must be in the file"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, says) -> None:
-    done = CliRunner(env={"ROSE_TOKEN": ""}).invoke(serve, ["--rollouts", "trial", *options])
+    done = CliRunner(env={"ROSE_TOKEN": ""}).invoke(serve, options.split())
     assert isinstance(done.exception, InvalidArgument)
     assert says in str(done.exception)
 
 
+def test_a_file_that_breaks_a_rule_is_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("engines: [{name: a, model: trial, seets: 3}]")
+    done = subprocess.run(
+        [sys.executable, "-m", "rose.cli.main", "serve", "--start", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "unknown field `seets`" in done.stderr
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.slow  # transformers takes long to import
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path) -> None:
-    options = ["--rollouts", "trial", "--tokenizer", str(tmp_path)]
+    options = ["--rollouts", "trial", "--tokenizer", str(tmp_path), *ANY]
     done = CliRunner(env={"ROSE_TOKEN": ""}).invoke(serve, options)
     assert isinstance(done.exception, InvalidArgument)
     assert "has no tokenizer" in str(done.exception)

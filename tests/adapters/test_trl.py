@@ -13,6 +13,17 @@ pytestmark = pytest.mark.peer
 pytest.importorskip("trl", minversion="1.16")
 
 
+@pytest.fixture(autouse=True)
+def imported() -> None:
+    """Import TRL before the time of a test begins, because it takes seconds."""
+    from trl.experimental.async_grpo import async_rollout_worker, vllm_client
+    from trl.generation import vllm_client as server_mode
+
+    assert async_rollout_worker
+    assert vllm_client
+    assert server_mode
+
+
 async def test_the_client_of_server_mode_generates_and_updates_weights(monkeypatch) -> None:
     from trl.generation import vllm_client
 

@@ -33,8 +33,8 @@ class Tokenizer:
         self, *, conversation: list, add_generation_prompt: bool, chat_template: None, **_: object
     ) -> dict[str, list]:
         assert chat_template is None
-        begin = "\u0200" * add_generation_prompt  # no character of a text
-        rows = ["".join(f"\u0201{m['content']}\u007f\u0202" for m in row) for row in conversation]
+        begin = "\u00f0" * add_generation_prompt
+        rows = ["".join(f"\u00f1{m['content']}\u007f\u00f2" for m in row) for row in conversation]
         return self([row + begin for row in rows])
 
 
@@ -138,7 +138,7 @@ async def test_turns_of_the_model_and_of_its_environment_are_told_apart(kind, is
                     trainer(environments=environments, max_completion_length=60),
                 )
                 await rig.until_empty()
-    texts = [f"\u0201{one}\u007f\u0202\u0200" if is_chat else one for one in prompts]
+    texts = [f"\u00f1{one}\u007f\u00f2\u00f0" if is_chat else one for one in prompts]
     assert said["prompt_ids"] == [list(map(ord, text)) for text in texts]
     assert len({body["seed"] for _, body in app.asked}) == len(app.asked) == 6
     assert len({headers["idempotency-key"] for headers, _ in app.asked}) == 6
@@ -157,7 +157,7 @@ async def test_turns_of_the_model_and_of_its_environment_are_told_apart(kind, is
         replied = "".join(chr(one) for one, model in zip(ids, mask, strict=True) if not model)
         text = turns[0][-1] * times
         # The model's own end of turn is a token that counts; the template's rest of it does not.
-        assert replied == (f"\u0202\u0201{text}\u007f\u0202\u0200" if is_chat else text)
+        assert replied == (f"\u00f2\u00f1{text}\u007f\u00f2\u00f0" if is_chat else text)
         assert "".join(chr(one) for one, model in zip(ids, mask, strict=True) if model) == (
             "".join(turns)
         )
@@ -171,16 +171,23 @@ async def test_turns_of_the_model_and_of_its_environment_are_told_apart(kind, is
     assert said["staleness"] == [0, 0, 0]
 
 
-async def test_two_processes_publish_once_and_share_no_seed(monkeypatch) -> None:
+@pytest.fixture
+def broadcast(monkeypatch):
+    """Let processes that take turns in a test hear what the main process says."""
+    pytest.importorskip("torch")
     shared: list = []
 
-    def broadcast(said: list, *, src: int) -> None:
+    def broadcast_object_list(said: list, *, src: int) -> None:
         assert src == 0
         if said == [None]:
             said[:] = shared
         shared[:] = said
 
-    monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast)
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast_object_list)
+
+
+@pytest.mark.usefixtures("broadcast")
+async def test_two_processes_publish_once_and_share_no_seed() -> None:
     async with rigged(1, step_s=0.001) as rig:
         app = Recording(rig.app)
         with (

@@ -106,50 +106,49 @@ async def train(kind: str, ranks: int, folder: Path):
     from safetensors.torch import load_file
 
     tiny(folder)
-    publish = f"127.0.0.1:{free_port()}"
+    publish, port = f"127.0.0.1:{free_port()}", free_port()
     async with rigged(2, step_s=0.001) as rig:
         app = Recording(rig.app)
         # The second worker never gets weights, as if serving left it no time.
         async with listening(app) as url, following(rig.workers[0], publish, folder) as held:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"),
-                *(
-                    f"--master_port={free_port()}",
-                    str(Path(__file__).with_name("trl_ranks.py")),
-                    kind,
-                    str(folder),
-                ),
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "TRL_EXPERIMENTAL_SILENCE": "1",
-                    "ROLLOUT_URL": url,
-                    "PUBLISH": publish,
-                    "ROSE_TOKEN": TOKEN,
-                },
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-            said = asyncio.create_task(process.communicate())
+            processes = [
+                await asyncio.create_subprocess_exec(
+                    *(sys.executable, str(Path(__file__).with_name("trl_ranks.py"))),
+                    *(kind, str(folder)),
+                    env={
+                        **os.environ,
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank),
+                        "WORLD_SIZE": str(ranks),
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port),
+                        "ROLLOUT_URL": url,
+                        "PUBLISH": publish,
+                        "ROSE_TOKEN": TOKEN,
+                        "OMP_NUM_THREADS": "1",
+                        "TRL_EXPERIMENTAL_SILENCE": "1",
+                    },
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                )
+                for rank in range(ranks)
+            ]
+            said = asyncio.gather(*(process.communicate() for process in processes))
             while not said.done():
                 last = folder / "published"
                 if last.exists() and last.read_text() == str(rig.workers[0].version):
                     (folder / "received").touch()
+                if any(process.returncode for process in processes):
+                    for process in processes:
+                        with suppress(ProcessLookupError):
+                            process.kill()
                 await asyncio.sleep(0.05)
-            output, _ = await said
-            assert process.returncode == 0, output.decode()[-6000:]
+            for process, (output, _) in zip(processes, await said, strict=True):
+                assert process.returncode == 0, output.decode()[-6000:]
             await rig.until_empty()
     logs = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
     weights = [load_file(folder / f"rank{rank}.safetensors") for rank in range(ranks)]
     return app.asked, logs, weights, held
-
-
-def assert_same(weights, held) -> None:
-    import torch
-
-    for rank in weights:
-        assert rank.keys() == held.keys()
-        assert all(torch.equal(rank[name], held[name]) for name in held)
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("text", 1), ("text", 2), ("peft", 2)])

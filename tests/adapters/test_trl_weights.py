@@ -124,3 +124,20 @@ def test_adapters_that_cannot_be_merged_are_refused() -> None:
 
 def test_other_ranks_read_nothing_if_the_weights_are_whole() -> None:
     assert gathered(model(), is_kept=False) == {}
+
+
+def test_weights_are_published_from_host_memory_wherever_the_trainer_has_moved_them() -> None:
+    class OnDevice:
+        def detach(self) -> "OnDevice":
+            return self
+
+        bfloat16 = detach
+
+        def cpu(self) -> str:
+            return "on the host"
+
+    class Moved:
+        def named_parameters(self):
+            yield "w", OnDevice()
+
+    assert trl_weights(Moved()) == {"w": "on the host"}

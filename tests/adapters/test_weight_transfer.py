@@ -17,13 +17,16 @@ WAIT_S = 30.0
 
 
 class Parameter(np.ndarray):
-    """An array with the two methods of a tensor that the weights of a trainer need."""
+    """An array with the methods of a tensor that the weights of a trainer need."""
 
     def detach(self) -> "Parameter":
         return self
 
-    def bfloat16(self) -> np.ndarray:
-        return np.asarray(self).astype(ml_dtypes.bfloat16)
+    def bfloat16(self) -> "Parameter":
+        return self.astype(ml_dtypes.bfloat16)
+
+    def cpu(self) -> np.ndarray:
+        return np.asarray(self)
 
 
 class Model:

@@ -1,4 +1,4 @@
-"""A GRPOTrainer of TRL in one of several processes: `accelerate launch trl_ranks.py KIND FOLDER`.
+"""A GRPOTrainer of TRL in one of several processes: `torchrun trl_ranks.py KIND FOLDER`.
 
 It trains the model in FOLDER through the rollout service at `ROLLOUT_URL` and publishes its weights
 at `PUBLISH`. Each process writes what it generated and the weights that it has in the end.

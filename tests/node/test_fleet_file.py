@@ -29,7 +29,6 @@ service:
   weights: {address: "127.0.0.1:5", token_file: token}
   sequences: 7
   max_staleness: 2
-  jobs: 3
   logs: here
 engines:
   - {name: served, command: vllm-serve, model: ./model, lend: lend.sock, listen: "0.0.0.0:7001",
@@ -48,7 +47,7 @@ def test_every_field_reaches_the_command(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     fleet = read(tmp_path, WHOLE)
     service = fleet.file.service
-    assert (service.sequences, service.max_staleness, service.jobs) == (7, 2, 3)
+    assert (service.sequences, service.max_staleness) == (7, 2)
     assert fleet.path(service.logs) == tmp_path / "here"
     served, lent, *ours, tried = commands_of(fleet, "secret")
     rose = (sys.executable, "-m", "rose.cli.main")

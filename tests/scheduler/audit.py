@@ -15,6 +15,8 @@ from rose.scheduler.events import (
     Event,
     GrantChanged,
     JobJoined,
+    Paused,
+    Resumed,
     Start,
     Stop,
     TrajectoryCreated,
@@ -60,6 +62,7 @@ class TurnSeen:
     max_new_tokens: int = 0
     delivered: int = 0
     version_min: int = 0
+    accepted: range = range(0)  # versions that may give its tokens
     is_under_way: bool = False
     on: tuple[int, int] | None = None  # worker, epoch: started there and not known to have left
 
@@ -95,6 +98,7 @@ class Audit:
         self.job_of: dict[int, int] = {}
         self.events = 0
         self.stale = 0
+        self.is_paused = False
 
     def step(self, events: Sequence[Event], now_ns: int) -> list[Action]:
         actions = self.core.step(events, now_ns)
@@ -124,7 +128,7 @@ class Audit:
         match event:
             case WorkerJoined():
                 self.workers[event.worker] = WorkerSeen(
-                    *(event.kind, event.domain, event.job, event.device, event.seats),
+                    *(WorkerKind[event.kind], event.domain, event.job, event.device, event.seats),
                     *(event.prefill_tokens_per_s, event.version),
                 )
             case WorkerLost() if event.worker in self.workers:
@@ -147,6 +151,7 @@ class Audit:
                 assert seen.on is None
                 seen.turn, seen.delivered, seen.is_under_way = event.turn, 0, True
                 seen.tries, seen.waits_from_ns = 0, now_ns
+                seen.accepted = range(event.version_min, event.version_max + 1)
                 seen.context_tokens, seen.max_new_tokens = (
                     event.context_tokens,
                     event.max_new_tokens,
@@ -159,6 +164,10 @@ class Audit:
                 seen = self.turns.get(event.trajectory, TurnSeen())
                 if seen.turn == event.turn and seen.on == (event.worker, event.grant_epoch):
                     seen.on, seen.waits_from_ns = None, now_ns
+            case Paused():
+                self.is_paused = True
+            case Resumed():
+                self.is_paused = False
             case Consumed():
                 job = self._job(event.job)
                 job.consumed += event.trajectories
@@ -220,6 +229,8 @@ class Audit:
 
     def _see_start(self, action: Start, now_ns: int) -> None:
         seen, worker = self.turns[action.trajectory], self.workers[action.worker]
+        assert not self.is_paused
+        assert worker.version in seen.accepted
         assert worker.is_live
         assert now_ns < worker.deadline_ns
         assert action.grant_epoch == worker.epoch
@@ -250,6 +261,8 @@ class Audit:
         assert 0 <= action.skip <= event.tokens - action.tokens
         assert event.first_token + action.skip == seen.delivered
         seen.delivered += action.tokens
+        assert event.version_min in seen.accepted
+        assert event.version_max in seen.accepted
         seen.version_min = min(seen.version_min, event.version_min)
         assert seen.delivered <= seen.max_new_tokens
 

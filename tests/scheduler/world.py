@@ -18,6 +18,8 @@ from rose.scheduler.events import (
     Event,
     GrantChanged,
     JobJoined,
+    Paused,
+    Resumed,
     Start,
     Stop,
     TrajectoryCreated,
@@ -91,6 +93,8 @@ class Faults:
     flap: float = 0.3  # of those revoked, how many are granted again at once
     stand_still: float = 0.2  # the clock, per tick
     jump: float = 0.005
+    pause: float = 0.01
+    resume: float = 0.3
 
 
 NO_FAULTS = Faults(**dict.fromkeys(vars(Faults()), 0.0))
@@ -132,6 +136,7 @@ class World:
         self.audit = Audit(SETTINGS, policy, lambda k, turn, n: n == length(k, turn))
         self.now_ms = 1
         self.order = 0
+        self.is_paused = False
         self.mail: list[tuple[int, int, Event]] = []  # to the core: due, order, what
         self.values: dict[tuple[int, int], list[int]] = {}  # delivered, by trajectory and turn
         self.done: set[int] = set()
@@ -323,7 +328,10 @@ class World:
         return 10 + sum(length(trajectory, earlier) + 6 for earlier in range(turn))
 
     def ready(self, trajectory: int, turn: int) -> None:
-        event = TurnReady(trajectory, turn, self.context(trajectory, turn), MAX_NEW)
+        # Some turns wait for the newest weights.
+        least = self.published[self.job_of(trajectory)] if trajectory % 4 == 0 else 0
+        limits = MAX_NEW, least
+        event = TurnReady(trajectory, turn, self.context(trajectory, turn), *limits)
         self.tell(event, self.rng.randint(0, 60))
 
     def carry_out(self, actions: list[Action], events: list[Event]) -> None:
@@ -390,6 +398,11 @@ class World:
             self.now_ms += self.rng.randint(1, 15)
         if odds() < faults.jump:
             self.now_ms += self.rng.randint(100, 2000)
+        if not self.is_paused and odds() < faults.pause:
+            self.is_paused = True
+            self.tell(Paused(odds() < 0.5))
+        elif self.is_paused and odds() < faults.resume:
+            self.resume()
         if odds() < faults.revoke_domain:
             self.revoke_domain(self.rng.randint(1, 2))
         for worker in self.pool:
@@ -402,9 +415,14 @@ class World:
         if not self.mail or self.rng.random() < 0.2:
             self.train()
 
+    def resume(self) -> None:
+        self.is_paused = False
+        self.tell(Resumed())
+
     def heal(self) -> None:
         """End all faults: every worker is lost and comes back, as after an outage."""
         self.faults = NO_FAULTS
+        self.resume()
         for worker in self.pool:
             if worker.is_up:
                 self.kill(worker)

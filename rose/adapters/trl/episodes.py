@@ -23,6 +23,7 @@ class Episode:
         mask: for each of `ids`, 1 if the model generated it, 0 if it is of the environment.
         turns: text of each turn of the model.
         oldest: oldest version of the weights that generated any of the tokens.
+        requests: number of requests so far; a turn that somebody aborted takes several.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Episode:
     mask: list[int] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
     oldest: int | None = None
+    requests: int = 0
 
     def add(self, ids: Sequence[int], logprobs: Sequence[float], *, is_model: bool) -> None:
         """Append tokens."""

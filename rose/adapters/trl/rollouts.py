@@ -220,8 +220,9 @@ class TrlRollouts:
                 return bool(choice["finish_reason"] == "stop")
 
     async def _ask(self, episode: Episode, trainer: Any, session: RolloutSession) -> dict[str, Any]:
-        turn = f"{episode.number}/{len(episode.turns)}"
-        seed = blake2b(f"{self._seed}/{turn}".encode(), digest_size=_SEED_BYTES).digest()
+        turn = f"{self._seed}/{episode.number}/{len(episode.turns)}"
+        seed = blake2b(turn.encode(), digest_size=_SEED_BYTES).digest()
+        episode.requests += 1
         answer = await session.call(
             "POST",
             "/v1/completions",
@@ -241,7 +242,7 @@ class TrlRollouts:
                 **(trainer.args.generation_kwargs or {}),  # such as `stop`
             },
             headers={
-                "idempotency-key": f"{self._run}/{turn}/{len(episode.ids)}",
+                "idempotency-key": f"{self._run}/{episode.number}/{episode.requests}",
                 **({"x-session-id": episode.conversation} if episode.conversation else {}),
             },
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rose.adapters.trl.client import RolloutClient
+from rose.adapters.trl.weights import host_bf16
 from rose.clock import BootClock
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError
 from rose.transfer.published import WeightPublisher
@@ -97,9 +98,8 @@ class TrlWeightTransfer:
         """
         with ExitStack() as undo:
             undo.callback(self._end_pause)
-            self._wait_for_one(
-                self.publish({name: tensor.detach().bfloat16() for name, tensor in iterator})
-            )
+            version = self.publish({name: host_bf16(tensor) for name, tensor in iterator})
+            self._wait_for_one(version)
             undo.pop_all()
 
     def resume(self) -> None:

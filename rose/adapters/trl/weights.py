@@ -13,7 +13,7 @@ _ZERO3, _FSDP1 = 3, 1
 
 
 def trl_weights(model: Any) -> dict[str, Any]:
-    """Return a model's weights by name in bf16, the dtype of rose's workers.
+    """Return a model's weights by name in host memory, in bf16, the dtype of rose's workers.
 
     An adapter of PEFT is merged into the weights that are returned; the model stays as it is.
 
@@ -33,10 +33,19 @@ def gathered(model: Any, *, is_kept: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, tensor in _merged(model):
         if hasattr(tensor, "full_tensor"):
-            tensor = tensor.full_tensor()  # noqa: PLW2901 (the shard may be freed)
+            tensor = tensor.detach().full_tensor()  # noqa: PLW2901 (frees what it gathered)
         if is_kept:
-            found[name] = tensor.bfloat16()
+            found[name] = host_bf16(tensor)
     return found
+
+
+def host_bf16(tensor: Any) -> Any:
+    """Return a tensor in bf16 in host memory.
+
+    The trainer moves its model to its device after `rose.publish` was called, and all versions must
+    be on one device.
+    """
+    return tensor.detach().bfloat16().cpu()
 
 
 def check_sharding(accelerator: Any) -> None:
@@ -63,7 +72,7 @@ def _merged(model: Any) -> Iterator[tuple[str, Any]]:
     peft = sys.modules.get("peft")  # a model of PEFT exists only if somebody has imported it
     if peft is None or not isinstance(model, peft.PeftModel):
         for name, tensor in model.named_parameters():
-            yield name, tensor.detach()
+            yield name, tensor
         return
     if not hasattr(model.base_model, "merge_adapter"):
         kind = model.peft_config[model.active_adapter].peft_type
@@ -79,7 +88,7 @@ def _merged(model: Any) -> Iterator[tuple[str, Any]]:
         saved = _SAVED.search(name)
         is_other = saved is not None and saved[1] not in model.active_adapters
         if not name.startswith(inside) and ".original_module." not in name and not is_other:
-            yield _plain(_SAVED.sub("", name)), tensor.detach()
+            yield _plain(_SAVED.sub("", name)), tensor
 
 
 def _is_adapted(module: Any) -> bool:

@@ -238,7 +238,14 @@ REQUESTS = [
     Recorded(
         "vllm-router completion",
         COMPLETIONS,
-        {"model": "trial", "prompt": IDS, "max_tokens": 2, "stream": False, "echo": False, **ROUTED},
+        {
+            "model": "trial",
+            "prompt": IDS,
+            "max_tokens": 2,
+            "stream": False,
+            "echo": False,
+            **ROUTED,
+        },
     ),
     Recorded(
         "vllm-router chat",

@@ -49,9 +49,7 @@ def ask(path: str, body: dict | None = None) -> tuple[int, str]:
 
 
 for name, command in ROUTERS.items():
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             end = time.monotonic() + 60
             while ask("/health")[0] != 200 and time.monotonic() < end:

@@ -55,6 +55,14 @@ std::optional<Kind> first(const std::vector<Action>& actions) {
   return std::nullopt;
 }
 
+// The first action of a kind, of which there must be one.
+template <typename Kind>
+Kind only(const std::vector<Action>& actions) {
+  const std::optional<Kind> found = first<Kind>(actions);
+  CHECK(found.has_value());
+  return found.value_or(Kind{});
+}
+
 template <typename Kind>
 std::int64_t count(const std::vector<Action>& actions) {
   return std::count_if(actions.begin(), actions.end(),
@@ -78,41 +86,41 @@ TEST(a_turn_starts_only_on_a_worker_whose_version_it_accepts) {
   rig.join(0, 1);
   rig.join(1, 2);
   rig.join(2, 3);
-  CHECK_EQ(first<Start>(rig.ready(1, {2, 2}))->worker, 1);
-  CHECK_EQ(first<Start>(rig.ready(2, {3, kCountMax}))->worker, 2);
-  CHECK_EQ(first<Start>(rig.ready(3, {0, 1}))->worker, 0);
+  CHECK_EQ(only<Start>(rig.ready(1, {2, 2})).worker, 1);
+  CHECK_EQ(only<Start>(rig.ready(2, {3, kCountMax})).worker, 2);
+  CHECK_EQ(only<Start>(rig.ready(3, {0, 1})).worker, 0);
   CHECK(!first<Start>(rig.ready(4, {4, 9})));
-  CHECK_EQ(first<Start>(rig.step({VersionCommitted{0, 5}}))->trajectory, 4);
+  CHECK_EQ(only<Start>(rig.step({VersionCommitted{0, 5}})).trajectory, 4);
 }
 
 TEST(a_commit_beyond_a_turns_versions_recalls_it_and_no_other) {
   Rig rig;
   rig.join(0, 1);
-  const Start limited = *first<Start>(rig.ready(1, {0, 1}));
-  const Start free = *first<Start>(rig.ready(2));
+  const Start limited = only<Start>(rig.ready(1, {0, 1}));
+  const Start free = only<Start>(rig.ready(2));
   rig.join(1, 1);
   rig.step({progress(limited, 0, 3, 1, 1)});
   const auto recalled = rig.step({VersionCommitted{0, 2}});
   CHECK_EQ(count<Stop>(recalled), 1);
-  CHECK_EQ(first<Stop>(recalled)->trajectory, 1);
-  const Start moved = *first<Start>(rig.step({ended(limited, TurnEnd::kInterrupted, 3)}));
+  CHECK_EQ(only<Stop>(recalled).trajectory, 1);
+  const Start moved = only<Start>(rig.step({ended(limited, TurnEnd::kInterrupted, 3)}));
   CHECK_EQ(moved.worker, 1);
   CHECK_EQ(moved.first_token, 3);
-  CHECK_EQ(first<Deliver>(rig.step({progress(free, 0, 1, 2, 2)}))->tokens, 1);
+  CHECK_EQ(only<Deliver>(rig.step({progress(free, 0, 1, 2, 2)})).tokens, 1);
 }
 
 TEST(tokens_outside_the_versions_of_a_turn_are_never_delivered) {
   Rig rig;
   rig.join(0, 1);
   rig.join(1, 1);
-  const Start start = *first<Start>(rig.ready(1, {1, 1}));
+  const Start start = only<Start>(rig.ready(1, {1, 1}));
   const auto wrong = rig.step({progress(start, 0, 3, 1, 2)});
   CHECK(!first<Deliver>(wrong));
   CHECK_EQ(count<Stop>(wrong), 1);
   CHECK(!first<Deliver>(rig.step({progress(start, 0, 2, 2, 2)})));
   CHECK_EQ(rig.core.stats().counters.tokens_ignored, 5);
   // Its end does not wait for tokens that are refused.
-  const Start moved = *first<Start>(rig.step({ended(start, TurnEnd::kFinished, 3)}));
+  const Start moved = only<Start>(rig.step({ended(start, TurnEnd::kFinished, 3)}));
   CHECK(moved.worker != start.worker);
   CHECK_EQ(moved.first_token, 0);
 }
@@ -121,7 +129,7 @@ TEST(a_worker_whose_tokens_show_another_version_does_not_get_the_turn_back) {
   Rig rig;
   rig.join(0, 1);
   rig.join(1, 1);
-  Start start = *first<Start>(rig.ready(1, {0, 1}));
+  Start start = only<Start>(rig.ready(1, {0, 1}));
   std::int64_t starts = 1;
   for (int round = 0; round < 20; ++round) {
     rig.step({progress(start, 0, 1, 2, 2)});
@@ -159,7 +167,7 @@ TEST(the_last_worker_in_range_that_is_lost_or_drained_leaves_a_turn_outdated) {
     const Event leaves = is_drained ? Event{WorkerDrained{0}} : Event{WorkerLost{0}};
     auto actions = rig.step({leaves});
     if (is_drained) actions = rig.step({}, 40 * kMs);
-    CHECK(first<Drop>(actions)->reason == DropReason::kVersion);
+    CHECK(only<Drop>(actions).reason == DropReason::kVersion);
   }
 }
 
@@ -169,11 +177,11 @@ TEST(nothing_starts_while_paused_and_all_goes_on_after) {
   Rig rig;
   rig.join(0);
   rig.join(1);
-  const Start start = *first<Start>(rig.ready(1));
+  const Start start = only<Start>(rig.ready(1));
   rig.step({progress(start, 0, 2, 0, 0)});
   CHECK(rig.step({Paused{false}}).empty());
   CHECK(!first<Start>(rig.ready(2)));
-  CHECK_EQ(first<Deliver>(rig.step({progress(start, 2, 1, 0, 0)}))->tokens, 1);
+  CHECK_EQ(only<Deliver>(rig.step({progress(start, 2, 1, 0, 0)})).tokens, 1);
   const auto stopped = rig.step({Paused{true}});
   CHECK_EQ(count<Stop>(stopped), 1);
   rig.step({ended(start, TurnEnd::kInterrupted, 3)});
@@ -194,16 +202,16 @@ TEST(a_cut_finishes_a_turn_wherever_it_is_and_what_comes_later_is_stale) {
   for (const bool is_interrupted : {false, true}) {
     Rig rig;
     rig.join(0);
-    const Start start = *first<Start>(rig.ready(1));
+    const Start start = only<Start>(rig.ready(1));
     rig.step({progress(start, 0, 5, 0, 0)});
     if (is_interrupted) rig.step({ended(start, TurnEnd::kInterrupted, 5)});
     const auto cut = rig.step({TurnCut{1, 0, 3}});
     CHECK_EQ(count<Stop>(cut), is_interrupted ? 0 : 1);
-    CHECK_EQ(first<TurnDone>(cut)->turn, 0);
+    CHECK_EQ(only<TurnDone>(cut).turn, 0);
     CHECK(rig.step({progress(start, 5, 1, 0, 0), ended(start, TurnEnd::kFinished, 6)}).empty());
     CHECK(rig.step({TurnCut{1, 0, 3}}).empty());
     const auto next = rig.step({TurnReady{1, 1, 13, 5}});
-    CHECK_EQ(first<Start>(next)->turn, 1);
+    CHECK_EQ(only<Start>(next).turn, 1);
     CHECK(rig.step({TurnCut{1, 1, 1}}).empty());  // it has no token yet
   }
 }
@@ -213,11 +221,11 @@ TEST(a_cut_finishes_a_turn_wherever_it_is_and_what_comes_later_is_stale) {
 TEST(a_refused_turn_is_dropped_at_once_and_the_others_go_on) {
   Rig rig;
   rig.join(0);
-  const Start bad = *first<Start>(rig.ready(1));
+  const Start bad = only<Start>(rig.ready(1));
   rig.ready(2);
   const auto actions = rig.step({ended(bad, TurnEnd::kRefused, 0)});
   CHECK_EQ(count<Drop>(actions), 1);
-  CHECK(first<Drop>(actions)->reason == DropReason::kRefused);
+  CHECK(only<Drop>(actions).reason == DropReason::kRefused);
   CHECK_EQ(rig.core.stats().running, 1);
 }
 
@@ -287,12 +295,12 @@ TEST(a_loss_after_a_token_or_without_a_crash_is_not_held_against_a_turn) {
 TEST(a_drained_worker_loses_its_turns_at_the_token_and_gets_no_more) {
   Rig rig;
   rig.join(0);
-  const Start start = *first<Start>(rig.ready(1));
+  const Start start = only<Start>(rig.ready(1));
   rig.step({progress(start, 0, 2, 0, 0)});
   CHECK_EQ(rig.core.turns_on(0), 1);
   CHECK_EQ(count<Stop>(rig.step({WorkerDrained{0}})), 1);
   CHECK_EQ(rig.core.turns_on(0), 1);
-  CHECK_EQ(first<Deliver>(rig.step({progress(start, 2, 1, 0, 0)}))->tokens, 1);
+  CHECK_EQ(only<Deliver>(rig.step({progress(start, 2, 1, 0, 0)})).tokens, 1);
   CHECK(rig.step({GrantChanged{0, 7, 10'000, 0}, ended(start, TurnEnd::kInterrupted, 3)}).empty());
   CHECK_EQ(rig.core.turns_on(0), 0);
   CHECK(rig.step({}, 1000 * kMs).empty());
@@ -306,13 +314,13 @@ TEST(measured_rates_count_at_once_and_the_turns_stay) {
   Rig rig;
   rig.join(0);
   rig.join(1);
-  CHECK_EQ(first<Start>(rig.ready(1))->worker, 0);
+  CHECK_EQ(only<Start>(rig.ready(1)).worker, 0);
   CHECK(
       rig.step({WorkerMeasured{0, 1000.0, 500.0, 1.0}, WorkerMeasured{9, 1.0, 1.0, 0.0}}).empty());
-  CHECK_EQ(first<Start>(rig.ready(2))->worker, 1);
-  CHECK_EQ(first<Start>(rig.ready(3))->worker, 1);
+  CHECK_EQ(only<Start>(rig.ready(2)).worker, 1);
+  CHECK_EQ(only<Start>(rig.ready(3)).worker, 1);
   CHECK(rig.step({WorkerMeasured{0, 1000.0, 0.1, 0.0}}).empty());
-  CHECK_EQ(first<Start>(rig.ready(4))->worker, 0);
+  CHECK_EQ(only<Start>(rig.ready(4)).worker, 0);
   std::vector<Action> actions;
   const std::vector<Event> wrong{WorkerMeasured{0, 0.0, 1.0, 1.0}};
   CHECK(!rig.core.step(wrong, 10'000 * kMs, actions).ok());

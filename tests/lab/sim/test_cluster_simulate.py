@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.scheduler.worker import GrantChanged
+from rose.scheduler.events import GrantChanged
 from rose_lab.sim.cluster.simulate import SimOptions, simulate_cluster
 from rose_lab.sim.cluster.world import ClusterWorld
 from tests.lab.sim.record import record_cluster

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from rose.clock import BootClock
 from rose.errors import InvalidArgument
@@ -73,7 +74,7 @@ class Play:
     ) -> ScriptedWorker:
         worker = ScriptedWorker(number, kind, self.rollouts.receive)
         worker.epoch = epoch
-        self.rollouts.join(worker, replace(CAN, domain=number))
+        self.rollouts.join(worker, structs.replace(CAN, domain=number))
         worker.grant()
         self.workers.append(worker)
         return worker

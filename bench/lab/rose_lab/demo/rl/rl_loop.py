@@ -5,9 +5,12 @@ borrowed worker runs in this process, beside serving. A program that dies is res
 the loop continues without it.
 """
 
+import asyncio
 import secrets
+import socket
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,15 +18,15 @@ from typing import Any, Final
 
 import msgspec
 
+from rose.adapters.fleet import Fleet
+from rose.adapters.fleet_limits import FleetLimits
 from rose.clock import Clock
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.node.feed import receive
-from rose.scheduler import Capabilities
+from rose.scheduler import Capabilities, ElasticRolloutScheduler
 from rose.scheduler.events import Consumed, VersionPublished
-from rose.scheduler.remote import RemoteWorker
-from rose.scheduler.turns import capabilities_of
-from rose.scheduler.worker import GrantChanged, WorkerEvent, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, Worker, WorkerEvent, WorkerLost
 from rose.transfer.manifest import Manifest
 from rose.transfer.received import WeightReceiver
 from rose.transfer.source import Source, SourceAround
@@ -68,19 +71,37 @@ BORROWED: Final = 0
 TRAINER: Final = "trainer"
 RELAY: Final = "relay"
 DEDICATED: Final = "dedicated worker"
-_FIRST_DEDICATED: Final = 1
+_DEDICATED: Final = 1
 _READY_S: Final = 180.0
 _TOKEN_BYTES: Final = 32
 
 
-def _is_beyond_help(event: WorkerEvent) -> bool:
-    """Return whether a dedicated worker is lost or has no grant.
+class _Watched:
+    """The scheduler as the owner of a fleet, with a function that sees the workers' events first.
 
-    A dedicated worker is without a grant only because its weights are unknown.
+    Args:
+        scheduler: scheduler that the workers join.
+        watch: called with each event.
     """
-    return isinstance(event, WorkerLost) or (
-        isinstance(event, GrantChanged) and event.kv_tokens == 0
-    )
+
+    facts: Callable[[], FleetLimits]
+
+    def __init__(
+        self, scheduler: ElasticRolloutScheduler, watch: Callable[[WorkerEvent], None]
+    ) -> None:
+        self.scheduler, self._watch = scheduler, watch
+
+    def receive(self, event: WorkerEvent) -> None:
+        self._watch(event)
+        self.scheduler.receive(event)
+
+    async def register(
+        self,
+        worker: Worker,
+        capabilities: Capabilities,
+        limits: FleetLimits | None = None,  # noqa: ARG002 (the trainer asks for nothing else)
+    ) -> None:
+        await self.scheduler.register(worker, capabilities)
 
 
 class RlLoop:
@@ -122,10 +143,10 @@ class RlLoop:
         self.programs: dict[str, Supervisor] = {}
         self._given_up: str | None = None
         self._parts = ExitStack()
-        self._dedicated: RemoteWorker | None = None
+        self._engine_address = ""  # of the dedicated engine; the same for all its incarnations
+        self._is_joined = False  # whether the running incarnation has had a grant
         self._receiver: WeightReceiver | None = None
         self._speed: dict[str, Any] = {}
-        self._started = 0
 
     # ---- public ---------------------------------------------------------------------------------
 
@@ -143,7 +164,6 @@ class RlLoop:
         self.rollouts.start()
         self.handoff.start()
         self._start(DEDICATED, self._worker_command, self._worker_began)
-        self._parts.callback(self._hang_up)
 
     def add_borrowed(
         self, worker: EngineWorker, weights: LiveWeights, *, seats: int, share: float
@@ -203,10 +223,6 @@ class RlLoop:
     def _refused(self, why: str) -> None:
         self.history.incident(f"the trainer refuses a trajectory: {why}")
         self.rollouts.send(Consumed(1))  # Lets the scheduler admit another trajectory instead.
-
-    def _hang_up(self) -> None:
-        if self._dedicated is not None:
-            self._dedicated.close()
 
     # ---- the programs ---------------------------------------------------------------------------
 
@@ -281,31 +297,49 @@ class RlLoop:
         # Later incarnations reuse the address, so that workers find them.
         self._weights_address = ready["address"]
 
-    def _worker_command(self, incarnation: int) -> list[str]:
+    def _worker_command(self, _incarnation: int) -> list[str]:
         settings = self._settings
-        self._started = incarnation
+        self._is_joined = False
+        if not self._engine_address:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                self._engine_address = f"127.0.0.1:{free.getsockname()[1]}"
+        token_file = settings.folder / "token"
+        token_file.write_text(self._token)
         return [
-            *(sys.executable, "-m", "rose.node.worker", f"--model={settings.model}"),
-            *(f"--seed={settings.seed}", f"--number={_FIRST_DEDICATED + incarnation}"),
-            f"--seats={settings.seats}",
-            f"--kv-tokens={settings.kv_tokens}",
-            f"--weights={self._weights_address}",
+            *(sys.executable, "-m", "rose.cli.main", "engine", settings.model),
+            *(f"--seed={settings.seed}", f"--listen={self._engine_address}"),
+            *(f"--seats={settings.seats}", f"--kv-tokens={settings.kv_tokens}"),
+            *(f"--weights={self._weights_address}", f"--weights-token={token_file}"),
         ]
 
     def _worker_began(self, incarnation: int, ready: dict[str, Any], _connection: Any) -> None:
-        self._speed = ready
-        number = _FIRST_DEDICATED + incarnation
-        can = capabilities_of(ready)
-        before = self._dedicated
+        self._speed = self._told_speed(ready["url"])
+        if incarnation == 0:
+            self.rollouts.accompany(partial(self._follow_engine, ready["url"]))
 
-        def receive(event: WorkerEvent) -> None:
-            self.rollouts.receive(event)
-            if _is_beyond_help(event) and self._started == incarnation:
-                self.programs[DEDICATED].kill()  # The supervisor starts the next incarnation.
-
-        self._dedicated = RemoteWorker(
-            ready["address"], ready["token"], number, WorkerKind.DEDICATED, receive
+    def _told_speed(self, url: str) -> dict[str, Any]:
+        """Return the speed that the dedicated engine has measured."""
+        asked = urllib.request.Request(
+            f"{url}/rose/status", headers={"authorization": f"Bearer {self._token}"}
         )
-        self.rollouts.join(self._dedicated, can)
-        if before is not None:
-            before.close()
+        with urllib.request.urlopen(asked, timeout=_READY_S) as answer:
+            status: dict[str, Any] = msgspec.json.decode(answer.read())["engine"]["status"]
+        return status
+
+    async def _follow_engine(self, url: str) -> None:
+        """Join the dedicated engine, and its next incarnations at the same address."""
+        watched = _Watched(self.rollouts.scheduler, self._note)
+        async with Fleet(watched, first=_DEDICATED) as fleet:
+            await fleet.add(url, token=self._token)
+            await asyncio.Event().wait()
+
+    def _note(self, event: WorkerEvent) -> None:
+        """Restart an engine that is lost or has no grant, if it was joined before.
+
+        A dedicated engine is without a grant only because its weights are unknown.
+        """
+        if isinstance(event, GrantChanged) and event.kv_tokens > 0:
+            self._is_joined = True
+        elif isinstance(event, WorkerLost | GrantChanged) and self._is_joined:
+            self._is_joined = False
+            self.programs[DEDICATED].kill()  # The supervisor starts the next incarnation.

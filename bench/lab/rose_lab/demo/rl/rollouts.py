@@ -114,6 +114,10 @@ class RolloutThread(Background):
         """Register a worker without waiting; its grant may be reported before or after."""
         self._call(self._spawn, partial(self.scheduler.register, worker, capabilities))
 
+    def accompany(self, make: _Make) -> None:
+        """Run a coroutine in this thread until it ends, or the thread is stopped."""
+        self._call(self._spawn, make)
+
     def send(self, news: VersionPublished | Consumed) -> None:
         """Report a trainer event, without waiting."""
         match news:

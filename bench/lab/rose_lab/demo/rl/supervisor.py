@@ -23,6 +23,7 @@ from rose.units import NS_PER_S
 
 # Longer lines are cut; neither a ready line nor a useful message is longer.
 _LINE_BYTES_MAX: Final = 64 << 10
+_LISTENING: Final = "listening:"
 _WINDOW_S: Final = 60.0  # period over which deaths are counted
 _BACKOFF_S: Final = 0.2  # pause before the first restart; doubles with each death in the period
 _BACKOFF_MAX_S: Final = 5.0
@@ -35,10 +36,11 @@ OnReady = Callable[[int, dict[str, Any], Connection], None]
 class Supervisor:
     """Runs a program until it is stopped.
 
-    The program prints a JSON object in one line when it is ready, and ends on SIGTERM. If this
-    process dies for any reason, the kernel kills the program, even if the program has not begun to
-    read its input. The program runs in its own session: the terminal's signals do not reach it, and
-    its children are killed when it ends.
+    When it is ready, the program prints a JSON object in one line, or `listening: URL`, which
+    counts as an object with the field `url`. It ends on SIGTERM. If this process dies for any
+    reason, the kernel kills the program, even if the program has not begun to read its input. The
+    program runs in its own session: the terminal's signals do not reach it, and its children are
+    killed when it ends.
 
     For each incarnation, `on_ready` comes before `on_death`; both run in this object's thread. A
     program that is stopped on purpose reports no death.
@@ -244,10 +246,10 @@ class Supervisor:
         """Process a line of output; return whether the program is ready."""
         text = line.decode(errors="replace")
         if not is_ready:
-            with suppress(ValueError):
-                if isinstance(ready := json.loads(text), dict):
-                    self._on_ready(self._incarnation, ready, connection)
-                    return True
+            ready = _ready(text)
+            if ready is not None:
+                self._on_ready(self._incarnation, ready, connection)
+                return True
         if text.strip():
             self._last_line = text
         self._on_line(text)
@@ -263,6 +265,17 @@ class Supervisor:
         if deaths > self._restarts_max:
             return None
         return min(_BACKOFF_S * 2.0 ** (deaths - 1), _BACKOFF_MAX_S)
+
+
+def _ready(line: str) -> dict[str, Any] | None:
+    """Return the object of a ready line; None for any other line."""
+    word, _, url = line.partition(" ")
+    if word == _LISTENING:
+        return {"url": url.split()[0]} if url.split() else None
+    with suppress(ValueError):
+        if isinstance(ready := json.loads(line), dict):
+            return ready
+    return None
 
 
 def _read(pipe: int) -> bytes | None:
