@@ -274,12 +274,19 @@ def wanted() -> list[str]:
         "/start_weight_update",
         "/update_weights",
         "/update_weight_version",
-        "/start_weight_update",
         "/update_weights",
         "/finish_weight_update",
         "/reset_prefix_cache",
         "/update_weight_version",
     ]
+
+
+async def test_an_update_that_another_client_left_open_hinders_none() -> None:
+    async with rigged(weights=UPSTREAM) as rig:
+        engine = await rig.join()
+        engine.is_updating = True
+        rig.fleet.offer(3)
+        await until(lambda: rig.row(0).version == 3)
 
 
 async def test_stock_vllm_follows_offers_and_no_token_has_a_wrong_version(

@@ -80,12 +80,13 @@ async def update(worker: HttpWorker, offer: Offer, upstream: Upstream | None) ->
     else:
         await _receive(worker, offer, upstream)
         body = {"update_info": {"version": offer.version, "is_exact": True}}
-        steps = {"/start_weight_update": {}, "/update_weights": body, "/finish_weight_update": {}}
-        await _load(worker, offer, steps)
+        await _load(worker, offer, {"/update_weights": body, "/finish_weight_update": {}})
 
 
 async def _receive(worker: HttpWorker, offer: Offer, upstream: Upstream) -> None:
     """Wait until a vLLM has received a version; meanwhile it generates.
+
+    Then its update has begun: vLLM ends an update only after a failure, or when it is told to.
 
     Raises:
         Unavailable: it does not follow publishers.
@@ -99,7 +100,11 @@ async def _receive(worker: HttpWorker, offer: Offer, upstream: Upstream) -> None
     wanted = {"version": offer.version, "timeout_s": _LOOK_S}
     wanted |= {"is_only_waiting": True, "is_exact": True}
     for _ in range(int(_RECEIVE_S / _POLL_S)):
-        await link.ask("/start_weight_update", {}, deadline_s=_ANSWER_S)
+        try:
+            await link.ask("/start_weight_update", {}, deadline_s=_ANSWER_S)
+        except BadStatus:  # Another client has left an update open.
+            await link.ask("/finish_weight_update", {}, deadline_s=_ANSWER_S)
+            await link.ask("/start_weight_update", {}, deadline_s=_ANSWER_S)
         try:
             await link.ask("/update_weights", {"update_info": wanted}, deadline_s=_UPDATE_S)
         except BadStatus as error:

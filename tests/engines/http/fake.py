@@ -54,6 +54,7 @@ class FakeEngine:
         self.tls: ssl.SSLContext | None = None
         self.is_incremental = False
         self.label = "default"  # of the weights
+        self.is_updating = False  # between vLLM's start and finish of an update
         self.received = 1 << 30  # newest version that arrived from the publisher
         self.fails_at: str | None = None  # route that refuses
         self.breaks_at: str | None = None  # route that drops the connection
@@ -134,7 +135,7 @@ class FakeEngine:
     async def restart(self) -> None:
         await self.kill()
         self.instance += "+"
-        self.version, self.label = 0, "default"
+        self.version, self.label, self.is_updating = 0, "default", False
         await self.start()
 
     async def tell(self, **changes: Any) -> None:
@@ -199,15 +200,25 @@ class FakeEngine:
         if request.path == self.breaks_at:
             request.transport.abort()
         if request.path == self.fails_at:
+            self.is_updating = False
             return _json({"error": {"message": f"{request.path} fails", "code": 500}}, 500)
         match request.path:
             case "/update_weight_version":
                 self.label = body["new_version"]
             case "/update_weights" if self.dialect == "rose" and not self.is_vllm:
                 await self.tell(version=body["weight_version"])
+            case "/start_weight_update":
+                if self.is_updating:
+                    return _json({"error": {"message": "already active", "code": 500}}, 500)
+                self.is_updating = True
+            case "/finish_weight_update":
+                self.is_updating = False
+            case "/update_weights" if not self.is_updating:
+                return _json({"error": {"message": "start it first", "code": 500}}, 500)
             case "/update_weights":
                 wanted = body["update_info"]
                 if self.received < wanted["version"]:
+                    self.is_updating = False  # As vLLM does after any failure.
                     return _json({"error": {"message": "not there yet", "code": 500}}, 500)
                 if not wanted.get("is_only_waiting"):
                     await self.tell(version=wanted["version"])

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,14 @@ class Pair:
             log=folder / "stock.log",
             core=min(os.sched_getaffinity(0)),
         )
-        self.serving.start()
-        # Before there is a borrower, and before serving has a request beside it.
-        self.burst_alone = Talk(self.serving, BURST, tokens=BURST_TOKENS).tokens()
-        self.borrower.start()
-        self.rollouts_alone = self.roll_out().tokens()
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self.serving.start()
+            # Before there is a borrower, and before serving has a request beside it.
+            self.burst_alone = Talk(self.serving, BURST, tokens=BURST_TOKENS).tokens()
+            self.borrower.start()
+            self.rollouts_alone = self.roll_out().tokens()
+            undo.pop_all()
 
     def server_that_lends(self, *options: str) -> Server:
         return Server(
