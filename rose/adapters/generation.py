@@ -9,7 +9,7 @@ from rose.adapters.sequences import SequenceInFlight
 from rose.errors import DeadlineExceeded, RoseError
 
 
-class Request:
+class RequestInFlight:
     """A request in flight. Several clients may wait for it if they sent the same key.
 
     Args:
@@ -17,7 +17,7 @@ class Request:
         over: function to call once, when all sequences have ended.
     """
 
-    def __init__(self, *, limit_s: float, over: Callable[["Request"], None]) -> None:
+    def __init__(self, *, limit_s: float, over: Callable[["RequestInFlight"], None]) -> None:
         self.sequences: tuple[SequenceInFlight, ...] = ()
         self.clients = 0
         self.grace: asyncio.TimerHandle | None = None  # runs while no client waits
@@ -76,7 +76,7 @@ class Generation:
         left: function to call once, when the client leaves.
     """
 
-    def __init__(self, request: Request, left: Callable[[Request], None]) -> None:
+    def __init__(self, request: RequestInFlight, left: Callable[[RequestInFlight], None]) -> None:
         self.request = request
         self.sequences = request.sequences
         self._left = left

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from rose.adapters.generation import Request
+from rose.adapters.generation import RequestInFlight
 from rose.adapters.sequences import Ask
 from rose.errors import InvalidArgument
 
@@ -40,16 +40,18 @@ class KeyedRequests:
     def __init__(self, *, tokens_max: int, answer_s: float) -> None:
         self._tokens_max = tokens_max
         self._answer_s = answer_s
-        self._by_key: dict[str, tuple[bytes, Request]] = {}
-        self._keys: dict[Request, str] = {}
+        self._by_key: dict[str, tuple[bytes, RequestInFlight]] = {}
+        self._keys: dict[RequestInFlight, str] = {}
         self._tokens = 0
-        self._finished: dict[Request, int] = {}  # with the number of their tokens, oldest first
+        self._finished: dict[
+            RequestInFlight, int
+        ] = {}  # with the number of their tokens, oldest first
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: RequestInFlight) -> bool:
         """Return whether the request has a key."""
         return request in self._keys
 
-    def find(self, key: str, digest: bytes) -> Request | None:
+    def find(self, key: str, digest: bytes) -> RequestInFlight | None:
         """Return the request with this key.
 
         Raises:
@@ -62,12 +64,12 @@ class KeyedRequests:
             raise KeyReused(f"the request key {key[:80]!r} was used for another request before")
         return there[1]
 
-    def add(self, key: str, digest: bytes, request: Request) -> None:
+    def add(self, key: str, digest: bytes, request: RequestInFlight) -> None:
         """Keep a request that begins under its key."""
         self._by_key[key] = digest, request
         self._keys[request] = key
 
-    def over(self, request: Request) -> None:
+    def over(self, request: RequestInFlight) -> None:
         """Keep a finished request for a time, so that a client can retry; forget an unfinished one.
 
         A request that failed or was aborted runs again if it is repeated.
@@ -84,7 +86,7 @@ class KeyedRequests:
             self._forget(next(iter(self._finished)))
         asyncio.get_running_loop().call_later(self._answer_s, self._forget, request)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: RequestInFlight) -> None:
         """Forget a request. A repeated call does nothing."""
         self._tokens -= self._finished.pop(request, 0)
         key = self._keys.pop(request, None)

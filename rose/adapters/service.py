@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from rose.adapters.conversations import Prompt
 from rose.adapters.fleet_limits import FleetLimits
-from rose.adapters.generation import Generation, Request
+from rose.adapters.generation import Generation, RequestInFlight
 from rose.adapters.keyed import KeyedRequests, digest_of
 from rose.adapters.limits import (
     ContextTooLong,
@@ -87,7 +87,7 @@ class RolloutService:
         )
         self._keyed = KeyedRequests(tokens_max=limits.answer_tokens, answer_s=limits.answer_s)
         self._pauses = Pauses(self._scheduler, self._later)
-        self._requests: set[Request] = set()
+        self._requests: set[RequestInFlight] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._alone: asyncio.TimerHandle | None = None  # runs while no worker is registered
@@ -311,7 +311,7 @@ class RolloutService:
                 f"{self.sequence_count()} of {self.limits.sequences} sequences are in flight, "
                 f"and the request has {len(asks)}: retry later"
             )
-        made = Request(limit_s=self.limits.request_s, over=self._over)
+        made = RequestInFlight(limit_s=self.limits.request_s, over=self._over)
         self._requests.add(made)
         if request is not None:
             self._keyed.add(request, digest, made)
@@ -344,11 +344,11 @@ class RolloutService:
         if least > max(self.published, self._watch.newest()):
             raise wanted.conflict(self._watch.versions())
 
-    def _over(self, request: Request) -> None:
+    def _over(self, request: RequestInFlight) -> None:
         self._requests.discard(request)
         self._keyed.over(request)
 
-    def _left(self, request: Request) -> None:
+    def _left(self, request: RequestInFlight) -> None:
         """Give up a request that no client waits for."""
         if request.clients or request.is_over:
             return

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rose.adapters.conversations import Conversation, Conversations, Prompt
 from rose.adapters.fleet_limits import FleetLimits
-from rose.adapters.generation import Request
+from rose.adapters.generation import RequestInFlight
 from rose.adapters.limits import ServiceLimits
 from rose.adapters.sequences import Ask, SequenceInFlight
 from rose.adapters.text import Tokenizer
@@ -78,7 +78,7 @@ class Turns:
 
     def begin(
         self,
-        request: Request,
+        request: RequestInFlight,
         asks: Sequence[Ask],
         talks: Sequence[Conversation],
         *,
@@ -195,7 +195,7 @@ class Turns:
 
     # ---- the end of turns -----------------------------------------------------------------------
 
-    def _ended(self, request: Request, talk: Conversation, one: SequenceInFlight) -> None:
+    def _ended(self, request: RequestInFlight, talk: Conversation, one: SequenceInFlight) -> None:
         """Make the conversation of an ended sequence ready for its next turn, or give it up."""
         self.count -= 1
         if self._watch.sequences.get(talk.number) is one:
