@@ -52,8 +52,7 @@ def add_sglang_routes(
         await service.resume()
         return {"status": "resumed", "message": "generation continues"}
 
-    @app.get("/flush_cache", operation_id="flush_cache_by_get")
-    @app.post("/flush_cache")
+    @app.api_route("/flush_cache", methods=["GET", "POST"], include_in_schema=False)
     async def flush_cache() -> dict[str, bool]:
         """Do nothing: rose's engines key cached prefixes by the version of their weights."""
         return {"success": True}

@@ -216,3 +216,18 @@ async def test_a_session_is_named_by_header_or_body(monkeypatch) -> None:
 def test_a_header_of_a_request_is_read() -> None:
     asked = Asked({"headers": [(b"a", b"1")]}, b"", None, None)
     assert (asked.header(b"a"), asked.header(b"b")) == ("1", "")
+
+
+class Begun(Bytes):
+    """Bytes after a token that begins a text."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [1] * add_special_tokens + super().encode(text)
+
+
+async def test_a_prompt_begins_with_a_special_token_only_if_asked() -> None:
+    async with rigged(tokenizer=Begun()) as rig:
+        for asked, prompt in ((True, [1, 97]), (None, [1, 97]), (False, [97])):
+            body = {"prompt": "a", "max_tokens": 1, "return_token_ids": True}
+            said = (await rig.ask("/v1/completions", {**body, "add_special_tokens": asked})).json()
+            assert said["choices"][0]["prompt_token_ids"] == prompt
