@@ -1,5 +1,6 @@
 """Sequences in flight, and their tokens so far."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -40,7 +41,7 @@ class Ask:
     skip_special_tokens: bool = True
 
 
-def seed_of(seed: int | None, place: int) -> int | None:
+def seed_of(seed: int | None, place: int, draw: random.Random | None = None) -> int | None:
     """Return the seed of one sequence of a request.
 
     The first sequence has the client's own seed, so that a service and the engines behind it, which
@@ -49,9 +50,11 @@ def seed_of(seed: int | None, place: int) -> int | None:
     Args:
         seed: the client's seed; None: the service draws one.
         place: index of the sequence in its request. The sequences of a request get different seeds.
+        draw: source of a seed if the client sent none; None: the service draws it, once for all
+            repetitions of a request.
     """
     if seed is None:
-        return None
+        return None if draw is None else draw.getrandbits(8 * _SEED_BYTES)
     if place == 0:
         return seed & _SEED_MASK
     text = f"{seed}/{place}".encode()
