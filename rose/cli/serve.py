@@ -9,7 +9,7 @@ import click
 import uvloop
 
 from rose.cli.http_program import PATH, Door, read_token, with_ca
-from rose.cli.serve_fleet import Joining, Plan, Started, serve_plan
+from rose.cli.serve_fleet import Joining, ServePlan, Started, serve_plan
 from rose.config import read_environment
 from rose.errors import InvalidArgument
 from rose.node.fleet_file import CheckedFleet, ServicePart, WeightsPart, read_fleet
@@ -100,12 +100,12 @@ def _chosen(
     weights: str | None,
     weights_token: Path | None,
     **settings: Any,
-) -> Plan:
+) -> ServePlan:
     """Return what the options ask for."""
     if (weights is None) != (weights_token is None):
         raise InvalidArgument("--weights and --weights-token must be given together")
     token = None if rollouts_token is None else read_token(rollouts_token)
-    return Plan(
+    return ServePlan(
         door=Door(listen, with_ca(tls, tls_ca), read_environment().token),
         trials=sum(_trials(one) for one in sources),
         engines=tuple(Joining(one, token, rollouts_ca) for one in sources if not _trials(one)),
@@ -127,7 +127,7 @@ def _trials(source: str) -> int:
     return number
 
 
-def _plan_of(fleet: CheckedFleet) -> Plan:
+def _plan_of(fleet: CheckedFleet) -> ServePlan:
     """Return what a file asks for; all its files are read."""
     service = fleet.file.service
     token = read_environment().token
@@ -135,7 +135,7 @@ def _plan_of(fleet: CheckedFleet) -> Plan:
         token = read_token(fleet.path(service.token_file))
     tls = service.tls and (fleet.path(service.tls.certificate), fleet.path(service.tls.key))
     authority = service.tls and service.tls.ca and fleet.path(service.tls.ca)
-    return Plan(
+    return ServePlan(
         door=Door(service.listen, with_ca(tls or None, authority or None), token),
         model=service.model,
         tokenizer=None if service.tokenizer is None else fleet.path(service.tokenizer),

@@ -61,7 +61,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServePlan:
     """What `rose serve` shall do.
 
     Args:
@@ -87,7 +87,7 @@ class Plan:
     started: Started | None = None
 
 
-async def serve_plan(plan: Plan) -> None:
+async def serve_plan(plan: ServePlan) -> None:
     """Serve until SIGTERM.
 
     Raises:
