@@ -32,7 +32,7 @@ using scheduler::Stats;
 namespace {
 
 template <typename Kind>
-bool take(py::handle source, std::vector<Event>& events) {
+bool add_as(py::handle source, std::vector<Event>& events) {
   py::detail::make_caster<Kind> caster;
   if (!caster.load(source, false)) return false;
   events.emplace_back(py::detail::cast_op<Kind&>(caster));
@@ -40,14 +40,14 @@ bool take(py::handle source, std::vector<Event>& events) {
 }
 
 template <typename... Kinds>
-bool take_any(py::handle source, std::vector<Event>& events, std::variant<Kinds...>*) {
-  return (take<Kinds>(source, events) || ...);
+bool add_any(py::handle source, std::vector<Event>& events, std::variant<Kinds...>*) {
+  return (add_as<Kinds>(source, events) || ...);
 }
 
 // Not std::variant's caster, which tries every type twice, and in order.
-void take_event(py::handle source, std::vector<Event>& events) {
-  if (take<scheduler::TurnProgress>(source, events)) return;
-  if (take_any(source, events, static_cast<Event*>(nullptr))) return;
+void add_event(py::handle source, std::vector<Event>& events) {
+  if (add_as<scheduler::TurnProgress>(source, events)) return;
+  if (add_any(source, events, static_cast<Event*>(nullptr))) return;
   raise(
       Status::invalid_argument("the scheduler has no event like " + std::string{py::repr(source)}));
 }
@@ -55,7 +55,7 @@ void take_event(py::handle source, std::vector<Event>& events) {
 py::list step(Core& core, const py::sequence& sources, std::int64_t now_ns) {
   std::vector<Event> events;
   events.reserve(sources.size());
-  for (const py::handle source : sources) take_event(source, events);
+  for (const py::handle source : sources) add_event(source, events);
   std::vector<Action> actions;
   check(core.step(events, now_ns, actions));
   py::list answer{actions.size()};

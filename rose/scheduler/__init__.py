@@ -3,16 +3,9 @@
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.store_file import FileStore
-from rose.scheduler.turns import (
-    Capabilities,
-    Sampling,
-    TrajectoryDropped,
-    TurnLost,
-    TurnRefused,
-    TurnResult,
-)
-from rose.scheduler.versions import VersionConflict, VersionRange
-from rose.scheduler.worker import Options, TurnOutput, Worker
+from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped, TurnResult
+from rose.scheduler.versions import VersionRange
+from rose.scheduler.worker import Options
 
 __all__ = [
     "Capabilities",
@@ -23,11 +16,6 @@ __all__ = [
     "Sampling",
     "SchedulerSettings",
     "TrajectoryDropped",
-    "TurnLost",
-    "TurnOutput",
-    "TurnRefused",
     "TurnResult",
-    "VersionConflict",
     "VersionRange",
-    "Worker",
 ]

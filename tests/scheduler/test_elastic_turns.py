@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from rose.errors import InvalidArgument, Unavailable
-from rose.scheduler import Sampling, TrajectoryDropped, TurnLost, TurnRefused, VersionRange
+from rose.scheduler import Sampling, TrajectoryDropped, VersionRange
+from rose.scheduler.turns import TurnLost, TurnRefused
 from rose.scheduler.versions import VersionConflict
 from rose.scheduler.worker import (
     GrantChanged,
