@@ -19,6 +19,7 @@ import click
 from rose import __version__
 from rose.errors import InternalError, InvalidArgument, RoseError
 
+_STANDARD_DESCRIPTORS: Final = 3
 _EXIT_MENDABLE: Final = 2
 _EXIT_INTERRUPTED: Final = 130
 _EXIT_CLOSED_PIPE: Final = 141  # as a shell reports SIGPIPE
@@ -143,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: arguments without the program name; None for the arguments of this process.
     """
+    _fill_standard_descriptors()
     if isinstance(sys.stdout, io.TextIOWrapper):  # File names may not be valid text.
         sys.stdout.reconfigure(errors="backslashreplace")
     status = _run(sys.argv[1:] if arguments is None else list(arguments))
@@ -151,6 +153,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _world_failed(lost)
     _flush(sys.stderr)
     return status
+
+
+def _fill_standard_descriptors() -> None:
+    """Open the null device where stdin, stdout or stderr is closed.
+
+    Otherwise a socket would get that number, and libuv aborts when it has to close it.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) < _STANDARD_DESCRIPTORS:
+        pass  # It was the lowest free number, and stays open.
+    os.close(number)
 
 
 def _run(arguments: list[str]) -> int:
