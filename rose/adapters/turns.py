@@ -7,6 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from rose.adapters.conversations import Conversation, Conversations, Prompt
 from rose.adapters.fleet_limits import FleetLimits
 from rose.adapters.generation import RequestInFlight
@@ -18,7 +20,6 @@ from rose.errors import RoseError, Unavailable
 from rose.scheduler.checks import no_tokens
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.turns import Sampling
-from rose.scheduler.worker import Options
 
 _SEED_BITS: Final = 40
 # Seconds that admission may hold a trajectory before an idle conversation ends in its favour.
@@ -119,19 +120,10 @@ class Turns:
     def _sampling(self, one: SequenceInFlight, fleet: FleetLimits) -> Sampling:
         """Return the sampling of a turn, with the model's end tokens and stop texts."""
         asked = one.ask.sampling
-        options = asked.options
+        options = replace(asked.options, has_seed=one.ask.seed is not None)
         if one.ask.stop and "stop" in fleet.features:
             # An engine that finds the stop text generates no tokens after it.
-            options = Options(
-                top_p=options.top_p,
-                top_k=options.top_k,
-                min_p=options.min_p,
-                min_tokens=options.min_tokens,
-                ignore_eos=options.ignore_eos,
-                logprobs=options.logprobs,
-                fields={**options.fields, "stop": list(one.ask.stop)},
-                is_whole=options.is_whole,
-            )
+            options = replace(options, fields={**options.fields, "stop": list(one.ask.stop)})
         seed = self.draw.getrandbits(_SEED_BITS) if one.ask.seed is None else one.ask.seed
         # No engine generates an id beyond the vocabulary, and some fail if they get one.
         most = fleet.vocabulary

@@ -44,6 +44,8 @@ class Options(msgspec.Struct, frozen=True, array_like=True):
         is_whole: whether a part of the turn cannot be continued elsewhere, because its sampling
             depends on more than the tokens before it. The worker then reports tokens only at the
             end, and an interrupted turn starts again.
+        has_seed: whether the caller chose the seed. Otherwise an engine that has a random generator
+            for each seed may use its common one, which is faster.
     """
 
     top_p: Share = 1.0
@@ -54,6 +56,7 @@ class Options(msgspec.Struct, frozen=True, array_like=True):
     logprobs: Count = 0
     fields: Mapping[str, Any] = {}
     is_whole: bool = False
+    has_seed: bool = True
 
     def __post_init__(self) -> None:
         """Check the fields; raises InvalidArgument."""

@@ -59,7 +59,6 @@ def _completion(request: TurnRequest, facts: EngineFacts) -> dict[str, Any]:
         "prompt": request.prompt,
         "max_tokens": request.max_new_tokens,
         "temperature": request.temperature,
-        "seed": seed_at(request, facts),
         "stop_token_ids": request.stop_tokens,
         "ignore_eos": options.ignore_eos,
         "min_tokens": max(0, options.min_tokens - request.first_token),
@@ -74,6 +73,8 @@ def _completion(request: TurnRequest, facts: EngineFacts) -> dict[str, Any]:
     }
     if is_streamed(request):
         body |= {"stream": True, "stream_options": {"include_usage": True}}
+    if options.has_seed or facts.has_position_seeds:
+        body["seed"] = seed_at(request, facts)
     if facts.dialect is Dialect.ROSE:
         body["return_weight_versions"] = True
     return body | dict(options.fields)
@@ -87,7 +88,6 @@ def _sglang(request: TurnRequest, facts: EngineFacts) -> dict[str, Any]:
     sampling = {
         "max_new_tokens": request.max_new_tokens,
         "temperature": request.temperature,
-        "sampling_seed": seed_at(request, facts) & ((1 << _SGLANG_SEED_BITS) - 1),
         "stop_token_ids": request.stop_tokens,
         "ignore_eos": options.ignore_eos,
         "min_new_tokens": max(0, options.min_tokens - request.first_token),
@@ -98,6 +98,8 @@ def _sglang(request: TurnRequest, facts: EngineFacts) -> dict[str, Any]:
         "skip_special_tokens": False,
         **options.fields,
     }
+    if options.has_seed:
+        sampling["sampling_seed"] = seed_at(request, facts) & ((1 << _SGLANG_SEED_BITS) - 1)
     return {
         "input_ids": request.prompt,
         "sampling_params": sampling,
