@@ -129,7 +129,7 @@ async def test_only_engines_with_own_seeds_get_others_after_a_move() -> None:
     assert len(set(seeds["vllm"])) == 3
 
 
-async def test_an_engine_with_a_generator_for_each_seed_gets_only_those_that_callers_chose() -> (
+async def test_an_engine_with_generators_for_seeds_gets_only_those_that_callers_chose() -> (
     None
 ):
     for dialect, seeds in (("vllm", [None]), ("rose", [7])):
