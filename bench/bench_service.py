@@ -55,7 +55,14 @@ class Rounds:
         self._talks = conversations(talks, TURNS)
         self.runs: dict[str, list[Played]] = {arm: [] for arm in arms}
 
-    def round(self) -> None:
+    def run(self, report: Report) -> None:
+        def all_rounds() -> None:
+            for _ in range(report.count(ROUNDS, at_least=1, brief=3)):
+                self._round()
+
+        report.once(all_rounds)
+
+    def _round(self) -> None:
         number = len(self.runs[HTTP])
         seed = FAULTS_SEED + number if self._has_faults else None
         for arm in self._arms if number % 2 == 0 else reversed(self._arms):
@@ -113,7 +120,7 @@ def test_agentic_calm(report: Report, is_tight: bool) -> None:
     rounds = Rounds(
         list(_DOORS), kv_tokens=kv_tokens, has_faults=False, talks=report.count(TALKS, at_least=16)
     )
-    report.repeat(rounds.round, ROUNDS)
+    rounds.run(report)
     http = rounds.runs[HTTP]
     shares = [_prefill(one) for one in http]
     report.add(
@@ -150,7 +157,7 @@ def test_agentic_with_faults(report: Report) -> None:
         has_faults=True,
         talks=report.count(TALKS, at_least=16),
     )
-    report.repeat(rounds.round, ROUNDS)
+    rounds.run(report)
     _add(report, rounds, "agentic_faults_time_over_scheduler", SCHEDULER, Bar(at_most=1.05))
     prefill = rounds.ratio(_prefill, SCHEDULER)
     report.add(
