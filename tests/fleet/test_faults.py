@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 ENGINES = 4
 TALKS = 12
 TURNS = 4
-FAULTS = int(__import__("os").environ.get("FAULTS", "500"))
+FAULTS = 500
 BETWEEN_S = (0.3, 1.0)
 BACK_S = 10.0  # from the moment at which a worker can be reached
 
