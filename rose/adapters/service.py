@@ -41,8 +41,11 @@ _LIMITS: Final = ServiceLimits()
 # Without settings, only requests state which versions they accept. The numbers are the largest that
 # the core takes together.
 _LAG_MAX: Final = 10**9
+# Clients do not tell when a conversation is over, so many idle caches are of conversations that do
+# not return. No turn waits longer than this for room that only such caches use.
+TUNING: Final = {"cache_wait_ms": 5000.0}
 _SETTINGS: Final = SchedulerSettings(
-    max_staleness=1 << 20, batch_trajectories=1 << 20, worker_lag_max=_LAG_MAX
+    max_staleness=1 << 20, batch_trajectories=1 << 20, worker_lag_max=_LAG_MAX, tuning=TUNING
 )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from rose.adapters import RolloutService, ServiceLimits, TrialWorker, rollout_app
 from rose.adapters.fleet import Fleet, Upstream
+from rose.adapters.service import TUNING
 from rose.adapters.trial import commit_trial_weights
 from rose.cli.http_program import App, Door, has_tokenizer, serve_until_told, trusting
 from rose.engines.http import checked_url
@@ -139,6 +140,7 @@ def _settings(max_staleness: int) -> SchedulerSettings:
         max_staleness=max_staleness,
         batch_trajectories=1 << 20,
         worker_lag_max=max(1, max_staleness),
+        tuning=TUNING,
     )
 
 

@@ -199,6 +199,15 @@ async def test_a_longer_prompt_is_the_next_turn_where_its_cache_is() -> None:
         await rig.until_empty()
 
 
+async def test_turns_do_not_wait_for_room_that_only_idle_conversations_use(monkeypatch) -> None:
+    monkeypatch.setattr("rose.adapters.trial.KV_TOKENS", 1024)
+    async with bare(1) as rig:
+        for number in range(6):  # the contexts of five fill the worker
+            await said(rig, [number] * 200)
+        assert len(turns(rig)) == 6
+        await rig.until_empty()
+
+
 async def test_a_prompt_that_was_changed_in_the_middle_is_still_the_next_turn() -> None:
     async with bare(1) as rig:
         await said(rig, LONG)

@@ -129,9 +129,7 @@ async def test_only_engines_with_own_seeds_get_others_after_a_move() -> None:
     assert len(set(seeds["vllm"])) == 3
 
 
-async def test_an_engine_with_generators_for_seeds_gets_only_those_that_callers_chose() -> (
-    None
-):
+async def test_an_engine_with_generators_for_seeds_gets_only_those_that_callers_chose() -> None:
     for dialect, seeds in (("vllm", [None]), ("rose", [7])):
         async with rigged(dialect) as rig:
             await rig.play(options=Options(has_seed=False))
