@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import rose
 from rose.cli.main import main
+from rose.clock import VERSION_EPOCH_MS, unix_ms
 from rose.transfer.codec.delta import Delta
 from rose.transfer.manifest import UpdateKey, Version
 from rose.transfer.named import named_rows
@@ -319,6 +320,8 @@ def test_numbers_grow_though_versions_come_faster_than_seconds() -> None:
         address, token = first.address, first.token
     with rose.publish(arrays(0), listen=address, token=token) as publisher:
         newest = [publisher.update(arrays(0)) for _ in range(20)][-1]
+    # Numbers count milliseconds, and on a fast machine these versions took less than one each.
+    wait_for(lambda: unix_ms() - VERSION_EPOCH_MS > newest)
     with restarted(publisher, arrays(1)) as later:
         assert later.version > newest
 
