@@ -4,7 +4,7 @@ import asyncio
 import signal
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -145,17 +145,20 @@ async def serve_until_told(
         reasons.append(reason)
         loop.call_soon_threadsafe(stop.set)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    async with (
-        listening(front, door.address, tls=door.tls) as url,
-        programs or nullcontext(),
-        service,
-        AsyncExitStack() as parts,
-    ):
-        front.app = await join(parts, end)
-        click.echo(f"listening: {url}{words()}")
-        await stop.wait()
+    with ExitStack() as handlers:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+            # uvloop leaves a handler behind that ignores the signal.
+            handlers.callback(loop.remove_signal_handler, number)
+        async with (
+            listening(front, door.address, tls=door.tls) as url,
+            programs or nullcontext(),
+            service,
+            AsyncExitStack() as parts,
+        ):
+            front.app = await join(parts, end)
+            click.echo(f"listening: {url}{words()}")
+            await stop.wait()
     if reasons:
         click.echo(f"rose: {reasons[0]}", err=True)
         raise click.exceptions.Exit(_LOST)

@@ -126,9 +126,11 @@ def children(pid: int) -> list[int]:
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, says) -> None:
+    before = signal.getsignal(signal.SIGINT)
     done = CliRunner(env={"ROSE_TOKEN": ""}).invoke(serve, options.split())
     assert isinstance(done.exception, InvalidArgument)
     assert says in str(done.exception)
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_a_file_that_breaks_a_rule_is_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
