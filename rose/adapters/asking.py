@@ -11,6 +11,7 @@ from rose.adapters.bodies import (
     SglangBody,
     WantedVersions,
 )
+from rose.adapters.limits import check_count
 from rose.adapters.sequences import Ask, seed_of
 from rose.adapters.service import RolloutService
 from rose.adapters.text import Tokenizer
@@ -50,11 +51,8 @@ def asks_of(
             sequences.
     """
     fields = body if isinstance(body, Sampled) else body.sampling_params
-    limits, count = service.limits, fields.count
-    if not 1 <= len(prompts) * count <= limits.choices:
-        raise InvalidArgument(
-            f"a request must have 1 to {limits.choices} sequences, got {len(prompts) * count}"
-        )
+    count = fields.count
+    check_count(len(prompts) * count, service.limits)
     if logprobs == 1 and "logprobs" not in service.facts().features:
         logprobs = 0  # the sampled token's own is reported; clients that want one mean this
     options = _options(body, fields, logprobs)

@@ -187,11 +187,6 @@ class SglangBody(RequestFields, kw_only=True):
 Body = CompletionBody | ChatBody | GenerateBody | SglangBody
 
 
-def sampling_fields(body: Body) -> SamplingFields:
-    """Return the part of a body that has the sampling fields."""
-    return body if isinstance(body, Sampled) else body.sampling_params
-
-
 def schema() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON schema of each body by its name, and the schemas that these refer to."""
     kinds = (CompletionBody, ChatBody, GenerateBody, SglangBody)

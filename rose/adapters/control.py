@@ -14,7 +14,6 @@ from rose.adapters.http_errors import error_body, headers_of
 from rose.adapters.json_answer import Json
 from rose.adapters.pauses import PauseMode
 from rose.adapters.service import RolloutService
-from rose.adapters.text_routes import context_tokens
 from rose.adapters.weight_updates import WeightUpdates
 from rose.clock import unix_s
 from rose.errors import InvalidArgument
@@ -58,7 +57,7 @@ def add_status(
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """Return the model that the service serves."""
-        limit = context_tokens(service)
+        limit = service.context_tokens()
         one = {"id": model, "object": "model", "created": started, "owned_by": "rose"}
         return {"object": "list", "data": [{**one, "root": model, "max_model_len": limit}]}
 
@@ -70,7 +69,7 @@ def add_status(
                 "model_config": {
                     "model": model,
                     "dtype": f"torch.{dtype}",
-                    "max_model_len": context_tokens(service),
+                    "max_model_len": service.context_tokens(),
                     "logprobs_mode": "processed_logprobs",
                 },
                 "parallel_config": {"data_parallel_size": 1, "tensor_parallel_size": 1},

@@ -58,6 +58,7 @@ class Fleet:
         self._members: dict[int, FleetMember] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._model: EngineFacts | None = None
+        self._limits: FleetLimits | None = None  # until an engine changes
         self._offer: Offer | None = None
 
     async def __aenter__(self) -> Self:
@@ -116,6 +117,7 @@ class Fleet:
             kind=kind,
             rollouts=self._service,
             admit=self._admit,
+            changed=self._changed,
             clock=self._clock,
         )
         self._members[number] = member
@@ -157,6 +159,11 @@ class Fleet:
 
     def facts(self) -> FleetLimits:
         """Return what the workers that are not drained can do together."""
+        if self._limits is None:
+            self._limits = self._common()
+        return self._limits
+
+    def _common(self) -> FleetLimits:
         known = [
             member.facts
             for member in self._members.values()
@@ -244,8 +251,12 @@ class Fleet:
             task.cancel()
             await asyncio.wait({task})
 
+    def _changed(self) -> None:
+        self._limits = None
+
     def _drop(self, number: int) -> None:
         del self._members[number]
+        self._changed()
         if not self._members:
             self._model = None
 

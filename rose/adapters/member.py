@@ -124,6 +124,7 @@ class FleetMember:
         kind: kind of the worker; None: as the engine tells.
         rollouts: service that the worker joins.
         admit: raises InvalidArgument if the engine's facts do not fit the fleet.
+        changed: called when the engine has other facts, or is drained.
         clock: source of times.
     """
 
@@ -135,6 +136,7 @@ class FleetMember:
         kind: WorkerKind | None,
         rollouts: FleetService,
         admit: Callable[[EngineFacts], None],
+        changed: Callable[[], None],
         clock: Clock,
     ) -> None:
         self.number = number
@@ -143,6 +145,7 @@ class FleetMember:
         self.is_draining = False
         self._rollouts = rollouts
         self._admit = admit
+        self._changed = changed
         self._clock = clock
         self._kind = kind
         self._worker: HttpWorker | None = None
@@ -193,6 +196,7 @@ class FleetMember:
             facts = replace(facts, kind=self._kind)
         self._admit(facts)
         self.facts = facts
+        self._changed()
         return facts
 
     async def run(self) -> None:
@@ -269,6 +273,7 @@ class FleetMember:
     async def drain(self) -> None:
         """Move the worker's turns elsewhere, and return when it has none."""
         self.is_draining = True
+        self._changed()
         if self._worker is not None:
             await self._rollouts.scheduler.drain(self.number)
 

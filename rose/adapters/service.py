@@ -325,13 +325,17 @@ class RolloutService:
             self._wait_for_workers()
         return Generation(made, self._left)
 
+    def context_tokens(self) -> int:
+        """Return the largest number of tokens of a prompt and its output."""
+        return context_of(self.limits, self.facts())
+
     def room(self, prompt_tokens: int) -> int:
         """Return the largest number of tokens that may follow a prompt.
 
         Raises:
             ContextTooLong: the prompt leaves no room.
         """
-        most = context_of(self.limits, self.facts())
+        most = self.context_tokens()
         if prompt_tokens >= most:
             raise ContextTooLong(most, prompt_tokens, 1)
         return most - prompt_tokens

@@ -10,7 +10,6 @@ from rose.adapters.generating import Generating
 from rose.adapters.http_errors import Denied
 from rose.adapters.pauses import PauseMode
 from rose.adapters.service import RolloutService
-from rose.adapters.text_routes import context_tokens
 from rose.errors import InvalidArgument
 
 # What happens to sequences in flight in SGLang's modes. `retract` and `in_place` continue them.
@@ -91,7 +90,7 @@ def add_sglang_routes(
             "model_path": model,
             "served_model_name": model,
             "version": __version__,
-            "context_length": context_tokens(service),
+            "context_length": service.context_tokens(),
             "max_running_requests": _most(service),
             "tp_size": 1,
             "dp_size": 1,

@@ -8,21 +8,12 @@ from fastapi.responses import Response
 
 from rose.adapters.bodies import ChatBody, CompletionBody
 from rose.adapters.control_bodies import DetokenizeBody, TokenizeBody
-from rose.adapters.fleet_limits import FleetLimits
-from rose.adapters.http_errors import Denied
 from rose.adapters.json_answer import Json
 from rose.adapters.parsing import parsed
 from rose.adapters.prompting import prompts_of
 from rose.adapters.service import RolloutService
 from rose.adapters.text import Tokenizer
 from rose.errors import InvalidArgument
-
-
-def context_tokens(service: RolloutService) -> int:
-    """Return the most tokens that a prompt and its output may have together."""
-    facts: FleetLimits = service.facts()
-    limit = service.limits.context_tokens
-    return min(limit, facts.context_tokens or limit)
 
 
 def add_text_routes(app: FastAPI, service: RolloutService, tokenizer: Tokenizer | None) -> None:
@@ -51,7 +42,7 @@ def add_text_routes(app: FastAPI, service: RolloutService, tokenizer: Tokenizer 
         strings = None
         if body.return_token_strs and tokenizer is not None:
             strings = [str(tokenizer.decode([one], skip_special_tokens=False)) for one in ids]
-        most = context_tokens(service)
+        most = service.context_tokens()
         return Json(
             {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": strings}
         )
@@ -79,13 +70,3 @@ def add_text_routes(app: FastAPI, service: RolloutService, tokenizer: Tokenizer 
     async def render_chat(request: Request) -> Response:
         """Return the prompt of a chat completion, as token ids."""
         return await rendered(request, ChatBody)
-
-
-def needs_model(asked: str | None, model: str) -> None:
-    """Refuse a request for another model.
-
-    Raises:
-        Denied: the model is not served.
-    """
-    if asked not in {None, "", model}:
-        raise Denied(404, f"model must be '{model}', got '{asked}'")

@@ -46,17 +46,11 @@ async def serve_model(door: Door, name: str, options: EngineOptions) -> None:
     service = RolloutService(ServiceLimits(context_tokens=limits.context_tokens))
     service.facts = lambda: limits
     events = EngineState(
-        {
-            "kind": options.kind.value,
-            "model": name,
-            "vocabulary": limits.vocabulary,
-            "context_tokens": limits.context_tokens,
-            "seats": options.seats,
-            "kv_tokens": options.kv_tokens,
-            "eos_token_ids": list(limits.eos_token_ids),
-            "features": sorted(limits.features),
-            "instance": instance,
-        }
+        options.kind,
+        limits,
+        seats=options.seats,
+        kv_tokens=options.kv_tokens,
+        instance=instance,
     )
     app = rollout_app(
         service,

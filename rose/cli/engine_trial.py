@@ -9,6 +9,7 @@ from functools import partial
 
 from rose.adapters import RolloutService, TrialWorker, rollout_app
 from rose.adapters.events_route import EngineState
+from rose.adapters.fleet_limits import FleetLimits
 from rose.adapters.trial import FEATURES, KV_TOKENS, SEATS, VOCABULARY, commit_trial_weights
 from rose.cli.http_program import CLOSING, App, Door, serve_until_told
 from rose.scheduler.worker import WorkerEvent, WorkerKind
@@ -22,18 +23,13 @@ async def serve_trial(door: Door, name: str) -> None:
         name: name of the model in requests.
     """
     service = RolloutService()
+    features = FEATURES | {"seeds"}
     events = EngineState(
-        {
-            "kind": WorkerKind.BORROWED.value,
-            "model": name,
-            "vocabulary": VOCABULARY,
-            "context_tokens": service.limits.context_tokens,
-            "seats": SEATS,
-            "kv_tokens": KV_TOKENS,
-            "eos_token_ids": [],
-            "features": [*sorted(FEATURES), "seeds"],
-            "instance": secrets.token_hex(8),
-        }
+        WorkerKind.BORROWED,
+        FleetLimits(VOCABULARY, service.limits.context_tokens, (), features, name),
+        seats=SEATS,
+        kv_tokens=KV_TOKENS,
+        instance=secrets.token_hex(8),
     )
     workers: list[TrialWorker] = []
     app = rollout_app(

@@ -8,6 +8,7 @@ from typing import Final
 
 from rose.clock import Clock
 from rose.closing import Closing
+from rose.engines.http import EngineSpeed
 from rose.engines.transformers import (
     Engine,
     EngineConfig,
@@ -23,7 +24,7 @@ from rose.engines.transformers.worker import EngineWorker
 from rose.errors import DeadlineExceeded, InvalidArgument
 from rose.executor import CoServing
 from rose.node.feed import receive
-from rose.node.speed import Speed, measure
+from rose.node.speed import measure
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from rose.transfer.plan.tiling import plain_tiling
 from rose.transfer.tensors import StoredTensor
@@ -97,7 +98,7 @@ class LoadedModel:
         self._name = f"engine-{instance}"
         self.options = options
         self.version = options.version
-        self.speed: Speed | None = None
+        self.speed: EngineSpeed | None = None
         self._clock = clock
         self.model = load_model(options.model, seed=options.seed, device=options.device)
         self.facts = ModelFacts.of(self.model)
@@ -172,7 +173,7 @@ class RunningEngine(Closing):
         self._parts.close()
 
 
-def _measured(engine: Engine, options: EngineOptions, clock: Clock) -> Speed | None:
+def _measured(engine: Engine, options: EngineOptions, clock: Clock) -> EngineSpeed | None:
     if options.kind is WorkerKind.DEDICATED:
         return measure(engine, clock, seats=options.seats)
     with suppress(DeadlineExceeded):

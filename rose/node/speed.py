@@ -4,10 +4,10 @@ import itertools
 import statistics
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from rose.clock import Clock
+from rose.engines.http import EngineSpeed
 from rose.engines.transformers import Engine
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.units import NS_PER_MS, NS_PER_S
@@ -20,23 +20,6 @@ _SHARE_MAX: Final = 0.9
 _WAIT_S: Final = 120.0
 # Prompts use ids that every vocabulary has. The long prompts differ, so none hits the prefix cache.
 _IDS: Final = 96
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Speed of an engine.
-
-    A decode step of n sequences takes `decode_step_ms + n * decode_ms_per_sequence`.
-
-    Args:
-        prefill_tokens_per_s: prefill rate of a single prompt.
-        decode_step_ms: fixed part of a decode step.
-        decode_ms_per_sequence: time that each sequence adds to a decode step.
-    """
-
-    prefill_tokens_per_s: float
-    decode_step_ms: float
-    decode_ms_per_sequence: float
 
 
 class _Trial:
@@ -88,7 +71,7 @@ def _prompt(name: str, tokens: int) -> list[int]:
     return [1 + (seed + index * (seed % 7 + 1)) % _IDS for index in range(tokens)]
 
 
-def measure(engine: Engine, clock: Clock, *, seats: int, wait_s: float = _WAIT_S) -> Speed:
+def measure(engine: Engine, clock: Clock, *, seats: int, wait_s: float = _WAIT_S) -> EngineSpeed:
     """Measure a running, idle engine.
 
     Args:
@@ -111,11 +94,11 @@ def measure(engine: Engine, clock: Clock, *, seats: int, wait_s: float = _WAIT_S
     prefill_ns = statistics.median(first - start for start, first, *_ in prefills)
     alone_ms = _step_ms(trial("alone", 1, 1, DECODE_TOKENS))
     if seats == 1:
-        return Speed(PREFILL_TOKENS * NS_PER_S / max(prefill_ns, 1), alone_ms, 0.0)
+        return EngineSpeed(PREFILL_TOKENS * NS_PER_S / max(prefill_ns, 1), alone_ms, 0.0)
     full_ms = _step_ms(trial("full", seats, 1, DECODE_TOKENS))
     # Despite noise, neither a sequence nor the fixed part may have a negative cost.
     per_sequence_ms = min(max((full_ms - alone_ms) / (seats - 1), 0.0), _SHARE_MAX * alone_ms)
-    return Speed(
+    return EngineSpeed(
         prefill_tokens_per_s=PREFILL_TOKENS * NS_PER_S / max(prefill_ns, 1),
         decode_step_ms=alone_ms - per_sequence_ms,
         decode_ms_per_sequence=per_sequence_ms,

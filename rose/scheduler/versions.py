@@ -46,11 +46,6 @@ class VersionRange(msgspec.Struct, frozen=True, array_like=True):
         limits = [one for one in (self.exact, self.at_most) if one is not None]
         return min(limits, default=COUNT_MAX)
 
-    @property
-    def is_any(self) -> bool:
-        """True if every version is accepted."""
-        return self.at_least is None and self.exact is None and self.at_most is None
-
     def fits(self, version: int) -> bool:
         """Return whether tokens of this version are accepted."""
         return self.low <= version <= self.high

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from rose.adapters import PauseMode
 from rose.adapters.listening import listening
 from rose.adapters.trl import TrlRollouts, TrlWeightTransfer, trl_weights
 from rose.adapters.trl.episodes import Episode
-from tests.adapters.rig import rigged, truth, until
+from tests.adapters.rig import Rig, rigged, truth, until
 from tests.adapters.test_weight_transfer import WAIT_S, Model, following
 
 EOS = list(range(128))  # half of what trial workers say, so turns are short
@@ -119,9 +121,9 @@ class Recording:
         await self._app(scope, read, send)
 
 
-@pytest.mark.parametrize("kind", [Environment, Coroutine])
-@pytest.mark.parametrize("is_chat", [False, True])
-async def test_turns_of_the_model_and_of_its_environment_are_told_apart(kind, is_chat) -> None:
+@asynccontextmanager
+async def recorded() -> AsyncIterator[tuple[Rig, Recording, rose.WeightPublisher, str]]:
+    """A service that records requests, its worker, and the publisher that the worker follows."""
     async with rigged(1, step_s=0.001) as rig:
         app = Recording(rig.app)
         with (
@@ -129,15 +131,22 @@ async def test_turns_of_the_model_and_of_its_environment_are_told_apart(kind, is
             following(rig.workers[0], publisher),
         ):
             async with listening(app) as url:
-                transfer = TrlWeightTransfer(url, publisher, wait_s=WAIT_S)
-                environments = [kind(times) for times in (1, 2, 3)]
-                prompts = ["ab", "ab", "c"]
-                said = await asyncio.to_thread(
-                    TrlRollouts(transfer, seed=3),
-                    [[{"role": "user", "content": one}] for one in prompts] if is_chat else prompts,
-                    trainer(environments=environments, max_completion_length=60),
-                )
-                await rig.until_empty()
+                yield rig, app, publisher, url
+
+
+@pytest.mark.parametrize("kind", [Environment, Coroutine])
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_turns_of_the_model_and_of_its_environment_are_told_apart(kind, is_chat) -> None:
+    async with recorded() as (rig, app, publisher, url):
+        transfer = TrlWeightTransfer(url, publisher, wait_s=WAIT_S)
+        environments = [kind(times) for times in (1, 2, 3)]
+        prompts = ["ab", "ab", "c"]
+        said = await asyncio.to_thread(
+            TrlRollouts(transfer, seed=3),
+            [[{"role": "user", "content": one}] for one in prompts] if is_chat else prompts,
+            trainer(environments=environments, max_completion_length=60),
+        )
+        await rig.until_empty()
     texts = [f"\u00f1{one}\u007f\u00f2\u00f0" if is_chat else one for one in prompts]
     assert said["prompt_ids"] == [list(map(ord, text)) for text in texts]
     assert len({body["seed"] for _, body in app.asked}) == len(app.asked) == 6
@@ -188,26 +197,18 @@ def broadcast(monkeypatch):
 
 @pytest.mark.usefixtures("broadcast")
 async def test_two_processes_publish_once_and_share_no_seed() -> None:
-    async with rigged(1, step_s=0.001) as rig:
-        app = Recording(rig.app)
-        with (
-            rose.publish(trl_weights(Model(0.0))) as publisher,
-            following(rig.workers[0], publisher),
-        ):
-            async with listening(app) as url:
-                said = []
-                for rank in range(2):
-                    of = trainer(accelerator=accelerator(rank, 2))
-                    transfer = TrlWeightTransfer(url, None if rank else publisher, wait_s=WAIT_S)
-                    said.append(
-                        await asyncio.to_thread(TrlRollouts(transfer), ["ab", "ab", "ab"], of)
-                    )
-                assert publisher.version == 2
-                for rank in range(2):  # an error of the main process ends the other too
-                    without = TrlRollouts(TrlWeightTransfer(url, None, wait_s=WAIT_S))
-                    of = trainer(accelerator=accelerator(rank, 2))
-                    with pytest.raises(rose.InvalidArgument, match="must have a publisher"):
-                        await asyncio.to_thread(without, ["ab"], of)
+    async with recorded() as (_rig, app, publisher, url):
+        said = []
+        for rank in range(2):
+            of = trainer(accelerator=accelerator(rank, 2))
+            transfer = TrlWeightTransfer(url, None if rank else publisher, wait_s=WAIT_S)
+            said.append(await asyncio.to_thread(TrlRollouts(transfer), ["ab", "ab", "ab"], of))
+        assert publisher.version == 2
+        for rank in range(2):  # an error of the main process ends the other too
+            without = TrlRollouts(TrlWeightTransfer(url, None, wait_s=WAIT_S))
+            of = trainer(accelerator=accelerator(rank, 2))
+            with pytest.raises(rose.InvalidArgument, match="must have a publisher"):
+                await asyncio.to_thread(without, ["ab"], of)
     assert len({body["seed"] for _, body in app.asked}) == 6
     assert len({headers["x-session-id"] for headers, _ in app.asked}) == 6
     assert {body["weight_version"]["min"] for _, body in app.asked} == {2}
@@ -277,17 +278,11 @@ async def test_a_turn_that_another_client_aborts_goes_on() -> None:
 
 async def test_options_of_sampling_are_passed_on_and_refused_by_the_workers() -> None:
     given = {"top_p": 0.5, "top_k": 9, "min_p": 0.1, "repetition_penalty": 1.1, "temperature": 0.7}
-    async with rigged(1, step_s=0.001) as rig:
-        app = Recording(rig.app)
-        with (
-            rose.publish(trl_weights(Model(0.0))) as publisher,
-            following(rig.workers[0], publisher),
-        ):
-            async with listening(app) as url:
-                rollouts = TrlRollouts(TrlWeightTransfer(url, publisher, wait_s=WAIT_S))
-                args = SimpleNamespace(generation_kwargs={"stop": ["x"], "logit_bias": {"1": 100}})
-                with pytest.raises(rose.InvalidArgument, match="status 400: "):
-                    await asyncio.to_thread(rollouts, ["ab"], trainer(args=args, **given))
+    async with recorded() as (_rig, app, publisher, url):
+        rollouts = TrlRollouts(TrlWeightTransfer(url, publisher, wait_s=WAIT_S))
+        args = SimpleNamespace(generation_kwargs={"stop": ["x"], "logit_bias": {"1": 100}})
+        with pytest.raises(rose.InvalidArgument, match="status 400: "):
+            await asyncio.to_thread(rollouts, ["ab"], trainer(args=args, **given))
     ((_, body),) = app.asked
     assert {name: body[name] for name in given} == given
     assert body["stop"] == ["x"]

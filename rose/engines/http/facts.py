@@ -21,7 +21,9 @@ class Dialect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """EngineSpeed of an engine. A step of n sequences takes `step_ms + n * sequence_ms`.
+    """Speed of an engine.
+
+    A decode step of n sequences takes `decode_step_ms + n * decode_ms_per_sequence`.
 
     Args:
         prefill_tokens_per_s: prefill rate of a single prompt.

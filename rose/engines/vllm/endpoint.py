@@ -67,7 +67,7 @@ class RoseEndpoint:
             side = await _newest(request.app.state)
             use = await request.app.state.rose_use.read(side["device"])
             told: EngineEvents | None = getattr(request.app.state, "rose_events", None)
-            engine = {} if told is None else {"engine": told.state}
+            engine = {} if told is None else {"engine": told.state()}
             return {**side, **engine, "use": use.status()}
 
         async def events(request: Request) -> StreamingResponse:

@@ -54,6 +54,15 @@ async def first_events(stream: AsyncIterator[str]) -> list[str]:
     return [(await next_event(stream))[0] for _ in range(3)]
 
 
+async def opened(folder: Path) -> tuple[Engine, AsyncIterator[str]]:
+    """Return an engine, and a stream whose first events were read."""
+    engine = Engine(folder)
+    stream = engine.events(folder).stream()
+    engine.telling.tell()
+    assert await first_events(stream) == ["status", "grant", "version"]
+    return engine, stream
+
+
 def test_a_stream_begins_with_the_state_and_goes_on_with_changes(tmp_path: Path) -> None:
     async def run() -> None:
         engine = Engine(tmp_path)
@@ -83,11 +92,7 @@ def test_a_stream_begins_with_the_state_and_goes_on_with_changes(tmp_path: Path)
 
 def test_repetitions_renew_the_grant_and_heal_a_lost_datagram(tmp_path: Path) -> None:
     async def run() -> None:
-        engine = Engine(tmp_path)
-        events = engine.events(tmp_path)
-        stream = events.stream()
-        engine.telling.tell()
-        assert await first_events(stream) == ["status", "grant", "version"]
+        engine, stream = await opened(tmp_path)
         engine.revoke()  # And its datagram is lost.
         engine.telling.start()
         assert await next_event(stream) == ("grant", engine.grant)
@@ -99,11 +104,7 @@ def test_repetitions_renew_the_grant_and_heal_a_lost_datagram(tmp_path: Path) ->
 
 def test_a_slow_client_gets_the_newest_state_with_a_higher_epoch(tmp_path: Path) -> None:
     async def run() -> None:
-        engine = Engine(tmp_path)
-        events = engine.events(tmp_path)
-        stream = events.stream()
-        engine.telling.tell()
-        assert await first_events(stream) == ["status", "grant", "version"]
+        engine, stream = await opened(tmp_path)
         engine.revoke()
         engine.telling.tell()
         engine.grant = {**engine.grant, "grant_epoch": 2, "kv_tokens": 640}
