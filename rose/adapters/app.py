@@ -56,7 +56,7 @@ _SUMMARIES: Final = {
 def rollout_app(
     service: RolloutService,
     *,
-    model: str,
+    model: str | None = None,
     dtype: str = "bfloat16",
     tokenizer: Tokenizer | None = None,
     token: str | None = None,
@@ -68,9 +68,10 @@ def rollout_app(
 
     Args:
         service: service that generates the tokens.
-        model: name of the model; requests may name no other.
+        model: name of the model; requests may name no other. None: its name at the engines.
         dtype: dtype of the weights, as `/server_info` reports it.
-        tokenizer: tokenizer for text and chat; None: only token ids are accepted and returned.
+        tokenizer: tokenizer for text and chat; None: that of the service, which may get one later.
+            Without one only token ids are accepted and returned.
         token: bearer token that clients must send; None: no token is needed.
         weights: function that makes workers commit the versions which clients send over HTTP; None:
             versions come from `rose.publish` only.
@@ -79,16 +80,17 @@ def rollout_app(
         fleet: engines that may be added and removed, and that are offered published versions; None:
             the workers stay the same.
     """
+    service.model = model
     service.tokenizer = service.tokenizer or tokenizer
     app = FastAPI(
         title="rose rollout service", version=__version__, responses=_ERRORS, docs_url=None
     )
-    generating = Generating(service, model, tokenizer)
+    generating = Generating(service)
     _add_errors(app, service)
-    add_status(app, service, model, dtype, has_source=weights is not None)
-    add_text_routes(app, service, tokenizer)
+    add_status(app, service, dtype, has_source=weights is not None)
+    add_text_routes(app, service)
     add_control(app, service, WeightUpdates(service, weights), fleet)
-    add_sglang_routes(app, service, generating, model)
+    add_sglang_routes(app, service, generating)
     if engine is not None:
         add_engine(app, engine)
     if fleet is not None:

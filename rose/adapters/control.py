@@ -27,9 +27,7 @@ _NO_SOURCE: Final = (
 )
 
 
-def add_status(
-    app: FastAPI, service: RolloutService, model: str, dtype: str, *, has_source: bool
-) -> None:
+def add_status(app: FastAPI, service: RolloutService, dtype: str, *, has_source: bool) -> None:
     """Add the routes that only read."""
     started = unix_s()
     registry = CollectorRegistry()
@@ -58,6 +56,7 @@ def add_status(
     async def models() -> dict[str, Any]:
         """Return the model that the service serves."""
         limit = service.context_tokens()
+        model = service.model_name()
         one = {"id": model, "object": "model", "created": started, "owned_by": "rose"}
         return {"object": "list", "data": [{**one, "root": model, "max_model_len": limit}]}
 
@@ -67,7 +66,7 @@ def add_status(
         return {
             "vllm_config": {
                 "model_config": {
-                    "model": model,
+                    "model": service.model_name(),
                     "dtype": f"torch.{dtype}",
                     "max_model_len": service.context_tokens(),
                     "logprobs_mode": "processed_logprobs",

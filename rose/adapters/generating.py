@@ -26,7 +26,6 @@ from rose.adapters.pieces import OutputPieces
 from rose.adapters.prompting import is_batch, prompts_of
 from rose.adapters.sequences import Ask
 from rose.adapters.service import RolloutService
-from rose.adapters.text import Tokenizer
 from rose.adapters.token_answers import SglangTokens, VllmTokens
 from rose.clock import unix_s
 from rose.errors import RoseError, Unavailable
@@ -68,13 +67,11 @@ class Generating:
 
     Args:
         service: service that generates them.
-        model: name of the model; requests may name no other.
-        tokenizer: tokenizer for text and chat, or None.
     """
 
-    def __init__(self, service: RolloutService, model: str, tokenizer: Tokenizer | None) -> None:
-        self._service, self._model, self._tokenizer = service, model, tokenizer
-        self._texts = TokenTexts(tokenizer)
+    def __init__(self, service: RolloutService) -> None:
+        self._service = service
+        self._texts = TokenTexts(service.tokenizer)
         self._running: dict[Generation, str | None] = {}  # with the request's id
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -85,8 +82,8 @@ class Generating:
         """
         kind = PATHS[exchange.scope["path"]]
         body = await parsed(exchange.body, kind)
-        if body.model not in {None, "", self._model}:
-            raise Denied(404, f"model must be '{self._model}', got '{body.model}'")
+        if body.model and body.model != (name := self._service.model_name()):
+            raise Denied(404, f"model must be '{name}', got '{body.model}'")
         generation, answer = await self._begun(exchange, body)
         self._running[generation] = _identity(body)
         here = asyncio.current_task()
@@ -98,7 +95,7 @@ class Generating:
             else:
                 await generation.finished()
                 count = sum(len(one.tokens) for one in generation.sequences)
-                is_long = self._tokenizer is not None and count > _LONG_TOKENS
+                is_long = self._service.tokenizer is not None and count > _LONG_TOKENS
                 made = await asyncio.to_thread(answer.whole) if is_long else answer.whole()
                 await exchange.answer(made)
         except asyncio.CancelledError:
@@ -134,7 +131,7 @@ class Generating:
             generation.fail(Unavailable("the service stops: send the request again"))
 
     async def _begun(self, exchange: Exchange, body: Body) -> tuple[Generation, Answer]:
-        prompts = await prompts_of(body, exchange.body, self._tokenizer)
+        prompts = await prompts_of(body, exchange.body, self._service.tokenizer)
         max_tokens, logprobs = _limits(body)
         asks = asks_of(
             body,
@@ -142,7 +139,7 @@ class Generating:
             max_tokens=max_tokens,
             logprobs=logprobs,
             service=self._service,
-            tokenizer=self._tokenizer,
+            tokenizer=self._service.tokenizer,
         )
         generation = self._service.generate(
             asks, session=_session(exchange, body), request=_key(exchange, body), job=body.job or 0
@@ -150,6 +147,9 @@ class Generating:
         return generation, self._answer(body, generation, asks)
 
     def _answer(self, body: Body, generation: Generation, asks: list[Ask]) -> Answer:
+        tokenizer = self._service.tokenizer
+        if self._texts.tokenizer is not tokenizer:
+            self._texts = TokenTexts(tokenizer)
         pieces = OutputPieces(generation, has_text=not isinstance(body, GenerateBody))
         match body:
             case GenerateBody():
@@ -159,8 +159,8 @@ class Generating:
                 return SglangTokens(body, generation, pieces, self._texts, is_list=is_list)
         prefix = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         identity = f"{prefix}-{body.request_id or uuid.uuid4().hex}"
-        head = {"id": identity, "created": unix_s(), "model": self._model}
-        has_text = self._tokenizer is not None
+        head = {"id": identity, "created": unix_s(), "model": self._service.model_name()}
+        has_text = tokenizer is not None
         return OpenAiAnswer(body, generation, pieces, self._texts, has_text=has_text, head=head)
 
 

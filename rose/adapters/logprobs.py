@@ -31,7 +31,7 @@ class TokenTexts:
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._known: dict[int, str] = {}
 
     def text(self, token: int) -> str:
@@ -44,7 +44,7 @@ class TokenTexts:
     def bytes(self, token: int) -> list[int]:
         """Return the bytes of a token, also of one that is a part of a character."""
         text = self.text(token)
-        written = getattr(self._tokenizer, "convert_ids_to_tokens", None)
+        written = getattr(self.tokenizer, "convert_ids_to_tokens", None)
         if _PARTIAL in text and written is not None:
             name = str(written([token])[0])
             if name.startswith("<0x") and len(name) == _HEX_LENGTH:
@@ -54,9 +54,9 @@ class TokenTexts:
         return list(text.encode(errors="replace"))
 
     def _decoded(self, token: int) -> str:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return numbered(token)
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+        return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
 
 def numbered(token: int) -> str:

@@ -38,6 +38,7 @@ from rose.scheduler.versions import VersionRange
 from rose.scheduler.worker import Worker, WorkerEvent
 
 _LIMITS: Final = ServiceLimits()
+_NAME: Final = "rose"  # name of the model while no engine has told one
 # Without settings, only requests state which versions they accept. The numbers are the largest that
 # the core takes together.
 _LAG_MAX: Final = 10**9
@@ -77,6 +78,7 @@ class RolloutService:
         self.limits = limits
         self.eos_token_ids = tuple(eos_token_ids)
         self.tokenizer = tokenizer
+        self.model: str | None = None
         self._watch = ServiceWatch(self._workers_changed)
         self.facts: Callable[[], FleetLimits] = self.registered_limits
         self.published = 0
@@ -324,6 +326,10 @@ class RolloutService:
         if not self._watch.workers:
             self._wait_for_workers()
         return Generation(made, self._left)
+
+    def model_name(self) -> str:
+        """Return the name of the model in requests: `model`, or else the name at the engines."""
+        return self.model or self.facts().model or _NAME
 
     def context_tokens(self) -> int:
         """Return the largest number of tokens of a prompt and its output."""

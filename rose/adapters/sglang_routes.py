@@ -24,9 +24,7 @@ _NO_WEIGHTS: Final = (
 )
 
 
-def add_sglang_routes(
-    app: FastAPI, service: RolloutService, generating: Generating, model: str
-) -> None:
+def add_sglang_routes(app: FastAPI, service: RolloutService, generating: Generating) -> None:
     """Add the routes for aborts, pauses, loads and status, and name those that cannot be had."""
 
     @app.post("/abort_request")
@@ -77,8 +75,8 @@ def add_sglang_routes(
     async def model_info() -> dict[str, Any]:
         """Return the model that the service serves."""
         return {
-            "model_path": model,
-            "tokenizer_path": model,
+            "model_path": service.model_name(),
+            "tokenizer_path": service.model_name(),
             "is_generation": True,
             "weight_version": str(max(service.versions(), default=service.published)),
         }
@@ -87,8 +85,8 @@ def add_sglang_routes(
     async def server_info() -> dict[str, Any]:
         """Return the limits of the service."""
         return {
-            "model_path": model,
-            "served_model_name": model,
+            "model_path": service.model_name(),
+            "served_model_name": service.model_name(),
             "version": __version__,
             "context_length": service.context_tokens(),
             "max_running_requests": _most(service),

@@ -12,11 +12,10 @@ from rose.adapters.json_answer import Json
 from rose.adapters.parsing import parsed
 from rose.adapters.prompting import prompts_of
 from rose.adapters.service import RolloutService
-from rose.adapters.text import Tokenizer
 from rose.errors import InvalidArgument
 
 
-def add_text_routes(app: FastAPI, service: RolloutService, tokenizer: Tokenizer | None) -> None:
+def add_text_routes(app: FastAPI, service: RolloutService) -> None:
     """Add the routes `/tokenize`, `/detokenize` and those that render a prompt."""
 
     @app.post("/tokenize")
@@ -32,14 +31,14 @@ def add_text_routes(app: FastAPI, service: RolloutService, tokenizer: Tokenizer 
                 chat_template_kwargs=body.chat_template_kwargs,
                 tools=body.tools,
             )
-            made = await prompts_of(chat, await request.body(), tokenizer)
+            made = await prompts_of(chat, await request.body(), service.tokenizer)
         elif body.prompt:
             text = CompletionBody(prompt=body.prompt, add_special_tokens=body.add_special_tokens)
-            made = await prompts_of(text, await request.body(), tokenizer)
+            made = await prompts_of(text, await request.body(), service.tokenizer)
         else:
             made = [[]]
         (ids,) = made
-        strings = None
+        strings, tokenizer = None, service.tokenizer
         if body.return_token_strs and tokenizer is not None:
             strings = [str(tokenizer.decode([one], skip_special_tokens=False)) for one in ids]
         most = service.context_tokens()
@@ -50,6 +49,7 @@ def add_text_routes(app: FastAPI, service: RolloutService, tokenizer: Tokenizer 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
         """Return the text of token ids."""
+        tokenizer = service.tokenizer
         if tokenizer is None:
             raise InvalidArgument("tokens need a tokenizer, which this service does not have")
         text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
@@ -57,7 +57,7 @@ def add_text_routes(app: FastAPI, service: RolloutService, tokenizer: Tokenizer 
 
     async def rendered(request: Request, kind: Any) -> Response:
         raw = await request.body()
-        prompts = await prompts_of(await parsed(raw, kind), raw, tokenizer)
+        prompts = await prompts_of(await parsed(raw, kind), raw, service.tokenizer)
         answers = [{"token_ids": one} for one in prompts]
         return Json(answers[0] if kind is ChatBody else answers)
 

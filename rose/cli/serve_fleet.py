@@ -1,13 +1,14 @@
 """Runs the rollout service with its fleet of engines."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rose.adapters import RolloutService, ServiceLimits, TrialWorker, rollout_app
 from rose.adapters.fleet import Fleet, Upstream
@@ -15,16 +16,15 @@ from rose.adapters.service import TUNING
 from rose.adapters.trial import commit_trial_weights
 from rose.cli.http_program import App, Door, has_tokenizer, serve_until_told, trusting
 from rose.engines.http import checked_url
+from rose.errors import sentence
 from rose.node import fleet_file
 from rose.node.commands import Command, commands_of
 from rose.node.programs import Programs
 from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.worker import WorkerKind
 
-if TYPE_CHECKING:
-    from rose.adapters.text import Tokenizer
-
-_NAME: Final = "rose"  # name of the model if no engine has told one yet
+_LOG: Final = logging.getLogger("rose.serve")
+_LOOK_S: Final = 0.2  # until it is looked again whether an engine is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,15 @@ async def serve_plan(plan: ServePlan) -> None:
         await _add_started(fleet, commands, token)
         if not (plan.engines or commands):
             service.facts = service.registered_limits
+        learning = asyncio.create_task(_learn_text(service, plan.tokenizer, fleet))
+        parts.callback(learning.cancel)
+        if plan.tokenizer is not None or fleet.root() is not None:
+            await learning
+        else:
+            learning.add_done_callback(_report_failure)
         return rollout_app(
             service,
-            model=plan.model or fleet.facts().model or _NAME,
-            tokenizer=_tokenizer(service, plan.tokenizer, fleet.root()),
+            model=plan.model,
             token=plan.door.token,
             weights=partial(commit_trial_weights, trials) if plan.trials else fleet.load,
             fleet=fleet,
@@ -150,21 +155,29 @@ async def _add_started(fleet: Fleet, commands: list[Command], token: str) -> Non
     await asyncio.gather(*(fleet.add(url, token=token) for url in urls))
 
 
-def _tokenizer(
-    service: RolloutService, folder: Path | None, model: str | None
-) -> "Tokenizer | None":
-    """Load a tokenizer and the model's end tokens from `folder`, or from the engines' model.
+def _report_failure(learning: asyncio.Task[None]) -> None:
+    if not learning.cancelled() and (error := learning.exception()) is not None:
+        _LOG.warning("the service has no tokenizer: %s", sentence(error))
 
-    Engines may report a model that is not a folder on this machine; then there is none.
+
+async def _learn_text(service: RolloutService, folder: Path | None, fleet: Fleet) -> None:
+    """Give the service a tokenizer and the model's end tokens, from `folder` or an engine's model.
+
+    Without a folder it waits for the first engine. Engines may report a model that is not a folder
+    on this machine; then the service has no tokenizer.
     """
     from rose.adapters.hugging_face import (  # noqa: PLC0415 (an extra)
         load_eos_token_ids,
         load_tokenizer,
     )
 
-    if folder is None and model is not None and has_tokenizer(Path(model)):
-        folder = Path(model)
-    if folder is None:
-        return None
+    while folder is None:
+        root = fleet.root()
+        if root is None:
+            await asyncio.sleep(_LOOK_S)
+        elif has_tokenizer(Path(root)):
+            folder = Path(root)
+        else:
+            return
     service.eos_token_ids = load_eos_token_ids(folder)
-    return load_tokenizer(folder)
+    service.tokenizer = await asyncio.to_thread(load_tokenizer, folder)

@@ -115,6 +115,18 @@ async def test_text_in_and_out_with_a_tokenizer() -> None:
         assert "".join(pieces) == whole["text"]
 
 
+async def test_a_tokenizer_that_comes_later_reads_and_writes_text() -> None:
+    async with rigged() as rig:
+        body = {"prompt": "abc", "max_tokens": 4, "seed": 7, "logprobs": 0, "ignore_eos": True}
+        answer = await rig.ask("/v1/completions", body)
+        assert answer.status_code == 400
+        assert "no tokenizer" in answer.json()["error"]["message"]
+        rig.service.tokenizer = Bytes()
+        choice = (await rig.ask("/v1/completions", body)).json()["choices"][0]
+        assert choice["text"] == Bytes().decode(truth(count=4))
+        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+
+
 @pytest.mark.parametrize("text", ["plain", "äöü€", "a👍🏽b", "x" * 50, ""])
 def test_text_in_pieces_is_the_text(text) -> None:
     ids = list(text.encode())

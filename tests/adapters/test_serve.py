@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from rose.cli.serve import serve
 from rose.errors import InvalidArgument
 from tests.adapters.rig import BODY, truth
+from tests.fleet.programs import free_port
 from tests.node.programs import BODY as ASKED
 from tests.node.programs import ROOT, started
 from tests.waiting import wait_for
@@ -78,6 +79,17 @@ def test_a_restarted_engine_is_joined_again_and_a_lost_one_is_503(tmp_path: Path
             with started("engine", "trial", "--listen", address):
                 wait_for(service.is_well)
                 assert service.tokens() == truth()
+
+
+def test_an_engine_that_comes_later_gives_the_model_its_name() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with started("serve", "--rollouts", f"http://{address}", *ANY) as service:
+        words = ("--listen", address, "--served-model-name", "late")
+        with started("engine", "trial", *words):
+            wait_for(service.is_well)
+            assert service.get("/v1/models")["data"][0]["id"] == "late"
+            said = service.client.post("/v1/completions", json={**ASKED, "model": "late"})
+            assert said.json()["model"] == "late"
 
 
 def test_the_example_of_a_file_runs_and_its_killed_engine_comes_back(tmp_path: Path) -> None:

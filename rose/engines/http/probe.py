@@ -55,6 +55,8 @@ async def probe(
     card = _first((await _object(link, "/v1/models")).get("data"))
     engine = status.get("engine")
     if isinstance(engine, dict):
+        if "status" not in engine:
+            raise Unavailable(f"the engine at {url} has not told its state yet")
         facts = _rose_facts(engine, card)
     elif info := await _object(link, "/model_info") or await _object(link, "/get_model_info"):
         facts = await _sglang_facts(link, card, info)

@@ -147,6 +147,13 @@ async def test_what_cannot_be_probed_is_an_error_with_a_sentence() -> None:
             await facts_of(one)
 
 
+async def test_an_engine_that_has_not_told_its_state_is_asked_again_later() -> None:
+    async with engine("rose") as one:
+        one.state = dict
+        with pytest.raises(Unavailable, match="has not told its state yet"):
+            await facts_of(one)
+
+
 async def test_server_that_is_no_engine_is_named_so() -> None:
     async with engine() as one:
         one.model = ""
