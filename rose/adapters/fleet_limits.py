@@ -1,4 +1,4 @@
-"""What the engines of a fleet can do together: requests are checked against it."""
+"""Limits that requests are checked against: those of all engines of a fleet together."""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,7 @@ class RequestInFlight:
         self._alarm = asyncio.get_running_loop().call_later(limit_s, self.fail, late)
 
     def begin(self, sequences: Sequence[SequenceInFlight]) -> None:
-        """Set the sequences, none of which has ended."""
+        """Set the sequences. None of them has ended yet."""
         self.sequences = tuple(sequences)
         self._left = len(self.sequences)
 

@@ -86,7 +86,7 @@ class WorkerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """What is known about a worker now.
+    """A worker as `GET /workers` shows it.
 
     Args:
         number: number of the worker in the scheduler.

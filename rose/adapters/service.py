@@ -146,7 +146,7 @@ class RolloutService:
         Args:
             worker: worker that reports its events to `receive`.
             capabilities: capabilities of the worker.
-            limits: what the worker can do; None: only what every worker can.
+            limits: limits of the worker; None: it has none of the optional features.
 
         Raises:
             InvalidArgument: another worker has the same number.

@@ -28,7 +28,7 @@ class WorkerView:
         version: version of its weights.
         job: number of the job whose trajectories it runs.
         granted_tokens: most tokens that a grant has let it hold; 0 before the first grant.
-        limits: what it can do; None: it did not tell.
+        limits: its limits; None: unknown.
     """
 
     kind: WorkerKind
@@ -77,7 +77,7 @@ class ServiceWatch(DriverWatch):
         return {one.job for one in self.workers.values()}
 
     def limit(self, worker: int, limits: FleetLimits | None) -> None:
-        """Record what a registered worker can do; None: only what every worker can."""
+        """Record the limits of a registered worker; None: it has none of the optional features."""
         if worker in self.workers:
             self.workers[worker].limits = limits
             self._limits = None

@@ -126,7 +126,7 @@ def test_a_busy_conversation_is_not_joined_and_no_other_in_its_place() -> None:
     assert talks.find(Prompt((*LONG, 7, 1, 2)), session=None, job=0) is None
 
 
-def test_of_equal_conversations_an_idle_one_is_continued() -> None:
+def test_an_idle_conversation_is_continued_before_a_busy_equal_one() -> None:
     talks = Conversations(count_max=99, tokens_max=9999)
     for number in range(3):
         one = talks.open(number, Prompt(LONG))

@@ -69,7 +69,7 @@ def stopping(stop: str, count: int = 30, *, include: bool = False, least: int = 
         ),
     ],
 )
-async def test_what_no_worker_can_do_is_refused_at_once(one, error, rule) -> None:
+async def test_requests_beyond_the_limits_of_workers_are_refused_at_once(one, error, rule) -> None:
     async with bare(2, tokenizer=Letters()) as rig:
         real = FleetLimits(256, 100, (), frozenset({"min_tokens"}), None)
         rig.service.facts = lambda: real

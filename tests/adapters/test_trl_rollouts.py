@@ -289,7 +289,7 @@ async def test_options_of_sampling_are_passed_on_and_refused_by_the_workers() ->
     assert body["logit_bias"] == {"1": 100}
 
 
-async def test_what_cannot_be_sent_is_refused_in_a_sentence() -> None:
+async def test_a_trainer_that_is_not_supported_is_refused_in_a_sentence() -> None:
     def parallel(**plugin: object) -> SimpleNamespace:
         of = trainer()
         of.accelerator.state = SimpleNamespace(**plugin)

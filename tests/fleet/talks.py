@@ -22,7 +22,7 @@ Right = Callable[[int, int, list[int]], list[int]]
 
 @dataclass
 class Account:
-    """What clients got.
+    """Turns and repeated requests, as the clients saw them.
 
     Args:
         turns: finished turns.

@@ -25,7 +25,7 @@ def state(one: Served) -> dict:
     return one.get("/rose/status")["engine"]
 
 
-def test_what_an_engine_cannot_run_is_refused_and_the_others_go_on() -> None:
+def test_a_request_that_an_engine_cannot_run_is_refused_alone() -> None:
     with started(*MODEL, "--kv-tokens", "512") as one:
         assert len(one.tokens()) == 6
         status = state(one)["status"]

@@ -32,7 +32,7 @@ SAMPLING = Sampling(5)
     ],
     ids=lambda ids: type(ids).__name__,
 )
-def test_whole_numbers_of_any_kind_are_tokens(ids) -> None:
+def test_integers_of_any_type_are_token_ids(ids) -> None:
     assert tokens_of("prompt", ids) == array("I", IDS)
 
 
@@ -48,7 +48,7 @@ def test_bytes_are_numbers_and_not_memory() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_token_is_refused_with_the_rule(ids) -> None:
+def test_other_values_are_refused_with_the_rule(ids) -> None:
     with pytest.raises(InvalidArgument, match="prompt must be whole numbers from 0 to 4294967295"):
         tokens_of("prompt", ids)
 

@@ -136,7 +136,7 @@ async def test_kv_tokens_of_all_engines_behind_one_server_are_added(
         assert (await facts_of(one)).kv_tokens == 320
 
 
-async def test_what_cannot_be_probed_is_an_error_with_a_sentence() -> None:
+async def test_an_engine_that_cannot_be_probed_raises_one_sentence() -> None:
     async with engine() as one:
         one.token = "secret"
         with pytest.raises(BadStatus, match="401"):

@@ -242,7 +242,7 @@ async def test_comments_and_split_events_change_nothing() -> None:
 # ---- turns that cannot be continued --------------------------------------------------------------
 
 
-async def test_whole_turn_reports_its_tokens_with_the_end_only() -> None:
+async def test_a_whole_turn_reports_its_tokens_only_at_its_end() -> None:
     options = Options(is_whole=True, fields={"presence_penalty": 1.0})
     async with rigged() as rig:
         await rig.play(options=options)
